@@ -8,6 +8,7 @@ state.txt                 the parameters, the sharding of each, and the memory o
 began_from.txt            the checkpoints that the first state was made from, if there are any
 programs.json             digests of the step's program; see `_programs.py`
 environment.json          versions, devices, mesh, commit, command line; where checkpoints are, if elsewhere
+ledger.json               where the seconds of all attempts went; see `report/_ledger.py`
 metrics.jsonl             the reports, one line each; other files and pages follow from them
 events.out.tfevents…      the reports for TensorBoard
 plugins/profile/step_…    profiles, if there are any, where TensorBoard looks for them
@@ -33,7 +34,7 @@ from meshwright import process
 from meshwright.engine._errors import explaining_full_disk
 from meshwright.engine._programs import PROGRAMS
 from meshwright.errors import UsageError
-from meshwright.report import WENT_BACK
+from meshwright.report import LEDGER, WENT_BACK
 from meshwright.storage import is_address, local_path, mirrored
 from meshwright.times import FORMAT
 from meshwright.train import compile_cache, nothing, user_compile_cache
@@ -45,6 +46,7 @@ _FILES = (
     "began_from.txt",
     "environment.json",
     PROGRAMS,
+    LEDGER,
     "metrics.jsonl",
     "outcome.json",
 )
@@ -87,7 +89,15 @@ def open_directory(
 
 def _downloads() -> list[str]:
     """Return the files that this process downloads when a run continues: it adds to them or replaces them."""
-    of_process_0 = ["metrics.jsonl", "outcome.json", "experiment.txt", "began_from.txt", PROGRAMS, WENT_BACK]
+    of_process_0 = [
+        "metrics.jsonl",
+        "outcome.json",
+        "experiment.txt",
+        "began_from.txt",
+        PROGRAMS,
+        LEDGER,
+        WENT_BACK,
+    ]
     return [_log_name(), *(of_process_0 if process.is_lead() else [])]
 
 
