@@ -20,7 +20,7 @@ from meshwright.train import PhaseClock
 
 log = logging.getLogger("meshwright")
 
-_WRITE_SECONDS = 10.0
+_WRITE_SECONDS = 5.0
 """The time between two writes of the file."""
 _FAR = 2.0
 """The factor by which the time between saves may differ from the best without a remark."""

@@ -35,7 +35,9 @@ class PhaseClock:
       >>> times = iter([0.0, 2.0, 5.0, 6.0])
       >>> clock = mw.train.PhaseClock(clock=lambda: next(times))
       >>> clock.enter("compile")
+      'start'
       >>> clock.enter("step")
+      'compile'
       >>> clock.seconds()
       {'start': 2.0, 'compile': 3.0, 'step': 1.0}
     """
