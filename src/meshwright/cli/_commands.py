@@ -242,6 +242,13 @@ def _add_machines(commands: Commands) -> None:
         "Check this machine: versions, devices, processes, compiling, writing; exit code 1 if a check fails.",
     )
     doctor.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the directory or URL of a run that goes on: show where each of its processes stands instead; "
+        "exit code 5 if one of them stands still for longer than is usual",
+    )
+    doctor.add_argument(
         "--attention",
         action="store_true",
         help="also compute attention in random cases, and compare values and gradients with the definition",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshwright.cli._ask import ask
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
 from meshwright.tables import aligned, screen_width, wrapped
@@ -33,8 +34,11 @@ _PROBLEM = "problem: "
 def doctor(options: argparse.Namespace) -> Result:
     """Report versions, devices and processes; try to compile and to write. Exit code 1 if a check fails.
 
-    With `--attention`, also hold attention as it is computed here to its definition.
+    With `--attention`, also hold attention as it is computed here to its definition. With a run, show where
+    its processes stand instead.
     """
+    if options.run is not None:
+        return ask(options.run)
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}

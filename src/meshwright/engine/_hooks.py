@@ -117,6 +117,7 @@ class Hooks:
             opened = self._context.opened
             with opened.watch.phase("save"):
                 if self._save(tick, state):
+                    opened.watch.clock.learn()
                     opened.ledger.save(tick.step)
 
     def _scores(self, tick: Tick, must_abort: Callable[[int], bool]) -> Scores | None:
@@ -129,6 +130,8 @@ class Hooks:
             return None
         with context.opened.watch.phase("evaluation"):
             found = context.evaluate(tick, self._state, must_abort)
+            if found:
+                context.opened.watch.clock.learn()
         if found:
             context.evaluate.update_known(found)
         return found

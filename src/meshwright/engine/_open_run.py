@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright import process
+from meshwright.board import board_directory
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._directory import compiled_programs, log_file, open_directory
 from meshwright.engine._errors import errors_naming, explaining_full_disk
@@ -18,7 +19,7 @@ from meshwright.engine._settings import Saving, Settings
 from meshwright.errors import UsageError
 from meshwright.metrics import Console, sync_jsonl
 from meshwright.storage import join
-from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite
+from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite, on_board
 
 log = logging.getLogger("meshwright")
 
@@ -110,7 +111,20 @@ def open_run(
                 stack.enter_context(checkpoints)
         stack.enter_context(log_file(directory))
         stack.enter_context(compiled_programs(settings.compile.cache))
+        stack.enter_context(_on_board(settings, settings.place, watch))
         yield OpenRun(directory, console, checkpoints, signals, record, watch, ledger, say, detail, started)
+
+
+def _on_board(
+    settings: Settings, place: str, watch: RunningWatchdog
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager that tells where this process stands, if there is a watchdog."""
+    chosen = settings.watchdog
+    if chosen is None or chosen.learned == "ignore":
+        return contextlib.nullcontext()
+    directory = board_directory(place)
+    process.report_board(directory)
+    return on_board(directory, watch.clock, chosen.shortest_seconds, kill=chosen.learned == "end")
 
 
 @contextlib.contextmanager

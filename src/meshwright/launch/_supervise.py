@@ -92,7 +92,7 @@ def supervise(
                 return code
             left, num_processes = more, _number_left(attempt, min_processes)
             saved = "no checkpoint" if newest is None else f"the checkpoint of step {newest}"
-            _say(f"starting {num_processes} processes again, from {saved}; restart {left.used} of {restarts}")
+            say(f"starting {num_processes} processes again, from {saved}; restart {left.used} of {restarts}")
 
 
 def check(grace_seconds: float, num_processes: int, restarts: int, min_processes: int | None) -> None:
@@ -189,11 +189,11 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
         return 128 + received[-1]
     if failed := causes(attempt.ended):
         if -failed[0].exit_code not in received:
-            _say(summary(attempt.processes, attempt.ended, attempt.saved))
+            say(summary(attempt.processes, attempt.ended, attempt.saved))
         return code_of(failed[0])
     if killed := [process.number for process in attempt.processes if process not in attempt.ended]:
         numbers = ranges(killed, len(attempt.processes))
-        _say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
+        say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
         return 128 + signal.SIGTERM
     codes = [process.exit_code for process in attempt.processes]
     return max(codes) if codes else 128 + received[0]  # a signal may come before the first process
@@ -205,5 +205,6 @@ def _number_left(attempt: Attempt, min_processes: int | None) -> int:
     return total if min_processes is None else max(min_processes, total - len(causes(attempt.ended)))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Show a line to the user, on stderr."""
     print(f"meshwright launch: {text}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
 from meshwright.train._noise import Std, relative_std, with_parameter_noise
+from meshwright.train._on_board import on_board
 from meshwright.train._phase_clock import PHASES, PhaseClock
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
 from meshwright.train._recommended import recommended_options
@@ -110,6 +111,7 @@ __all__ = [
     "num_params",
     "num_updates",
     "offload_opt_state",
+    "on_board",
     "only_averages",
     "recommended_options",
     "relative_std",

@@ -20,6 +20,10 @@ _STALL_FACTOR = 10
 that one step in five may take five times as long."""
 _SHORTEST_STALL = 1.0
 """The shortest step, in seconds, that counts as a stall."""
+_LEARNED = frozenset((STEP, INPUT, REPORT))
+"""The phases of which each one is like the last, so that the longest so far is usual."""
+_UNUSUAL_FACTOR = 5
+"""A phase that takes this many times as long as the longest so far is unusual."""
 _ENOUGH_STEPS = 20
 """The number of steps after which the usual time of a step is known."""
 
@@ -52,6 +56,8 @@ class PhaseClock:
         """The last step that has finished; None before the first."""
         self.turns = 0
         """The number of steps and phases so far. Whoever sees it grow knows that the process works."""
+        self._longest: dict[str, float] = {}
+        """The longest time without a turn of each phase that is usual."""
         self._past: dict[str, float] = {}
         self._past_total = 0.0
         self._turn_began = 0.0
@@ -61,7 +67,10 @@ class PhaseClock:
     def enter(self, phase: str) -> str:
         """Count the time from now on to `phase`, and return the phase before."""
         before, total = self.phase, self._clock() - self.started
-        self._past[before] = self._past.get(before, 0.0) + total - self._past_total
+        spent = total - self._past_total
+        self._past[before] = self._past.get(before, 0.0) + spent
+        if before in _LEARNED and spent > self._longest.get(before, 0.0):
+            self._longest[before] = spent
         self._past_total, self.phase = total, phase
         self.turns += 1
         return before
@@ -76,6 +85,24 @@ class PhaseClock:
             past[STALL] = past.get(STALL, 0.0) + stalled
             past[STEP] -= stalled
         self._turn_began = past.get(STEP, 0.0)
+
+    def learn(self) -> None:
+        """Note that the time so far in the present phase is usual for it, as when an evaluation is
+        complete.
+        """
+        spent = self._clock() - self.started - self._past_total
+        self._longest[self.phase] = max(spent, self._longest.get(self.phase, 0.0))
+
+    def limit_seconds(self, shortest: float) -> float | None:
+        """Return the time in the present phase after which it is unusually long; None if too little is known.
+
+        Args:
+          shortest: The shortest such time, in seconds.
+        """
+        longest = self._longest.get(self.phase)
+        if longest is None or self._num_steps < _ENOUGH_STEPS:
+            return None
+        return max(shortest, _UNUSUAL_FACTOR * longest)
 
     def usual_seconds(self) -> float | None:
         """Return the mean time of a step, in seconds, without stalls; None until there were some steps."""

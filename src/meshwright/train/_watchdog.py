@@ -10,19 +10,17 @@ import logging
 import math
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import FrameType
 
 import jax
 
 from meshwright import process
 from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.train._phase_clock import INPUT, REPORT, STEP, PhaseClock
+from meshwright.train._waiting import is_waiting
 from meshwright.when import Tick
 
 log = logging.getLogger("meshwright")
@@ -38,9 +36,6 @@ _WAITS, _WORKS = "waits", "works"
 """The messages that the watchdogs of the processes send to each other."""
 _CHECKS = 4
 """The number of checks within the shortest timeout."""
-_WAITING = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (jax, process))
-_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
-_OTHERS = f"{_PYTHON}site-packages"
 
 
 @contextmanager
@@ -210,7 +205,7 @@ class RunningWatchdog:
 
     def _is_waiting(self) -> bool:
         """Return whether the thread that runs the steps may be waiting for another process, which hangs."""
-        return self._num_processes > 1 and _is_in_jax(sys._current_frames().get(self._thread))
+        return self._num_processes > 1 and is_waiting(sys._current_frames().get(self._thread))
 
     def renew_backstop(self) -> None:
         """Postpone the backstop, which acts if this thread cannot run because a hung call keeps the GIL."""
@@ -225,17 +220,6 @@ def _report(said: str) -> None:
         print(f"meshwright: {said}", file=sys.stderr, flush=True)
     if log.hasHandlers():  # without any, logging would print it on stderr once more
         log.error(said)
-
-
-def _is_in_jax(frame: FrameType | None) -> bool:
-    """Return whether a thread is in JAX or in `meshwright.process`, and not in user code."""
-    while frame and _is_pythons(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_WAITING)
-
-
-def _is_pythons(path: str) -> bool:
-    return path.startswith(("<frozen", _PYTHON)) and not path.startswith(_OTHERS)
 
 
 def _stacks() -> str:
