@@ -38,7 +38,7 @@ def sentence(seen: Sequence[Seen]) -> str:
         return f"{_named(stopped)} is stopped by a signal{waiting}. To let it go on: {_let_go_on(stopped)}."
     if mute := found[MUTE]:
         why = "its machine is not reached, or a call in C keeps Python's lock"
-        return f"{_named(mute)} does not answer: {why}. It was{_place_of(mute)}{waiting}."
+        return f"{_named(mute)} does not answer: {why}{waiting}. It was last seen{_place_of(mute)}."
     if stands := found[STANDS]:
         return f"{_named(stands)} stands{_place_of(stands)}{waiting}."
     if left := found[LEFT]:

@@ -116,7 +116,7 @@ class _Teller:
             beat_seconds=self._beat_seconds,
             is_waiting=is_waiting(main),
             where=_line(main) or "",
-            others=[line for each in others if (line := _line(each, only_users=True))],
+            others=sorted({line for each in others if (line := _line(each, only_users=True))}),
         )
         with contextlib.suppress(OSError):  # a full disk does not end a run here
             write_entry(self._directory, entry)
