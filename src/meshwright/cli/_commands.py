@@ -242,7 +242,7 @@ def _add_machines(commands: Commands) -> None:
         "Check this machine: versions, devices, processes, compiling, writing; exit code 1 if a check fails.",
     )
     doctor.add_argument(
-        "run",
+        "place",
         nargs="?",
         metavar="RUN",
         help="the directory or URL of a run that goes on: show where each of its processes stands instead; "

@@ -37,8 +37,8 @@ def doctor(options: argparse.Namespace) -> Result:
     With `--attention`, also hold attention as it is computed here to its definition. With a run, show where
     its processes stand instead.
     """
-    if options.run is not None:
-        return ask(options.run)
+    if options.place is not None:
+        return ask(options.place)
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}

@@ -15,6 +15,7 @@ plugins/profile/step_…    profiles, if there are any, where TensorBoard looks 
 checkpoints/step_…        see docs/checkpoint-format.md
 outputs/test/step_….jsonl the model's output for each example, of evaluations that store it
 logs/process-00000.log    the log of each process
+board/process-00000.json  where each process stands, while the run goes on; see `meshwright.board`
 .run.lock                 locked by the run, so that no other run writes here; see `process.lock_directory`
 outcome.json              how the run ended; it is written at the end
 report.html               a page that shows all of this; it is written at the end
@@ -108,7 +109,7 @@ def _prepare(directory: Path) -> None:
       UsageError: It cannot be written to, or something that is not an ordinary file has the name of one.
     """
     not_files = (path for name in (*_FILES, _log_name()) if not _can_be_file(path := directory / name))
-    links = (path for name in ("attempts", "logs") if (path := directory / name).is_symlink())
+    links = (path for name in ("attempts", "logs", "board") if (path := directory / name).is_symlink())
     if (path := next(itertools.chain(not_files, links), None)) is not None:
         raise UsageError(
             f"{path} is a link or not an ordinary file, so the run does not write there.\n"

@@ -48,7 +48,10 @@ def on_board(
       shortest_seconds: The shortest time without progress that counts as unusual.
       kill: If True, a process that then stands still for as long again is ended with exit code 5.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        log.warning("%s cannot be made, so nobody can ask where the processes stand: %s", directory, failure)
     teller = _Teller(directory, clock, shortest_seconds, kill)
     thread = threading.Thread(target=teller.tell, name="meshwright-board", daemon=True)
     thread.start()
@@ -59,6 +62,7 @@ def on_board(
         thread.join()
         with contextlib.suppress(OSError):
             (directory / f"process-{teller.number:05}.json").unlink(missing_ok=True)
+            directory.rmdir()  # the last process can
 
 
 class _Teller:

@@ -56,7 +56,7 @@ class PhaseClock:
         """The last step that has finished; None before the first."""
         self.turns = 0
         """The number of steps and phases so far. Whoever sees it grow knows that the process works."""
-        self._longest: dict[str, float] = {}
+        self._longest = dict.fromkeys(_LEARNED, 0.0)
         """The longest time without a turn of each phase that is usual."""
         self._past: dict[str, float] = {}
         self._past_total = 0.0
@@ -66,10 +66,10 @@ class PhaseClock:
 
     def enter(self, phase: str) -> str:
         """Count the time from now on to `phase`, and return the phase before."""
-        before, total = self.phase, self._clock() - self.started
+        before, total, past = self.phase, self._clock() - self.started, self._past
         spent = total - self._past_total
-        self._past[before] = self._past.get(before, 0.0) + spent
-        if before in _LEARNED and spent > self._longest.get(before, 0.0):
+        past[before] = past.get(before, 0.0) + spent
+        if before in _LEARNED and spent > self._longest[before]:
             self._longest[before] = spent
         self._past_total, self.phase = total, phase
         self.turns += 1

@@ -116,6 +116,8 @@ class RunningWatchdog:
         """The phase, the last step, and the seconds of each phase so far."""
         self.over = threading.Event()
         self._seconds, self._kill = seconds, kill
+        self._timeouts = {**dict.fromkeys(_PART_OF_A_STEP, seconds[STEP]), **seconds}
+        self._others_seconds = _OTHERS_TAKE * seconds[STEP]
         self._process, self._num_processes = jax.process_index(), jax.process_count()
         self._thread = threading.get_ident()
         self._backstop_seconds = 0.0
@@ -146,7 +148,7 @@ class RunningWatchdog:
     def _cover_phase(self) -> None:
         # Each renewal starts a thread. With four renewals per step, that was the largest overhead of a run.
         # The next check corrects a backstop that is later than this phase needs.
-        if self._timeout() > self._backstop_seconds:
+        if self._timeouts.get(self.clock.phase, self._others_seconds) > self._backstop_seconds:
             self.renew_backstop()
 
     def hear(self, word: str) -> None:
@@ -177,8 +179,7 @@ class RunningWatchdog:
         return self.clock.turns + self._answers
 
     def _timeout(self) -> float:
-        phase, of_step = self.clock.phase, self._seconds[STEP]
-        return self._seconds.get(phase, of_step if phase in _PART_OF_A_STEP else _OTHERS_TAKE * of_step)
+        return self._timeouts.get(self.clock.phase, self._others_seconds)
 
     def _handle_timeout(self, num_timeouts: int) -> None:
         seconds, is_waiting = self._timeout(), self._is_waiting()
