@@ -1,10 +1,12 @@
 """`meshwright doctor RUN`: where each process of a run stands, asked from another terminal or machine."""
 
 import dataclasses
+from pathlib import Path
 
 from meshwright.board import Seen, board_directory, look, verdict
 from meshwright.cli._train import Result
-from meshwright.errors import EXIT_DONE, EXIT_HUNG, InputError
+from meshwright.errors import EXIT_DONE, EXIT_HUNG, InputError, UsageError
+from meshwright.storage import is_address
 from meshwright.tables import screen_width
 
 _ALWAYS = ("gone", "stopped by a signal", "does not answer")
@@ -19,8 +21,13 @@ def ask(place: str) -> Result:
       place: The run directory or its URL.
 
     Raises:
+      UsageError: It is a setting, and no run.
       InputError: No process of this run tells where it stands.
     """
+    if "=" in place and not is_address(place) and not Path(place).exists():
+        raise UsageError(
+            f"meshwright doctor takes no settings, and {place!r} is one. It takes the directory of a run, or none."
+        )
     directory = board_directory(place)
     seen = look(directory)
     if not seen:
