@@ -1,11 +1,13 @@
 """What a board tells of processes that go on, wait, stand still, cannot speak, or are gone."""
 
 import dataclasses
+import gc
 import json
 import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
@@ -229,3 +231,22 @@ def test_the_doctor_says_if_a_run_hangs_or_tells_nothing(tmp_path, capsys):
 
 def test_looking_at_nothing_finds_nothing(tmp_path):
     assert look(tmp_path) == []
+
+
+def test_what_the_users_functions_hold_goes_when_they_let_go_of_it(tmp_path, quick):
+    class Held:
+        pass
+
+    def hold(held):
+        beats = read_entries(tmp_path)[0].beat
+        wait_until(lambda: read_entries(tmp_path)[0].beat > beats + 2)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        with on_board(tmp_path, PhaseClock(), 60):
+            wait_until(lambda: read_entries(tmp_path))
+            held = hold(Held())
+        assert held() is None
+    finally:
+        gc.enable()

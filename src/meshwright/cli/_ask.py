@@ -26,7 +26,7 @@ def ask(place: str) -> Result:
     """
     if "=" in place and not is_address(place) and not Path(place).exists():
         raise UsageError(
-            f"meshwright doctor takes no settings, and {place!r} is one. It takes the directory of a run, or none."
+            f"meshwright doctor takes no settings, and {place!r} is one. It takes the directory of a run."
         )
     directory = board_directory(place)
     seen = look(directory)

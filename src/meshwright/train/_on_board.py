@@ -102,8 +102,9 @@ class _Teller:
     def _write(self, beat: int, still: float, limit: float | None) -> None:
         host, pid, born, namespace = here()
         frames = sys._current_frames()
-        main = frames.get(self._main)
-        others = [frames[i] for i in frames if i not in (self._main, threading.get_ident())]
+        # Its own frame would keep all of them, with the user's objects in them, until a garbage collection.
+        del frames[threading.get_ident()]
+        main = frames.pop(self._main, None)
         entry = Entry(
             process=self.number,
             num_processes=self._num_processes,
@@ -120,7 +121,7 @@ class _Teller:
             beat_seconds=self._beat_seconds,
             is_waiting=is_waiting(main),
             where=_line(main) or "",
-            others=sorted({line for each in others if (line := _line(each, only_users=True))}),
+            others=sorted({line for each in frames.values() if (line := _line(each, only_users=True))}),
         )
         with contextlib.suppress(OSError):  # a full disk does not end a run here
             write_entry(self._directory, entry)
