@@ -139,6 +139,7 @@ class Hooks:
     def _write(self, step: int, values: Values, scores: Scores) -> None:
         with self._context.opened.watch.phase("report"):
             self._context.write(step, values)
+        self._context.opened.ledger.note()
         if scores:
             for screen in screens_of(self._context.write):
                 screen.evaluated(step, scores)

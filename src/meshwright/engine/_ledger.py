@@ -22,6 +22,8 @@ log = logging.getLogger("meshwright")
 
 _WRITE_SECONDS = 5.0
 """The time between two writes of the file."""
+_SHORTEST_SECONDS = 0.5
+"""The shortest time between two writes."""
 _FAR = 2.0
 """The factor by which the time between saves may differ from the best without a remark."""
 _PART_OF_PHASE = {"first_batch": "input", "restore": "start", "end": "other"}
@@ -45,7 +47,7 @@ class LedgerKeeper:
         self._clock, self._counted = clock, dict[str, float]()
         self._ledger = Ledger()
         self._lock = threading.Lock()
-        self._wake, self._is_over = threading.Event(), False
+        self._wake, self._over = threading.Event(), threading.Event()
         self._has_begun = self._is_failing = False
         self._thread: threading.Thread | None = None
 
@@ -60,7 +62,7 @@ class LedgerKeeper:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._path is None or self._thread is None:
             return
-        self._is_over = True
+        self._over.set()
         self._wake.set()
         self._thread.join()
         self._change(lambda ledger: replace(ledger, ended=_how(error)))
@@ -93,6 +95,10 @@ class LedgerKeeper:
         self._change(lambda ledger: ledger.saved(step))
         self._wake.set()
 
+    def note(self) -> None:
+        """Note that the training got on, as at a report: the file is written soon."""
+        self._wake.set()
+
     def _change(self, change: Callable[[Ledger], Ledger]) -> None:
         if self._path is not None:
             with self._lock:
@@ -111,13 +117,14 @@ class LedgerKeeper:
 
     def _keep(self) -> None:
         """Write the file again and again, until the run is over."""
-        while not self._is_over:
+        while not self._over.is_set():
             self._wake.wait(_WRITE_SECONDS)
             self._wake.clear()
-            if self._path is not None and not self._is_over:
+            if self._path is not None and not self._over.is_set():
                 self._change(lambda ledger: ledger)
                 self._has_begun = True
                 self._write(self._path)
+                self._over.wait(_SHORTEST_SECONDS)
 
     def _write(self, path: Path) -> None:
         """Write the file. A reader, or the next attempt after a kill, finds the old content or the new
