@@ -1,7 +1,7 @@
 """What a step pays for the clock of phases, the watchdog, the ledger and the board, in the main thread.
 
-A step enters the phases of the wait for a batch, of the evaluation and of the save, as in `mw.run`. The threads
-of the watchdog and the board run beside it. From the time of the main thread that of the bare loop is subtracted.
+A step enters the phases of the wait for a batch, of the evaluation and of the save, as in `mw.run`. The
+threads of the watchdog and the board run beside it. The time of a bare loop is subtracted.
 """
 
 import argparse
