@@ -33,18 +33,19 @@ def sentence(seen: Sequence[Seen]) -> str:
     found = {state: [each for each in seen if each.state == state] for state in _ORDER}
     waiting = "; the others wait for it" if found[WAITS] else ""
     if gone := found[GONE]:
-        return f"{_named(gone)} is gone without a word. Its log, and that of the system, may say why."
+        return f"{_say(gone, 'is', 'are')} gone without a word. The log, and that of the system, may say why."
     if stopped := found[STOPPED]:
-        return f"{_named(stopped)} is stopped by a signal{waiting}. To let it go on: {_let_go_on(stopped)}."
+        let_go_on = f"To let it go on: {_let_go_on(stopped)}."
+        return f"{_say(stopped, 'is', 'are')} stopped by a signal{waiting}. {let_go_on}"
     if mute := found[MUTE]:
-        why = "its machine is not reached, or a call in C keeps Python's lock"
-        return f"{_named(mute)} does not answer: {why}{waiting}. It was last seen{_place_of(mute)}."
+        why = "the machine is not reached, or a call in C keeps Python's lock"
+        return f"{_say(mute, 'does', 'do')} not answer: {why}{waiting}. It was last seen{_place_of(mute)}."
     if stands := found[STANDS]:
-        return f"{_named(stands)} stands{_place_of(stands)}{waiting}."
+        return f"{_say(stands, 'stands', 'stand')}{_place_of(stands)}{waiting}."
     if left := found[LEFT]:
-        return f"{_named(left)} has left the run, or not begun{waiting}."
+        return f"{_say(left, 'has', 'have')} left the run, or not begun{waiting}."
     if works := found[WORKS]:
-        return f"{_named(works)} works{waiting}." if waiting else "All processes work."
+        return f"{_say(works, 'works', 'work')}{waiting}." if waiting else "All processes work."
     return _of_waiting(found[WAITS])
 
 
@@ -59,8 +60,8 @@ def _of_waiting(waiting: Sequence[Seen]) -> str:
     steps = {each.entry.step or 0 for each in waiting if each.entry is not None}
     behind = f" Some are after step {min(steps)}, others after step {max(steps)}." if len(steps) > 1 else ""
     return (
-        f"All wait, but {_named(odd).lower()} waits elsewhere,{_place_of(odd)}. If it takes a branch that "
-        f"the others do not take, or its data end earlier, they wait for each other for ever.{behind}"
+        f"All wait, but {_say(odd, 'waits', 'wait').lower()} elsewhere,{_place_of(odd)}. If it takes a branch "
+        f"that the others do not take, or its data end earlier, they wait for each other for ever.{behind}"
     )
 
 
@@ -87,8 +88,10 @@ def _place(seen: Seen) -> tuple[str, str, int | None]:
     return ("", "", None) if entry is None else (entry.phase, entry.where, entry.step)
 
 
-def _named(seen: Sequence[Seen]) -> str:
-    return f"Process {_numbers([each.process for each in seen])}"
+def _say(seen: Sequence[Seen], one: str, many: str) -> str:
+    """Return the beginning of a sentence about some processes, with the verb for one of them or for many."""
+    numbers = _numbers([each.process for each in seen])
+    return f"Process {numbers} {one}" if len(seen) == 1 else f"Processes {numbers} {many}"
 
 
 def _place_of(seen: Sequence[Seen]) -> str:
