@@ -59,8 +59,9 @@ def _of_waiting(waiting: Sequence[Seen]) -> str:
     odd = [each for each in waiting if _place(each) != usual]
     steps = {each.entry.step or 0 for each in waiting if each.entry is not None}
     behind = f" Some are after step {min(steps)}, others after step {max(steps)}." if len(steps) > 1 else ""
+    who = _say(odd, "waits", "wait").lower()
     return (
-        f"All wait, but {_say(odd, 'waits', 'wait').lower()} elsewhere,{_place_of(odd)}. If it takes a branch "
+        f"All wait, but {who} elsewhere,{_place_of(odd)}. If it takes a branch "
         f"that the others do not take, or its data end earlier, they wait for each other for ever.{behind}"
     )
 
