@@ -250,3 +250,30 @@ def test_what_the_users_functions_hold_goes_when_they_let_go_of_it(tmp_path, qui
         assert held() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_processes": 10**12},
+        {"num_processes": "three"},
+        {"process": -1},
+        {"beat_seconds": float("nan")},
+        {"still_seconds": "1e999"},
+        {"others": 5},
+        {"step": []},
+    ],
+    ids=str,
+)
+def test_a_crafted_entry_is_left_out(tmp_path, more):
+    told = dataclasses.asdict(entry(0)) | more
+    (tmp_path / "process-00000.json").write_text(json.dumps(told))
+    assert read_entries(tmp_path) == {}
+
+
+def test_a_crafted_entry_neither_writes_to_the_terminal_nor_makes_the_reader_wait(tmp_path):
+    told = dataclasses.asdict(entry(0, where="\x1b]0;title\x07", beat_seconds=1e9))
+    (tmp_path / "process-00000.json").write_text(json.dumps(told))
+    found = read_entries(tmp_path)[0]
+    assert "\x1b" not in found.where
+    assert found.beat_seconds == 10.0

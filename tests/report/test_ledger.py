@@ -105,7 +105,18 @@ def test_the_page_the_summary_and_the_list_tell_where_the_time_went(run):
     assert row.endswith("45.0 %")
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"seconds": 1}', '{"seconds": {"step": 1e999}}'])
+WHOLE = json.dumps(Ledger({"step": 90.0}, 7.0).document())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"seconds": 1}',
+        *(WHOLE.replace("90.0", number) for number in ("1e999", "-5", "1e300", "[]")),
+    ],
+)
 def test_a_damaged_ledger_is_told_and_hides_nothing_else(run, content):
     (run / "ledger.json").write_text(content)
     found = read_run(run)

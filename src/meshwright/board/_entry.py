@@ -4,23 +4,27 @@ place.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
+import math
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
+from meshwright.errors import printable
 from meshwright.storage import is_address, local_path
 
 _NBYTES = 2048
 """The size of a file. Writes of equal size in place cost a shared file system less than new files do."""
 _MOST_CHARACTERS = 160
+_MOST_PROCESSES = 2**20
+_LONGEST_BEAT_SECONDS = 10.0
 
 
 @documented
@@ -76,11 +80,8 @@ def board_directory(place: str) -> Path:
     return Path(tempfile.gettempdir(), f"meshwright-board-{os.getuid()}-{name}")
 
 
-@functools.cache
 def here() -> tuple[str, int, str, str]:
-    """Return the host, number, birth and namespace of this process; a child that was forked needs
-    `cache_clear`.
-    """
+    """Return the host, number, birth and namespace of this process."""
     return socket.gethostname(), os.getpid(), birth_of(os.getpid()) or "", namespace()
 
 
@@ -138,16 +139,60 @@ def path_of(directory: Path, process: int) -> Path:
 
 
 def read_entries(directory: Path) -> dict[int, Entry]:
-    """Return the entries of all processes, by number. Those that cannot be read, or are of an earlier attempt
-    with more processes, are left out.
+    """Return the entries of all processes, by number.
+
+    Those that cannot be read, or are of an earlier attempt with more processes, are left out.
+
+    Args:
+      directory: The folder of the board; it need not exist.
     """
     found: dict[int, Entry] = {}
     for path in sorted(directory.glob("process-*.json")) if directory.is_dir() else ():
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            entry = Entry(**parse_object(read_file(path)))
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
+            entry = _entry_in(parse_object(read_file(path)))
             found[entry.process] = entry
     first = next(iter(found.values()), None)
     return {number: entry for number, entry in found.items() if first and number < first.num_processes}
+
+
+def _entry_in(told: Mapping[str, Any]) -> Entry:
+    """Return the entry in a document, which anybody may have written.
+
+    Raises:
+      ValueError: A value is not what an entry has; also `KeyError`, `TypeError` or `OverflowError`.
+    """
+    process, num_processes = int(told["process"]), int(told["num_processes"])
+    if not 0 <= process < num_processes <= _MOST_PROCESSES:
+        raise ValueError(f"there is no process {process} of {num_processes}")
+    return Entry(
+        process=process,
+        num_processes=num_processes,
+        host=_text(told["host"]),
+        pid=int(told["pid"]),
+        born=_text(told["born"]),
+        namespace=_text(told["namespace"]),
+        phase=_text(told["phase"]),
+        where=_text(told["where"]),
+        step=None if told["step"] is None else int(told["step"]),
+        turns=int(told["turns"]),
+        beat=int(told["beat"]),
+        still_seconds=_seconds(told["still_seconds"]),
+        limit_seconds=None if told["limit_seconds"] is None else _seconds(told["limit_seconds"]),
+        beat_seconds=min(_seconds(told["beat_seconds"]), _LONGEST_BEAT_SECONDS),
+        is_waiting=bool(told["is_waiting"]),
+        others=[_text(each) for each in list(told["others"])[:2]],
+    )
+
+
+def _text(value: Any) -> str:
+    return _cut(printable(str(value), keep=""))
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f"{value} is no time")
+    return seconds
 
 
 def _cut(text: str) -> str:

@@ -39,6 +39,7 @@ PARTS = {
 WORK = ("step", "input", "evaluation", "report")
 """The parts that are done again after a failure, and are then lost work."""
 _MOST_MARKS = 100
+_MOST_SECONDS = 1e11
 
 
 @documented
@@ -173,11 +174,11 @@ def read_ledger(path: Path) -> Ledger:
         ended = told["ended"]
         return Ledger(
             seconds=_numbers(told["seconds"], PARTS),
-            until=float(told["until"]),
+            until=_numbers(told, ("until",))["until"],
             ended=None if ended is None else str(ended),
-            attempts=int(told["attempts"]),
-            failures=int(told["failures"]),
-            saves=int(told["saves"]),
+            attempts=max(0, int(told["attempts"])),
+            failures=max(0, int(told["failures"])),
+            saves=max(0, int(told["saves"])),
             marks={int(step): _numbers(work, WORK) for step, work in told["marks"].items()},
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -220,9 +221,9 @@ def saving_told(ledger: Ledger) -> str | None:
 
 def _numbers(told: Mapping[str, Any], names: Mapping[str, str] | tuple[str, ...]) -> dict[str, float]:
     found = {name: float(told[name]) for name in names if name in told}
-    if not all(map(math.isfinite, found.values())):
-        raise TypeError("a number is not finite")
-    return found
+    if not all(-1.0 < seconds < _MOST_SECONDS for seconds in found.values()):
+        raise ValueError("it has a time that cannot be")
+    return {name: max(0.0, seconds) for name, seconds in found.items()}  # -1e-9 may come from rounding
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
