@@ -35,6 +35,7 @@ GROUND = {
     "tree",
     "unknown_arguments",
     "process",
+    "board",
     "when",
 } | VERSION
 FLOORS = [

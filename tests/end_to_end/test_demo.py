@@ -102,6 +102,7 @@ def test_a_run_directory_holds_what_is_documented(uninterrupted):
         "experiment.json",
         "state.txt",
         "programs.json",
+        "ledger.json",
         "environment.json",
         "outcome.json",
         "attempts/step_00000000.txt",

@@ -5,6 +5,7 @@ import pytest
 
 from end_to_end.running import SHORT, STEPS, final_arrays, kill, losses, reached, wait_for
 from meshwright.metrics import read_jsonl
+from meshwright.report import read_ledger
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,17 @@ def test_the_loss_of_every_step_is_that_of_an_undisturbed_run(killed_again_and_a
 
 def test_the_bytes_of_the_state_are_those_of_an_undisturbed_run(killed_again_and_again, uninterrupted):
     assert final_arrays(killed_again_and_again) == final_arrays(uninterrupted)
+
+
+def test_the_work_that_was_done_twice_is_lost_in_the_ledger_and_all_seconds_are_told(killed_again_and_again):
+    ledger = read_ledger(killed_again_and_again / "ledger.json")
+    assert 3 <= ledger.attempts <= 4  # one may be killed before it has written anything
+    assert (ledger.failures, ledger.ended) == (ledger.attempts - 1, "finished")
+    assert ledger.seconds["lost"] >= 0  # as far as it was written before the kill
+    assert ledger.seconds["step"] > 0
+    reports = read_jsonl(killed_again_and_again / "metrics.jsonl")
+    since_first_report = reports[-1]["time"] - reports[0]["time"]
+    assert since_first_report < ledger.total < since_first_report + 30
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ PHASES = {
     "tracing": "compile",
     "step": "step",
     "between steps": "evaluation",
-    "data": "step",
+    "data": "input",
     "save": "save",
     "evaluation": "evaluation",
 }
@@ -96,7 +96,7 @@ def test_a_fault_of_one_of_four_ends_all_soon_and_is_named(all_launched, number)
     assert ended.exit_code == exit_code
     assert re.search(named, report, re.DOTALL)
     if what == "sleep":
-        told = rf"\[{who}\] meshwright: process {who}: {'no step' if where == 'data' else PHASES[where]} has"
+        told = rf"\[{who}\] meshwright: process {who}: {PHASES[where]} has"
         assert re.search(told, ended.printed)
     if what != "exception" or where not in TOLD:
         assert set(re.findall(r"^\[(\d)\] Traceback", ended.printed, re.MULTILINE)) <= {str(who)}

@@ -28,7 +28,7 @@ from meshwright.when import Due, Scores, Tick, When
 
 log = logging.getLogger("meshwright")
 
-SaveWhenDue = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
+SaveWhenDue = Callable[[Tick, tree.PyTree, Any, Scores | None], bool]
 T = TypeVar("T")
 
 
@@ -146,12 +146,17 @@ class Checkpoints(Saved):
         self._session.wait()
 
     def saver(self, when: When) -> SaveWhenDue:
-        """Return a function for `mw.fit(save=…)`, which saves when it is due and after the last step."""
+        """Return a function for `mw.fit(save=…)`, which saves when it is due and after the last step.
+
+        It returns True if it has saved.
+        """
         due = Due(when)
 
-        def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
-            if due(tick):
+        def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> bool:
+            is_due = due(tick)
+            if is_due:
                 self.save(tick.step, state, {**bookmark(data), "scores": numbers(scores or {})})
+            return is_due
 
         return save
 

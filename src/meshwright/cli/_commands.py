@@ -228,6 +228,11 @@ def _add_list(commands: Commands) -> None:
         default="",
         help="show these settings and scores, a column each, in place of the times",
     )
+    runs.add_argument(
+        "--prometheus",
+        action="store_true",
+        help="print the runs' times, steps and states as metrics in Prometheus' text format instead",
+    )
 
 
 def _add_machines(commands: Commands) -> None:
@@ -236,6 +241,13 @@ def _add_machines(commands: Commands) -> None:
         "_doctor",
         "Check this machine, or all of a launch together: versions, devices, processes, compiling, writing.",
         epilog="Exit code 1 if a check fails. On several machines: srun meshwright doctor",
+    )
+    doctor.add_argument(
+        "place",
+        nargs="?",
+        metavar="RUN",
+        help="the directory or URL of a run that goes on: show where each of its processes stands instead; "
+        "exit code 5 if one of them stands still for longer than is usual",
     )
     doctor.add_argument(
         "--attention",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshwright.cli._ask import ask
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
 from meshwright.tables import aligned, screen_width, wrapped
@@ -37,8 +38,11 @@ def doctor(options: argparse.Namespace) -> Result:
 
     Under a launcher, all processes check together that they can run one program, and process 0 reports.
 
-    With `--attention`, also hold attention as it is computed here to its definition.
+    With `--attention`, also hold attention as it is computed here to its definition. With a run, show where
+    its processes stand instead.
     """
+    if options.place is not None:
+        return ask(options.place)
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}

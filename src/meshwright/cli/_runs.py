@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
-from meshwright.report import list_runs, runs_table, sort_runs
+from meshwright.report import list_runs, prometheus_text, runs_table, sort_runs
 from meshwright.storage import is_address, local_copy
 from meshwright.tables import screen_width
 
@@ -30,6 +30,8 @@ def runs(options: argparse.Namespace) -> Result:
         found = list_runs(directory, place if is_address(place) else None)
     if not found:
         return f"no runs below {place}", {"runs": found}
+    if options.prometheus:
+        return prometheus_text(found).removesuffix("\n"), {"runs": found}
     ordered = sort_runs(found, options.sort) if options.sort else found
     columns = [name.strip() for name in options.columns.split(",") if name.strip()]
     table = runs_table(ordered, by=options.sort, columns=columns, width=screen_width())

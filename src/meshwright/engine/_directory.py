@@ -8,12 +8,14 @@ state.txt                 the parameters, the sharding of each, and the memory o
 began_from.txt            the checkpoints that the first state was made from, if there are any
 programs.json             digests of the step's program; see `_programs.py`
 environment.json          versions, devices, mesh, commit, command line; where checkpoints are, if elsewhere
+ledger.json               where the seconds of all attempts went; see `report/_ledger.py`
 metrics.jsonl             the reports, one line each; other files and pages follow from them
 events.out.tfevents…      the reports for TensorBoard
 plugins/profile/step_…    profiles, if there are any, where TensorBoard looks for them
 checkpoints/step_…        see docs/checkpoint-format.md
 outputs/test/step_….jsonl the model's output for each example, of evaluations that store it
 logs/process-00000.log    the log of each process
+board/process-00000.json  where each process stands, while the run goes on; see `meshwright.board`
 .run.lock                 locked by the run, so that no other run writes here; see `process.lock_directory`
 outcome.json              how the run ended; it is written at the end
 report.html               a page that shows all of this; it is written at the end
@@ -33,7 +35,7 @@ from meshwright import process
 from meshwright.engine._errors import explaining_full_disk
 from meshwright.engine._programs import PROGRAMS
 from meshwright.errors import UsageError
-from meshwright.report import WENT_BACK
+from meshwright.report import LEDGER, WENT_BACK
 from meshwright.storage import is_address, local_path, mirrored
 from meshwright.times import FORMAT
 from meshwright.train import compile_cache, nothing, user_compile_cache
@@ -45,6 +47,7 @@ _FILES = (
     "began_from.txt",
     "environment.json",
     PROGRAMS,
+    LEDGER,
     "metrics.jsonl",
     "outcome.json",
 )
@@ -87,7 +90,15 @@ def open_directory(
 
 def _downloads() -> list[str]:
     """Return the files that this process downloads when a run continues: it adds to them or replaces them."""
-    of_process_0 = ["metrics.jsonl", "outcome.json", "experiment.txt", "began_from.txt", PROGRAMS, WENT_BACK]
+    of_process_0 = [
+        "metrics.jsonl",
+        "outcome.json",
+        "experiment.txt",
+        "began_from.txt",
+        PROGRAMS,
+        LEDGER,
+        WENT_BACK,
+    ]
     return [_log_name(), *(of_process_0 if process.is_lead() else [])]
 
 
@@ -98,7 +109,7 @@ def _prepare(directory: Path) -> None:
       UsageError: It cannot be written to, or something that is not an ordinary file has the name of one.
     """
     not_files = (path for name in (*_FILES, _log_name()) if not _can_be_file(path := directory / name))
-    links = (path for name in ("attempts", "logs") if (path := directory / name).is_symlink())
+    links = (path for name in ("attempts", "logs", "board") if (path := directory / name).is_symlink())
     if (path := next(itertools.chain(not_files, links), None)) is not None:
         raise UsageError(
             f"{path} is a link or not an ordinary file, so the run does not write there.\n"

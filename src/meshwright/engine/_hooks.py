@@ -114,8 +114,11 @@ class Hooks:
         If the scores end the run at this step, the last tick saves: some scores are computed only then.
         """
         if tick.last or not self._context.stop.ends_early():
-            with self._context.opened.watch.phase("save"):
-                self._save(tick, state)
+            opened = self._context.opened
+            with opened.watch.phase("save"):
+                if self._save(tick, state):
+                    opened.watch.clock.learn()
+                    opened.ledger.save(tick.step)
 
     def _scores(self, tick: Tick, must_abort: Callable[[int], bool]) -> Scores | None:
         """Return the scores of the evaluations that are due, or None if there are none.
@@ -127,12 +130,16 @@ class Hooks:
             return None
         with context.opened.watch.phase("evaluation"):
             found = context.evaluate(tick, self._state, must_abort)
+            if found:
+                context.opened.watch.clock.learn()
         if found:
             context.evaluate.update_known(found)
         return found
 
     def _write(self, step: int, values: Values, scores: Scores) -> None:
-        self._context.write(step, values)
+        with self._context.opened.watch.phase("report"):
+            self._context.write(step, values)
+        self._context.opened.ledger.note()
         if scores:
             for screen in screens_of(self._context.write):
                 screen.evaluated(step, scores)
@@ -152,10 +159,10 @@ def _when_saved(context: LoopContext) -> When:
     return asked_once(lambda step: step < context.last and when(step) and not training.data.is_empty())
 
 
-def _saver(context: LoopContext, when_saved: When) -> Callable[[Tick, TrainState], None]:
+def _saver(context: LoopContext, when_saved: When) -> Callable[[Tick, TrainState], bool]:
     checkpoints, saving = context.opened.checkpoints, context.settings.saving
     if checkpoints is None or saving is None:
-        return lambda tick, state: None
+        return lambda tick, state: False
     save, data = checkpoints.saver(when_saved), context.training.data if saving.keeps_position else None
     # All scores of the step: some of them may have been computed before the last tick.
     return lambda tick, state: save(tick, state, data, {**context.evaluate.at(tick.step), **saving.marks()})

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from meshwright.engine._directory import log_file, open_directory
 from meshwright.engine._errors import errors_naming
+from meshwright.engine._ledger import LedgerKeeper
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Settings
 from meshwright.metrics import Writer
+from meshwright.train import PhaseClock
 
 log = logging.getLogger("meshwright")
 
@@ -26,16 +28,17 @@ class KeptOpen:
 
     def __init__(self) -> None:
         self._stack, self._files = contextlib.ExitStack(), contextlib.ExitStack()
-        self._opened: tuple[Path, Record] | None = None
+        self._opened: tuple[Path, Record, LedgerKeeper] | None = None
         self._write: Writer | None = None
         self.step = -1
         """The step at which the newest training ended."""
 
-    def open(self, settings: Settings) -> tuple[Path, Record]:
-        """Return the directory and its record. The first call opens them. Collective.
+    def open(self, settings: Settings, clock: PhaseClock) -> tuple[Path, Record, LedgerKeeper]:
+        """Return the directory, its record and its ledger. The first call opens them. Collective.
 
         Args:
           settings: The settings of the training. Only those of the first training are used.
+          clock: The clock of the training's phases.
 
         Raises:
           UsageError: Another run uses the directory, or it cannot be written to.
@@ -45,8 +48,11 @@ class KeptOpen:
                 warn = settings.say or log.warning
                 directory, _ = stack.enter_context(open_directory(settings.place or "", warn, shared=False))
                 record = stack.enter_context(Record(directory, settings))
+                ledger = stack.enter_context(LedgerKeeper(directory, clock))
                 stack.enter_context(log_file(directory))
-                self._stack, self._opened = stack.pop_all(), (directory, record)
+                self._stack, self._opened = stack.pop_all(), (directory, record, ledger)
+        else:
+            self._opened[2].follow(clock)
         return self._opened
 
     def reports(
@@ -67,9 +73,11 @@ class KeptOpen:
         return self._write, True
 
     def refresh(self) -> None:
-        """Write the page again, but not too often; see `Record.refresh`."""
+        """Note that a round is saved, and write the page again, but not too often; see `Record.refresh`."""
         if self._opened is not None:
-            self._opened[1].refresh()
+            _, record, ledger = self._opened
+            ledger.save(self.step)
+            record.refresh()
 
     def close(self) -> None:
         """Write the outcome of the newest training and the page, and unlock the directory."""

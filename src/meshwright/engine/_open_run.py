@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright import process
+from meshwright.board import board_directory
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._directory import compiled_programs, log_file, open_directory
 from meshwright.engine._errors import errors_naming, explaining_full_disk
 from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._ledger import LedgerKeeper
 from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Saving, Settings
 from meshwright.errors import UsageError
 from meshwright.metrics import Console, sync_jsonl
 from meshwright.storage import join
-from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite
+from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite, on_board
 
 log = logging.getLogger("meshwright")
 
@@ -38,6 +40,8 @@ class OpenRun:
     """Writes the settings, the outcome and the page."""
     watch: RunningWatchdog
     """The watchdog."""
+    ledger: LedgerKeeper
+    """Adds up where the seconds of the run go."""
     say: Callable[[str], None]
     """Shows a line to the user."""
     detail: Callable[[str], None]
@@ -78,13 +82,15 @@ def open_run(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(process.signals())
         if settings.place is None:
-            record = stack.enter_context(Record(None, settings))
-            yield OpenRun(None, console, checkpoints, signals, record, watch, say, detail, started)
+            record, ledger = stack.enter_context(Record(None, settings)), LedgerKeeper(None, watch.clock)
+            yield OpenRun(None, console, checkpoints, signals, record, watch, ledger, say, detail, started)
             return
         if kept_open is not None:
-            directory, record = stack.enter_context(_opened_before(kept_open, settings))
+            directory, record, ledger = stack.enter_context(_opened_before(kept_open, settings, watch))
             stack.enter_context(compiled_programs(settings.compile.cache))
-            yield OpenRun(directory, console, None, signals, record, watch, say, detail, started, kept_open)
+            yield OpenRun(
+                directory, console, None, signals, record, watch, ledger, say, detail, started, kept_open
+            )
             return
         with errors_naming("workdir"):
             warn = settings.say or line_printer(console, logging.WARNING)
@@ -93,6 +99,7 @@ def open_run(
                 open_directory(settings.place, warn, shared=has_checkpoints)
             )
         record = stack.enter_context(Record(directory, settings))
+        ledger = stack.enter_context(LedgerKeeper(directory, watch.clock))
         if checkpoints is not None:
 
             def keep_reports() -> None:  # a run that continues from the checkpoint needs all reports so far
@@ -104,16 +111,34 @@ def open_run(
                 stack.enter_context(checkpoints)
         stack.enter_context(log_file(directory))
         stack.enter_context(compiled_programs(settings.compile.cache))
-        yield OpenRun(directory, console, checkpoints, signals, record, watch, say, detail, started)
+        stack.enter_context(_on_board(settings, settings.place, watch))
+        yield OpenRun(directory, console, checkpoints, signals, record, watch, ledger, say, detail, started)
+
+
+def _on_board(
+    settings: Settings, place: str, watch: RunningWatchdog
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager that tells where this process stands, if there is a watchdog."""
+    chosen = settings.watchdog
+    if chosen is None or chosen.learned == "ignore":
+        return contextlib.nullcontext()
+    directory = board_directory(place)
+    process.report_board(directory)
+    return on_board(directory, watch.clock, chosen.shortest_seconds, kill=chosen.learned == "end")
 
 
 @contextlib.contextmanager
-def _opened_before(kept_open: KeptOpen, settings: Settings) -> Iterator[tuple[Path, Record]]:
-    """Yield the directory that stays open and its record, which learns of an error that ends a training."""
-    directory, record = kept_open.open(settings)
+def _opened_before(
+    kept_open: KeptOpen, settings: Settings, watch: RunningWatchdog
+) -> Iterator[tuple[Path, Record, LedgerKeeper]]:
+    """Yield the directory that stays open, its record and its ledger.
+
+    The record learns of an error that ends a training.
+    """
+    directory, record, ledger = kept_open.open(settings, watch.clock)
     try:
         with explaining_full_disk(directory):
-            yield directory, record
+            yield directory, record, ledger
     except BaseException as error:
         log.exception("the training ended with an error")
         record.fail(error)

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
 
 from meshwright import process
 from meshwright.engine._changes import show_changes
@@ -12,15 +13,17 @@ from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._go_back import go_back, step_to_go_back_to
 from meshwright.engine._hooks import Hooks, LoopContext, open_tracer
 from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._ledger import saving_remark
 from meshwright.engine._open_run import OpenRun, newest_step, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._reports import heading, read_reports, warn_of_lost_reports, writers
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
-from meshwright.engine._training import Training
+from meshwright.engine._training import Data, Training
 from meshwright.metrics import StepTime
 from meshwright.tables import screen_width
-from meshwright.train import RUN_AHEAD, RunningWatchdog, TrainState, Tx, fit, unwatched, watchdog
+from meshwright.train import RUN_AHEAD, PhaseClock, RunningWatchdog, TrainState, Tx, fit, unwatched, watchdog
+from meshwright.tree import PyTree
 
 
 def run(
@@ -44,7 +47,7 @@ def run(
     started = time.monotonic() if settings.started is None else settings.started
     with contextlib.ExitStack() as stack:
         stack.enter_context(process.sharing_errors())
-        watch = stack.enter_context(_watched(settings))
+        watch = stack.enter_context(_watched(settings, PhaseClock(started)))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
         process.compare("the step to go back to", lambda: str(settings.from_step))
@@ -81,6 +84,8 @@ def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
             scores = {**evaluate.newest, **(checkpoints.scores() if checkpoints else {})}
             return Outcome(first, scores, 0.0, state)
         if remark := opened.record.begin(checkpoints, training, first):
+            say(remark)
+        if remark := saving_remark(opened.ledger.begin(None if training.is_continued else first)):
             say(remark)
         if opened.directory and is_resumed:
             warn_of_lost_reports(opened.directory, first, say)
@@ -183,7 +188,7 @@ def _fit(context: LoopContext, state: TrainState, *, is_new: bool) -> TrainState
             state = fit(
                 training.step,
                 state,
-                training.data,
+                _Timed(training.data, opened.watch),
                 max_steps=int(state.step) if stop.ends_early() else context.last,
                 evaluate=hooks.evaluate,
                 log=hooks.log,
@@ -198,11 +203,31 @@ def _fit(context: LoopContext, state: TrainState, *, is_new: bool) -> TrainState
     return state
 
 
+class _Timed:
+    """The batches of a run; the time to wait for each is in the phase `input`."""
+
+    def __init__(self, data: Data, watch: RunningWatchdog):
+        self._data, self._watch = data, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PyTree:
+        before = self._watch.enter("input")
+        try:
+            return next(self._data)
+        finally:
+            self._watch.enter(before)
+
+
 @contextlib.contextmanager
-def _watched(settings: Settings) -> Iterator[RunningWatchdog]:
+def _watched(settings: Settings, clock: PhaseClock) -> Iterator[RunningWatchdog]:
     chosen = settings.watchdog
     if chosen is None:
-        yield unwatched()
+        yield unwatched(clock)
         return
-    with watchdog(chosen.timeout_seconds, kill=chosen.kill) as watch:
+    with watchdog(chosen.timeout_seconds, kill=chosen.kill, clock=clock) as watch:
         yield watch

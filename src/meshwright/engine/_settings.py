@@ -176,6 +176,13 @@ class Watchdog:
     phases may take ten times as long. A dictionary gives the seconds of each phase in `mw.train.PHASES`."""
     kill: bool = False
     """True to end a process that hangs for two such times in a row, with exit code 5."""
+    learned: Literal["warn", "end", "ignore"] = "warn"
+    """What happens if a process stands still for five times as long as it ever did in that phase, and for
+    `shortest_seconds` at least: all processes say where each stands, and go on ("warn") or, if they stand
+    still for as long again, end with exit code 5 ("end"). With "ignore" the run learns nothing and tells
+    nobody."""
+    shortest_seconds: float = 30.0
+    """The shortest time that is taken for a hang by what the run has learned."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from meshwright.errors import UsageError
 from meshwright.launch._child import Child
+from meshwright.launch._look_out import looking_out
 from meshwright.launch._process import News, Show
-from meshwright.launch._supervise import check, supervise
+from meshwright.launch._supervise import check, say, supervise
 from meshwright.storage import local_path
 
 GRACE_SECONDS = 12
@@ -71,14 +72,16 @@ def launch_local(
     check(grace_seconds, num_processes, restarts, min_processes)
     check_command(command)
     with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory:
-        return supervise(
-            partial(_place, command, devices_per_process, Path(directory, "progress")),
-            num_processes,
-            grace_seconds=grace_seconds,
-            restarts=restarts,
-            min_processes=min_processes,
-            logs=local_path(logs) if logs else None,
-        )
+        progress = Path(directory, "progress")
+        with looking_out(progress, say):
+            return supervise(
+                partial(_place, command, devices_per_process, progress),
+                num_processes,
+                grace_seconds=grace_seconds,
+                restarts=restarts,
+                min_processes=min_processes,
+                logs=local_path(logs) if logs else None,
+            )
 
 
 def check_command(command: Sequence[str]) -> None:

@@ -22,13 +22,27 @@ def report_progress(step: int) -> None:
     Args:
       step: The step of a checkpoint that is complete.
     """
+    _report("", f"{step}\n")
+
+
+def report_board(directory: Path) -> None:
+    """Tell the launcher where the processes say where they stand, if there is one and this is process 0.
+
+    Args:
+      directory: The folder of the run's board.
+    """
+    _report(".board", str(directory.absolute()))
+
+
+def _report(suffix: str, content: str) -> None:
     path = os.environ.get(PROGRESS)
     if not path or not is_lead():
         return
+    path += suffix
     try:
         descriptor, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=f"{Path(path).name}.")
         with os.fdopen(descriptor, "w") as file:
-            file.write(f"{step}\n")
+            file.write(content)
         Path(temporary).replace(path)
     except OSError:
         return

@@ -10,18 +10,22 @@ it to `_page._sections`, from the values of `Run`.
 from meshwright.report._back import WENT_BACK, Back, times_back
 from meshwright.report._comparison import Comparison, compare, comparison_document, comparison_text
 from meshwright.report._history import Best, Series
+from meshwright.report._ledger import LEDGER, Ledger, read_ledger, saving_told
+from meshwright.report._prometheus import prometheus_text
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._sorting import sort_runs
 from meshwright.report._summary import document, list_runs, runs_table, summary
 from meshwright.report._write import PAGE, InlinePage, inline_page, write_comparison, write_page
 
 __all__ = [
+    "LEDGER",
     "PAGE",
     "WENT_BACK",
     "Back",
     "Best",
     "Comparison",
     "InlinePage",
+    "Ledger",
     "Run",
     "Series",
     "compare",
@@ -31,8 +35,11 @@ __all__ = [
     "inline_page",
     "is_run",
     "list_runs",
+    "prometheus_text",
+    "read_ledger",
     "read_run",
     "runs_table",
+    "saving_told",
     "sort_runs",
     "summary",
     "times_back",

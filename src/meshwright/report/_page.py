@@ -63,6 +63,7 @@ def _sections(run: Run) -> Iterator[tuple[str, Html | None]]:
         charts = drawn([each for each in found if each.is_speed == is_speed], run.step, restarts)
         yield title, tag("div", *charts, class_="charts") if charts else None
     yield "Evaluations", _tables.evaluations(run)
+    yield "Time", _tables.time(run)
     yield "Profile", told if trouble is None else tag("p", trouble, class_="note")
     yield "Checkpoints", _checkpoints(run)
     yield "Attempts", _tables.attempts(run)
@@ -99,6 +100,8 @@ def _numbers(run: Run) -> Iterator[tuple[str, str, str]]:
         yield "step time", f"{number(1000 * series['step_seconds'].last)} ms", "median at the end"
     if "mfu" in series:
         yield "mfu", f"{100 * series['mfu'].last:.1f} %", "of the devices’ peak"
+    if run.ledger is not None and run.ledger.goodput is not None:
+        yield "goodput", f"{100 * run.ledger.goodput:.1f} %", "of the time in steps that count"
     if "num_params" in sizes:
         yield "parameters", _count(sizes["num_params"]), _state_size(sizes)
 

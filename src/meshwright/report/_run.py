@@ -28,6 +28,7 @@ from meshwright.report._history import (
     history_of,
     scores_of,
 )
+from meshwright.report._ledger import LEDGER, Ledger, read_ledger
 from meshwright.storage import local_path
 
 T = TypeVar("T")
@@ -61,6 +62,8 @@ class Run:
     """Table of the parameters, from `state.txt`."""
     history: History
     """The run's reports, as curves and attempts."""
+    ledger: Ledger | None
+    """Where the seconds of all attempts went, from `ledger.json`; None if the run has no such file."""
     checkpoints: Contents | None
     """The checkpoints that exist; None if their directory cannot be read."""
     checkpoints_path: str | None
@@ -201,6 +204,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
         began_from=_began_from(files),
         parameters=files.read("state.txt", _text) or "",
         history=history,
+        ledger=files.read(LEDGER, read_ledger) if LEDGER in files else None,
         checkpoints=contents(path) if path and Path(path).is_dir() else None,
         checkpoints_path=path,
         settings_from=_settings_from(directory / "attempts"),

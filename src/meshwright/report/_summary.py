@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, printable
 from meshwright.metrics import duration, json_number, number
+from meshwright.report._ledger import Ledger, goodput_document, saving_told, told_seconds
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._sorting import cells_of, score
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, best_in_words, facts_of, score_title
@@ -15,8 +16,8 @@ from meshwright.storage import join, local_path
 from meshwright.tables import aligned, wrapped
 
 Document = dict[str, Any]
-_HEADS = ("run", "state", "step", "loss", "score", "best", "ago", "trained")
-_NUMBERS = (2, 3, 5, 6, 7)
+_HEADS = ("run", "state", "step", "loss", "score", "best", "ago", "trained", "goodput")
+_NUMBERS = (2, 3, 5, 6, 7, 8)
 """Columns of `_HEADS` that hold numbers, which are never shortened."""
 _NEEDED = 6
 """Number of columns that are never left out."""
@@ -37,6 +38,7 @@ def document(run: Run) -> Document:
         "max_steps": run.max_steps,
         "began_from": list(run.began_from),
         "seconds": json_number(run.seconds),
+        "ledger": None if run.ledger is None else goodput_document(run.ledger),
         "last_report": None if last is None else json_number(last),
         "newest": {name: json_number(points.last) for name, points in run.series.items()},
         "best": {
@@ -76,6 +78,7 @@ def summary(run: Run, *, width: int | None = None) -> str:
         f"  {printable(score_title(name, run.chosen), keep='')} {number(points.last)}{_best(run, name)}"
         for name, points in run.scores.items()
     ]
+    lines += [f"  {line}" for line in _times(run.ledger)] if run.ledger is not None else []
     lines += [f"  missing files: {', '.join(run.missing)}"] if run.missing else []
     lines += [f"  {damage}" for damage in run.damage]
     return "\n".join(wrapped(line, width=width, indent="    ") for line in lines)
@@ -180,6 +183,7 @@ def _row(found: Document, by: str | None) -> tuple[str, ...]:
         *_scored(found, by or found["main_score"]),
         _ago(time.time() - _last_report(found)) if found["last_report"] else "",
         duration(float(found["seconds"])),
+        _goodput(found.get("ledger")),
     )
 
 
@@ -191,6 +195,19 @@ def _scored(found: Document, by: str | None) -> tuple[str, str]:
         return "", ""
     best = found["best"].get(name)
     return score_title(name, found["chosen"]), f"{number(value)} @{best['step']}" if best else number(value)
+
+
+def _times(ledger: Ledger) -> list[str]:
+    """Return where the time went, and how often to save, as lines of text."""
+    shares = ", ".join(f"{part} {100 * share:.1f} %" for part, _, share in told_seconds(ledger))
+    saving = saving_told(ledger)
+    total = duration(ledger.total)
+    return ([f"of {total}: {shares}"] if shares else []) + ([f"saves: {saving}"] if saving else [])
+
+
+def _goodput(ledger: Mapping[str, Any] | None) -> str:
+    share = None if ledger is None else ledger["goodput"]
+    return "" if share is None else f"{100 * share:.1f} %"
 
 
 def _best(run: Run, name: str) -> str:

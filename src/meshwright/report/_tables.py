@@ -9,6 +9,7 @@ from meshwright.checkpoint import why_aside
 from meshwright.metrics import duration, number
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
+from meshwright.report._ledger import PARTS, saving_told, told_seconds
 from meshwright.report._run import Run
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, date, score_title
 from meshwright.shown import human_bytes
@@ -74,6 +75,21 @@ def checkpoints(run: Run) -> Html | None:
     ]
     rows += [[name, "set aside", *("" for _ in names), why_aside(name)] for name in listed.set_aside]
     return table(["step", "size", *heads, ""], rows, caption="Existing checkpoints, the newest first")
+
+
+def time(run: Run) -> Html | None:
+    """Return the table of what the time was spent on, over all attempts; None if that is not known."""
+    if run.ledger is None or not run.ledger.total:
+        return None
+    rows = [
+        [part, PARTS[part], duration(seconds), f"{100 * share:.1f} %"]
+        for part, seconds, share in told_seconds(run.ledger)
+    ]
+    rows.append(["", "all", duration(run.ledger.total), ""])
+    heads = ["", "time spent on", "time", "share"]
+    whole = table(heads, rows, caption="Where the time of all attempts went", texts=2)
+    saving = saving_told(run.ledger)
+    return tag("div", whole, tag("p", f"Saves: {saving}.") if saving else None)
 
 
 def attempts(run: Run) -> Html | None:

@@ -19,6 +19,8 @@ from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
 from meshwright.train._noise import Std, relative_std, with_parameter_noise
+from meshwright.train._on_board import on_board
+from meshwright.train._phase_clock import PHASES, PhaseClock
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
 from meshwright.train._recommended import recommended_options
 from meshwright.train._remat import RematPolicy, remat, remat_policy
@@ -44,7 +46,7 @@ from meshwright.train._trainable import (
     offload_opt_state,
     update_rules,
 )
-from meshwright.train._watchdog import PHASES, RunningWatchdog, Timeouts, timeouts, unwatched, watchdog
+from meshwright.train._watchdog import RunningWatchdog, Timeouts, timeouts, unwatched, watchdog
 
 __all__ = [
     "PHASES",
@@ -61,6 +63,7 @@ __all__ = [
     "Metrics",
     "Norms",
     "Params",
+    "PhaseClock",
     "RematPolicy",
     "RunningWatchdog",
     "SkipState",
@@ -108,6 +111,7 @@ __all__ = [
     "num_params",
     "num_updates",
     "offload_opt_state",
+    "on_board",
     "only_averages",
     "recommended_options",
     "relative_std",

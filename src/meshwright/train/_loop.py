@@ -39,7 +39,7 @@ def fit(
     max_steps: int,
     evaluate: Callable[[Tick, Any], Scores | None] = nothing,
     log: Callable[[Tick, PyTree, Scores | None], None] = nothing,
-    save: Callable[[Tick, Any, Iterator[PyTree], Scores | None], None] = nothing,
+    save: Callable[[Tick, Any, Iterator[PyTree], Scores | None], Any] = nothing,
     trace: Callable[[Tick], AbstractContextManager[Any]] = lambda _: nullcontext(),
     on_step: Callable[[Tick], None] = nothing,
     stop: Callable[[Tick], bool | None] = nothing,

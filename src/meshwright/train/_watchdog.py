@@ -10,18 +10,17 @@ import logging
 import math
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import FrameType
 
 import jax
 
 from meshwright import process
 from meshwright.errors import EXIT_HUNG, UsageError
+from meshwright.train._phase_clock import INPUT, REPORT, STEP, PhaseClock
+from meshwright.train._waiting import is_waiting
 from meshwright.when import Tick
 
 log = logging.getLogger("meshwright")
@@ -29,23 +28,20 @@ log = logging.getLogger("meshwright")
 Timeouts = float | Mapping[str, float]
 """The timeout of a step in seconds, or the timeouts of several phases by name."""
 
-STEP, START = "step", "start"
-PHASES = (STEP, START, "first_batch", "restore", "compile", "evaluation", "save", "end")
-"""The phases of an experiment's run. `start` lasts until the first step is done, and `end` begins after
-the last step. The other phases may interrupt both."""
 _OTHERS_TAKE = 10
 """The default timeout of the other phases, as a multiple of the timeout of a step."""
+_PART_OF_A_STEP = (INPUT, REPORT)
+"""The phases that have the timeout of a step by default."""
 _WAITS, _WORKS = "waits", "works"
 """The messages that the watchdogs of the processes send to each other."""
 _CHECKS = 4
 """The number of checks within the shortest timeout."""
-_WAITING = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (jax, process))
-_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
-_OTHERS = f"{_PYTHON}site-packages"
 
 
 @contextmanager
-def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["RunningWatchdog", None, None]:
+def watchdog(
+    timeout_seconds: Timeouts, *, kill: bool = False, clock: PhaseClock | None = None
+) -> Generator["RunningWatchdog", None, None]:
     """Return a context manager of an `on_step` that reports when no step finishes for `timeout_seconds`.
 
         with mw.train.watchdog(600, kill=True) as watch:
@@ -68,12 +64,13 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Run
         ends at the third timeout. The process that hangs therefore ends first, and the others end by a
         `PeersError`. If a hung call keeps the GIL, the process ends with exit code 1 after four timeouts. The
         same may happen to a process that was suspended for that time.
+      clock: The clock that counts the seconds of each phase; None makes a new one.
 
     Raises:
       UsageError: A timeout is not positive, or there is no timeout for "step".
     """
     seconds = timeouts(timeout_seconds)
-    watching = RunningWatchdog(seconds, kill)
+    watching = RunningWatchdog(seconds, kill, clock or PhaseClock())
     thread = threading.Thread(target=watching.watch, name="meshwright-watchdog", daemon=True)
     watching.renew_backstop()
     thread.start()
@@ -86,9 +83,13 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Run
         faulthandler.cancel_dump_traceback_later()
 
 
-def unwatched() -> "RunningWatchdog":
-    """Return an `on_step` without timeouts, which reports nothing."""
-    watching = RunningWatchdog({STEP: math.inf}, kill=False)
+def unwatched(clock: PhaseClock | None = None) -> "RunningWatchdog":
+    """Return an `on_step` without timeouts, which reports nothing.
+
+    Args:
+      clock: As in `watchdog`.
+    """
+    watching = RunningWatchdog({STEP: math.inf}, kill=False, clock=clock or PhaseClock())
     watching.over.set()
     return watching
 
@@ -110,42 +111,44 @@ def timeouts(seconds: Timeouts) -> Mapping[str, float]:
 class RunningWatchdog:
     """The `on_step` function that `watchdog` returns. It takes the tick of each finished step."""
 
-    def __init__(self, seconds: Mapping[str, float], kill: bool):
+    def __init__(self, seconds: Mapping[str, float], kill: bool, clock: PhaseClock):
+        self.clock = clock
+        """The phase, the last step, and the seconds of each phase so far."""
         self.over = threading.Event()
         self._seconds, self._kill = seconds, kill
+        self._timeouts = {**dict.fromkeys(_PART_OF_A_STEP, seconds[STEP]), **seconds}
+        self._others_seconds = _OTHERS_TAKE * seconds[STEP]
         self._process, self._num_processes = jax.process_index(), jax.process_count()
         self._thread = threading.get_ident()
-        self._phase = START
-        self._step: int | None = None
         self._backstop_seconds = 0.0
         """A quarter of the time for which the backstop was last postponed."""
-        self._turns = 0
-        """A counter of finished steps, begun or ended phases, and answers that another process is working."""
+        self._answers = 0
+        """The number of answers that another process is working."""
 
     def __call__(self, tick: Tick) -> None:
         """Record that a step has finished."""
-        self._step = tick.step
-        self._turns += 1
-        if self._phase != STEP:
-            self.enter(STEP)
+        self.clock.finish_step(tick.step)
+        self._cover_phase()
 
     @contextmanager
     def phase(self, name: str) -> Generator[None, None, None]:
         """Measure the time of this block as the phase `name`. Call it from the thread that runs the steps."""
-        before = self._phase
-        self.enter(name)
+        before = self.enter(name)
         try:
             yield
         finally:
             self.enter(before)
 
-    def enter(self, phase: str) -> None:
-        """Measure the time from now on as the phase `phase`, until a step is done."""
-        self._phase = phase
-        self._turns += 1
+    def enter(self, phase: str) -> str:
+        """Measure the time from now on as `phase`, until a step is done, and return the phase before."""
+        before = self.clock.enter(phase)
+        self._cover_phase()
+        return before
+
+    def _cover_phase(self) -> None:
         # Each renewal starts a thread. With four renewals per step, that was the largest overhead of a run.
         # The next check corrects a backstop that is later than this phase needs.
-        if self._timeout() > self._backstop_seconds:
+        if self._timeouts.get(self.clock.phase, self._others_seconds) > self._backstop_seconds:
             self.renew_backstop()
 
     def hear(self, word: str) -> None:
@@ -153,7 +156,7 @@ class RunningWatchdog:
         if word == _WAITS and not self._is_waiting():
             process.send_to_all(_WORKS)
         if word == _WORKS and self._is_waiting():
-            self._turns += 1
+            self._answers += 1
 
     def watch(self) -> None:
         """Count timeouts in a row until the context ends. Each step and each phase resets the count.
@@ -162,18 +165,21 @@ class RunningWatchdog:
         suspended.
         """
         pause = min(self._seconds.values()) / _CHECKS
-        turns, checks, num_timeouts = self._turns, 0, 0
+        turns, checks, num_timeouts = self._turns(), 0, 0
         while not self.over.wait(pause):
             self.renew_backstop()
-            if turns != self._turns:
-                turns, checks, num_timeouts = self._turns, 0, 0
+            if turns != self._turns():
+                turns, checks, num_timeouts = self._turns(), 0, 0
             checks += 1
             if checks * pause >= self._timeout():
                 checks, num_timeouts = 0, num_timeouts + 1
                 self._handle_timeout(num_timeouts)
 
+    def _turns(self) -> int:
+        return self.clock.turns + self._answers
+
     def _timeout(self) -> float:
-        return self._seconds.get(self._phase, _OTHERS_TAKE * self._seconds[STEP])
+        return self._timeouts.get(self.clock.phase, self._others_seconds)
 
     def _handle_timeout(self, num_timeouts: int) -> None:
         seconds, is_waiting = self._timeout(), self._is_waiting()
@@ -184,9 +190,10 @@ class RunningWatchdog:
         if is_waiting:
             process.send_to_all(_WAITS)
         what = f"no step has finished for {num_timeouts * seconds:g} s"
-        if self._phase != STEP:
-            what = f"{self._phase} has taken {num_timeouts * seconds:g} s and is not over"
-        last = "there was no step yet" if self._step is None else f"the last step was {self._step}"
+        if (phase := self.clock.phase) != STEP:
+            what = f"{phase} has taken {num_timeouts * seconds:g} s and is not over"
+        step = self.clock.step
+        last = "there was no step yet" if step is None else f"the last step was {step}"
         threat = (
             f" In {left * seconds:g} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
         )
@@ -199,7 +206,7 @@ class RunningWatchdog:
 
     def _is_waiting(self) -> bool:
         """Return whether the thread that runs the steps may be waiting for another process, which hangs."""
-        return self._num_processes > 1 and _is_in_jax(sys._current_frames().get(self._thread))
+        return self._num_processes > 1 and is_waiting(sys._current_frames().get(self._thread))
 
     def renew_backstop(self) -> None:
         """Postpone the backstop, which acts if this thread cannot run because a hung call keeps the GIL."""
@@ -214,17 +221,6 @@ def _report(said: str) -> None:
         print(f"meshwright: {said}", file=sys.stderr, flush=True)
     if log.hasHandlers():  # without any, logging would print it on stderr once more
         log.error(said)
-
-
-def _is_in_jax(frame: FrameType | None) -> bool:
-    """Return whether a thread is in JAX or in `meshwright.process`, and not in user code."""
-    while frame and _is_pythons(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_WAITING)
-
-
-def _is_pythons(path: str) -> bool:
-    return path.startswith(("<frozen", _PYTHON)) and not path.startswith(_OTHERS)
 
 
 def _stacks() -> str:

@@ -1,0 +1,100 @@
+"""Looks at a board: what each process does, and whether one has stood still for too long, by the reader's own
+clock.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.board._entry import Entry, birth_of, here, read_entries, state_of
+from meshwright.docstrings import documented
+
+GONE, LEFT, STOPPED, MUTE = "gone", "has left", "stopped by a signal", "does not answer"
+STANDS, WAITS, WORKS = "stands", "waits", "works"
+_BEATS = 3
+"""The time between two looks, in beats: a process that has not written by then cannot."""
+
+
+@documented
+@dataclass(frozen=True)
+class Seen:
+    """A process as somebody saw it."""
+
+    process: int
+    """The number of the process."""
+    state: str
+    """What it does: `gone`, `has left`, `stopped by a signal`, `does not answer`, `stands` (in code that
+    waits for no other process), `waits`, or `works`."""
+    entry: Entry | None
+    """What it told last; None if it tells nothing."""
+
+
+def look(directory: Path) -> list[Seen]:
+    """Return what each process of a run does. It reads the board twice, some seconds apart.
+
+    Args:
+      directory: The folder of the board.
+    """
+    before = read_entries(directory)
+    if not before:
+        return []
+    time.sleep(_BEATS * max(entry.beat_seconds for entry in before.values()))
+    return compared(before, read_entries(directory))
+
+
+def compared(before: Mapping[int, Entry], after: Mapping[int, Entry]) -> list[Seen]:
+    """Return what each process does, from two readings of the board."""
+    known = {**before, **after}
+    total = next(iter(known.values())).num_processes
+    return [_seen(number, before.get(number), after.get(number)) for number in range(total)]
+
+
+def _seen(number: int, before: Entry | None, after: Entry | None) -> Seen:
+    if after is None:
+        return Seen(number, LEFT, None)
+    state = _state_on_this_machine(after)
+    if state is None:
+        is_mute = before is not None and before.beat == after.beat
+        has_moved = before is None or before.turns != after.turns
+        state = MUTE if is_mute else WORKS if has_moved else WAITS if after.is_waiting else STANDS
+    return Seen(number, state, after)
+
+
+def _state_on_this_machine(entry: Entry) -> str | None:
+    """Return what Linux says of a process; None if it runs, or is on another machine."""
+    host, _, _, namespace = here()
+    if not entry.born or (host, namespace) != (entry.host, entry.namespace):
+        return None
+    if birth_of(entry.pid) != entry.born or state_of(entry.pid) in ("Z", "X"):
+        return GONE
+    return STOPPED if state_of(entry.pid) in ("T", "t") else None
+
+
+class LookOut:
+    """Notices that a process of a run stands still. It goes by the clock of whoever holds it."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, tuple[tuple[int, str], float]] = {}
+        self._told: dict[int, tuple[int, str]] = {}
+
+    def is_late(self, entries: Mapping[int, Entry], now: float) -> bool:
+        """Return whether a process stands still for longer than is usual. Returns True only once for each
+        hang.
+
+        Args:
+          entries: What the processes tell.
+          now: The time in seconds, on a clock of the caller.
+        """
+        is_late = False
+        for number, entry in entries.items():
+            turn = (entry.turns, entry.born)
+            if self._since.get(number, (None, 0.0))[0] != turn:
+                self._since[number] = turn, now
+            limit, stood = entry.limit_seconds, now - self._since[number][1]
+            if limit is None or stood <= limit or self._told.get(number) == turn:
+                continue
+            is_late |= _state_on_this_machine(entry) != GONE  # else it is of an attempt before
+        if is_late:
+            self._told = {number: (entry.turns, entry.born) for number, entry in entries.items()}
+        return is_late

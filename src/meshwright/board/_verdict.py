@@ -1,0 +1,121 @@
+"""A table of where all processes of a run stand, and the sentence that follows from it."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from meshwright.board._look import GONE, LEFT, MUTE, STANDS, STOPPED, WAITS, WORKS, Seen
+from meshwright.tables import aligned
+
+_HEADS = ("process", "state", "phase", "after step", "for", "where")
+_MOST_ROWS = 16
+
+
+def verdict(seen: Sequence[Seen], *, width: int | None = None) -> str:
+    """Return a table with what each process does, the unusual ones first, and the sentence that follows from
+    it.
+
+    Args:
+      seen: What each process does, as `look` returns it.
+      width: The longest line, in characters; longer cells are shortened.
+    """
+    rows = [_HEADS]
+    groups: dict[tuple[str, ...], list[Seen]] = {}
+    for each in sorted(seen, key=lambda each: (_ORDER.index(each.state), each.process)):
+        groups.setdefault(_cells(each), []).append(each)
+    for (state, phase, step, where), found in list(groups.items())[:_MOST_ROWS]:
+        rows.append((_numbers([each.process for each in found]), state, phase, step, _longest(found), where))
+    left_out = [f"and {len(groups) - _MOST_ROWS} rows more"] if len(groups) > _MOST_ROWS else []
+    return "\n".join([*aligned(rows, right=(3, 4), width=width), *left_out, sentence(seen)])
+
+
+def sentence(seen: Sequence[Seen]) -> str:
+    """Return the sentence that follows from what each process does."""
+    found = {state: [each for each in seen if each.state == state] for state in _ORDER}
+    waiting = "; the others wait for it" if found[WAITS] else ""
+    if gone := found[GONE]:
+        return f"{_say(gone, 'is', 'are')} gone without a word. The log, and that of the system, may say why."
+    if stopped := found[STOPPED]:
+        let_go_on = f"To let it go on: {_let_go_on(stopped)}."
+        return f"{_say(stopped, 'is', 'are')} stopped by a signal{waiting}. {let_go_on}"
+    if mute := found[MUTE]:
+        why = "the machine is not reached, or a call in C keeps Python's lock"
+        return f"{_say(mute, 'does', 'do')} not answer: {why}{waiting}. It was last seen{_place_of(mute)}."
+    if stands := found[STANDS]:
+        return f"{_say(stands, 'stands', 'stand')}{_place_of(stands)}{waiting}."
+    if left := found[LEFT]:
+        return f"{_say(left, 'has', 'have')} left the run, or not begun{waiting}."
+    if works := found[WORKS]:
+        return f"{_say(works, 'works', 'work')}{waiting}." if waiting else "All processes work."
+    return _of_waiting(found[WAITS])
+
+
+def _of_waiting(waiting: Sequence[Seen]) -> str:
+    """Return the sentence for processes all of which wait."""
+    places = Counter(_place(each) for each in waiting)
+    if len(places) < 2:
+        where = _place_of(waiting)
+        return f"All wait in the same place,{where}: a device or a collective operation does not end."
+    usual, _ = places.most_common(1)[0]
+    odd = [each for each in waiting if _place(each) != usual]
+    steps = {each.entry.step or 0 for each in waiting if each.entry is not None}
+    behind = f" Some are after step {min(steps)}, others after step {max(steps)}." if len(steps) > 1 else ""
+    who = _say(odd, "waits", "wait").lower()
+    return (
+        f"All wait, but {who} elsewhere,{_place_of(odd)}. If it takes a branch "
+        f"that the others do not take, or its data end earlier, they wait for each other for ever.{behind}"
+    )
+
+
+_ORDER = (GONE, STOPPED, MUTE, STANDS, LEFT, WORKS, WAITS)
+
+
+def _cells(seen: Seen) -> tuple[str, str, str, str]:
+    """Return the cells of a row that processes have in common: state, phase, step and place."""
+    entry = seen.entry
+    if entry is None:
+        return seen.state, "", "", ""
+    step = "" if entry.step is None else str(entry.step)
+    return seen.state, entry.phase, step, "; ".join([entry.where, *entry.others])
+
+
+def _longest(seen: Sequence[Seen]) -> str:
+    """Return the longest time that one of some processes stood still, as text."""
+    times = [each.entry.still_seconds for each in seen if each.entry is not None]
+    return f"{max(times):.0f} s" if times else ""
+
+
+def _place(seen: Seen) -> tuple[str, str, int | None]:
+    entry = seen.entry
+    return ("", "", None) if entry is None else (entry.phase, entry.where, entry.step)
+
+
+def _say(seen: Sequence[Seen], one: str, many: str) -> str:
+    """Return the beginning of a sentence about some processes, with the verb for one of them or for many."""
+    numbers = _numbers([each.process for each in seen])
+    return f"Process {numbers} {one}" if len(seen) == 1 else f"Processes {numbers} {many}"
+
+
+def _place_of(seen: Sequence[Seen]) -> str:
+    """Return in words where the first of some processes is."""
+    entry = seen[0].entry
+    if entry is None:
+        return ""
+    others = f" ({'; '.join(entry.others)})" if entry.others else ""
+    return f" in the phase {entry.phase}, at {entry.where}{others}"
+
+
+def _let_go_on(seen: Sequence[Seen]) -> str:
+    return "; ".join(
+        f"`kill -CONT {each.entry.pid}` on {each.entry.host}" for each in seen[:4] if each.entry is not None
+    )
+
+
+def _numbers(processes: Sequence[int]) -> str:
+    """Return numbers as text: `0-3, 7`."""
+    found: list[list[int]] = []
+    for number in sorted(processes):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found)

@@ -1,0 +1,44 @@
+"""The launcher's view of a run that stands still: it reads the board, and so sees processes that cannot
+speak.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from meshwright.board import LookOut, look, read_entries, verdict
+
+_SECONDS = 1.0
+"""The time between two readings of the board."""
+
+
+@contextlib.contextmanager
+def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Show where all processes stand when one of them stands still for longer than is usual for the run.
+
+    Args:
+      progress: The file in which process 0 reports; beside it, with the suffix `.board`, is the path of the
+      board. say: Shows a text to the user.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_look_out, args=(progress, say, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event) -> None:
+    watched = LookOut()
+    pointer = progress.with_name(f"{progress.name}.board")
+    while not over.wait(_SECONDS):
+        with contextlib.suppress(OSError):
+            board = Path(pointer.read_text())
+            if watched.is_late(read_entries(board), time.monotonic()):
+                seen = look(board)
+                if not over.is_set():
+                    say(f"the run stands still:\n{verdict(seen)}")

@@ -1,0 +1,162 @@
+"""A thread that tells on the board of a run where this process stands, and says so if it stands still for
+long.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import jax
+
+import meshwright
+from meshwright import process
+from meshwright.board import Entry, here, look, verdict, write_entry
+from meshwright.errors import EXIT_HUNG
+from meshwright.train._phase_clock import PhaseClock
+from meshwright.train._waiting import is_waiting
+
+log = logging.getLogger("meshwright")
+
+_BEAT_SECONDS = 1.0
+_PROCESSES_A_SECOND = 50
+"""The number of processes that may write in a second, so as not to burden a shared file system."""
+_LONGEST_BEAT_SECONDS = 10.0
+_OURS = f"{Path(meshwright.__file__ or '').parent}{os.sep}"
+_JAX = f"{Path(jax.__file__).parent}{os.sep}"
+_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
+
+
+@contextlib.contextmanager
+def on_board(
+    directory: Path, clock: PhaseClock, shortest_seconds: float, *, kill: bool = False
+) -> Iterator[None]:
+    """Tell on a board where this process stands, while the block runs. Call it on the thread that runs the
+    steps.
+
+    If the process stands still for longer than is usual, it shows a table of where all processes stand.
+
+    Args:
+      directory: The folder of the board; it is made.
+      clock: The clock of the phases.
+      shortest_seconds: The shortest time without progress that counts as unusual.
+      kill: If True, a process that then stands still for as long again is ended with exit code 5.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        log.warning("%s cannot be made, so nobody can ask where the processes stand: %s", directory, failure)
+    teller = _Teller(directory, clock, shortest_seconds, kill)
+    thread = threading.Thread(target=teller.tell, name="meshwright-board", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        teller.over.set()
+        thread.join()
+        with contextlib.suppress(OSError):
+            (directory / f"process-{teller.number:05}.json").unlink(missing_ok=True)
+            directory.rmdir()  # the last process can
+
+
+class _Teller:
+    def __init__(self, directory: Path, clock: PhaseClock, shortest_seconds: float, kill: bool):
+        self.over = threading.Event()
+        self.number, self._num_processes = jax.process_index(), jax.process_count()
+        self._directory, self._clock = directory, clock
+        self._shortest, self._kill = shortest_seconds, kill
+        self._main = threading.get_ident()
+        beat = self._num_processes / _PROCESSES_A_SECOND
+        self._beat_seconds = min(_LONGEST_BEAT_SECONDS, max(_BEAT_SECONDS, beat))
+
+    def tell(self) -> None:
+        """Write the entry again and again, and look at the others' when this process stands still.
+
+        The time that it stands still is counted in beats: a process that was suspended finds no time gone by.
+        """
+        turns, still, beat, told = -1, 0.0, 0, 0
+        while True:
+            before = time.monotonic()
+            if turns != self._clock.turns:
+                turns, still, told = self._clock.turns, 0.0, 0
+            limit = self._clock.limit_seconds(self._shortest)
+            self._write(beat, still, limit)
+            if limit is not None and still > (told + 1) * limit:
+                told += 1
+                if told == 1:
+                    threading.Thread(target=self._report, args=(turns, limit), daemon=True).start()
+                elif self._kill:
+                    process.announce_exit(EXIT_HUNG)
+                    os._exit(EXIT_HUNG)
+            if self.over.wait(self._beat_seconds):
+                return
+            still += min(time.monotonic() - before, 2 * self._beat_seconds)
+            beat += 1
+
+    def _write(self, beat: int, still: float, limit: float | None) -> None:
+        host, pid, born, namespace = here()
+        frames = sys._current_frames()
+        # Its own frame would keep all of them, with the user's objects in them, until a garbage collection.
+        del frames[threading.get_ident()]
+        main = frames.pop(self._main, None)
+        entry = Entry(
+            process=self.number,
+            num_processes=self._num_processes,
+            host=host,
+            pid=pid,
+            born=born,
+            namespace=namespace,
+            phase=self._clock.phase,
+            step=self._clock.step,
+            turns=self._clock.turns,
+            beat=beat,
+            still_seconds=round(still, 1),
+            limit_seconds=limit,
+            beat_seconds=self._beat_seconds,
+            is_waiting=is_waiting(main),
+            where=_line(main) or "",
+            others=sorted({line for each in frames.values() if (line := _line(each, only_users=True))}),
+        )
+        with contextlib.suppress(OSError):  # a full disk does not end a run here
+            write_entry(self._directory, entry)
+
+    def _report(self, turns: int, limit: float) -> None:
+        seen = look(self._directory)
+        if self._clock.turns != turns or self.over.is_set():
+            return
+        threat = f" In {limit:.0f} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
+        usual = f"longer than {limit:.0f} s, at least five times as long as ever before in the phase"
+        head = f"process {self.number} stands still for {usual} {self._clock.phase}."
+        said = f"{head}{threat}\n{verdict(seen)}"
+        with contextlib.suppress(ValueError, OSError):
+            print(f"meshwright: {said}", file=sys.stderr, flush=True)
+        if log.hasHandlers():
+            log.error(said)
+
+
+def _line(frame: FrameType | None, *, only_users: bool = False) -> str | None:
+    """Return the innermost line of a stack that is in neither Python's libraries nor JAX.
+
+    Args:
+      frame: The innermost frame.
+      only_users: If True, return it only if it is not one of Meshwright's own.
+    """
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or (only_users and frame.f_code.co_filename.startswith(_OURS)):
+        return None
+    path = frame.f_code.co_filename
+    short = f"meshwright/{path.removeprefix(_OURS)}" if path.startswith(_OURS) else path
+    return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_library(path: str) -> bool:
+    """Return whether a file is of JAX or of Python itself."""
+    is_pythons = path.startswith(("<frozen", _PYTHON)) and not path.startswith(f"{_PYTHON}site-packages")
+    return is_pythons or path.startswith(_JAX)

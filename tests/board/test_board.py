@@ -1,0 +1,279 @@
+"""What a board tells of processes that go on, wait, stand still, cannot speak, or are gone."""
+
+import dataclasses
+import gc
+import json
+import signal
+import subprocess
+import sys
+import time
+import weakref
+
+import pytest
+
+import meshwright as mw
+from meshwright.board import Entry, LookOut, board_directory, look, read_entries, verdict, write_entry
+from meshwright.board._entry import birth_of, namespace
+from meshwright.board._look import compared
+from meshwright.cli import main
+from meshwright.errors import EXIT_HUNG
+from meshwright.train import PhaseClock, on_board
+
+BEAT = 0.01
+PLACE = {"phase": "step", "where": "meshwright/train/_loop.py:137 in wait", "is_waiting": True}
+STANDING = {"phase": "input", "where": "/home/me/loader.py:12 in read", "is_waiting": False}
+
+
+def entry(process=0, **more):
+    whose = {
+        "process": process,
+        "num_processes": 3,
+        "host": "elsewhere",
+        "pid": 1,
+        "born": "1",
+        "namespace": "",
+    }
+    times = {"still_seconds": 61.0, "limit_seconds": 30.0, "beat_seconds": BEAT}
+    return Entry(**whose | times | {"step": 41, "turns": 7, "beat": 1, "others": []} | PLACE | more)
+
+
+def seen(*told, beats=1):
+    """Return what is seen of processes that tell this, and some time later the same, but for their beats."""
+    before = {number: entry(number, **each) for number, each in enumerate(told)}
+    after = {
+        number: dataclasses.replace(each, beat=each.beat + beats, **told[number].get("later", {}))
+        for number, each in before.items()
+    }
+    return compared(before, after)
+
+
+@pytest.fixture
+def child():
+    """A process of this machine that a test may stop and kill."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def of(child, number=1):
+    host = mw.board.here()[0]
+    born = birth_of(child.pid)
+    return entry(number, host=host, pid=child.pid, born=born, namespace=namespace())
+
+
+def states(found):
+    return [each.state for each in found]
+
+
+def last(found):
+    return verdict(found).splitlines()[-1]
+
+
+def test_a_process_that_stands_in_its_own_code_is_the_one_that_the_others_wait_for():
+    found = seen({}, STANDING, {})
+    assert states(found) == ["waits", "stands", "waits"]
+    assert last(found) == (
+        "Process 1 stands in the phase input, at /home/me/loader.py:12 in read; the others wait for it."
+    )
+    rows = verdict(found).splitlines()
+    assert rows[1].split()[:4] == ["1", "stands", "input", "41"]
+    assert rows[2].startswith("0, 2     waits")
+
+
+def test_a_process_that_tells_nothing_more_does_not_answer():
+    before = {number: entry(number) for number in range(3)}
+    after = {number: dataclasses.replace(each, beat=2) for number, each in before.items()} | {2: before[2]}
+    found = compared(before, after)
+    assert states(found) == ["waits", "waits", "does not answer"]
+    assert "a call in C keeps Python's lock; the others wait for it. It was last seen in" in last(found)
+
+
+def test_a_process_without_an_entry_has_left():
+    found = compared({0: entry(0), 1: entry(1)}, {0: entry(0, beat=2), 1: entry(1, beat=2)})
+    assert states(found) == ["waits", "waits", "has left"]
+    assert last(found) == "Process 2 has left the run, or not begun; the others wait for it."
+
+
+def test_processes_that_wait_in_different_places_take_different_branches():
+    found = seen({}, {}, {"where": "/home/me/train.py:33 in when", "step": 40})
+    assert last(found).startswith("All wait, but process 2 waits elsewhere, in the phase step, at /home/me/")
+    assert last(found).endswith("Some are after step 40, others after step 41.")
+
+
+def test_processes_that_all_wait_in_one_place_wait_for_a_device():
+    assert "a device or a collective operation does not end" in last(seen({}, {}, {}))
+
+
+def test_a_run_that_goes_on_is_said_to():
+    found = compared(
+        {0: entry(0), 1: entry(1), 2: entry(2)}, {n: entry(n, beat=2, turns=8) for n in range(3)}
+    )
+    assert last(found) == "All processes work."
+
+
+def test_linux_tells_of_a_process_that_was_stopped(child):
+    child.send_signal(signal.SIGSTOP)
+    wait_until(lambda: compared({1: of(child)}, {1: of(child)})[1].state != "does not answer")
+    found = compared({1: of(child)}, {1: of(child)})
+    assert found[1].state == "stopped by a signal"
+    assert f"`kill -CONT {child.pid}` on {mw.board.here()[0]}" in last(found)
+
+
+def test_linux_tells_of_a_process_that_is_gone_and_of_another_of_its_number(child):
+    told = of(child)
+    other = dataclasses.replace(told, born="1")
+    assert compared({1: other}, {1: other})[1].state == "gone"
+    child.kill()
+    child.wait()
+    assert compared({1: told}, {1: told})[1].state == "gone"
+
+
+def wait_until(is_so):
+    give_up = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_a_hang_is_noticed_once_by_the_readers_clock():
+    watched, told = LookOut(), {0: entry(0, still_seconds=1e9)}
+    answers = [watched.is_late(told, now) for now in (0.0, 29.0, 31.0, 32.0)]
+    assert answers == [False, False, True, False]
+    later = {0: entry(0, turns=8)}
+    assert [watched.is_late(later, now) for now in (33.0, 60.0, 64.0)] == [False, False, True]
+
+
+def test_a_process_of_an_attempt_before_is_not_late(child):
+    told = {1: of(child)}
+    child.kill()
+    child.wait()
+    watched = LookOut()
+    assert [watched.is_late(told, now) for now in (0.0, 100.0)] == [False, False]
+
+
+def test_entries_are_read_as_written_and_damaged_ones_left_out(tmp_path):
+    for number in range(3):
+        write_entry(tmp_path, entry(number, others=["a.py:1 in f"]))
+    write_entry(tmp_path, entry(9))  # of an attempt with more processes
+    (tmp_path / "process-00002.json").write_text('{"process": 2')
+    assert read_entries(tmp_path) == {number: entry(number, others=["a.py:1 in f"]) for number in range(2)}
+
+
+def test_a_run_in_a_store_has_its_board_on_this_machine():
+    assert board_directory("runs/a").as_posix() == "runs/a/board"
+    assert board_directory("s3://b/runs/a") == board_directory("s3://b/runs/a/")
+    assert board_directory("s3://b/runs/a") != board_directory("s3://b/runs/b")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr("meshwright.train._on_board._BEAT_SECONDS", BEAT)
+    monkeypatch.setattr("meshwright.train._on_board._PROCESSES_A_SECOND", 1e9)
+
+
+def stepping(clock, steps=25):
+    for step in range(steps):
+        clock.finish_step(step)
+
+
+def test_a_process_that_stands_still_says_where_all_stand(tmp_path, capfd, quick):
+    clock = PhaseClock()
+    with on_board(tmp_path / "board", clock, 0.05):
+        stepping(clock)
+        told = ""
+        give_up = time.monotonic() + 10
+        while "Process 0" not in told and time.monotonic() < give_up:
+            time.sleep(0.01)
+            told += capfd.readouterr().err
+    assert "process 0 stands still for longer than 0 s" in told
+    assert "Process 0 stands in the phase step, at" in told
+    assert "test_board.py" in told
+    assert told.count("stands still") == 1
+    assert not (tmp_path / "board").exists()
+
+
+def test_nothing_is_said_of_a_run_that_goes_on_nor_of_a_phase_whose_time_is_not_known(tmp_path, capfd, quick):
+    clock = PhaseClock()
+    with on_board(tmp_path / "board", clock, 0.05):
+        clock.enter("compile")
+        time.sleep(0.2)
+        for _ in range(20):
+            stepping(clock)
+            time.sleep(0.005)
+        clock.enter("evaluation")
+        time.sleep(0.2)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_doctor_asks_a_run_that_goes_on(tmp_path, capsys, quick):
+    clock = PhaseClock()
+    with on_board(tmp_path / "board", clock, 60):
+        stepping(clock)
+        clock.enter("evaluation")
+        wait_until(lambda: read_entries(tmp_path / "board"))
+        assert main(["doctor", str(tmp_path)]) == 0
+        assert "evaluation" in capsys.readouterr().out
+        assert main(["doctor", str(tmp_path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert (found["hangs"], found["processes"][0]["state"]) == (False, "stands")
+
+
+def test_the_doctor_says_if_a_run_hangs_or_tells_nothing(tmp_path, capsys):
+    directory = tmp_path / "board"
+    directory.mkdir()
+    write_entry(directory, entry(0, num_processes=1))
+    assert main(["doctor", str(tmp_path)]) == EXIT_HUNG
+    assert "does not answer" in capsys.readouterr().out
+    assert main(["doctor", str(tmp_path / "other")]) == 3
+    assert "no process of" in capsys.readouterr().err
+
+
+def test_looking_at_nothing_finds_nothing(tmp_path):
+    assert look(tmp_path) == []
+
+
+def test_what_the_users_functions_hold_goes_when_they_let_go_of_it(tmp_path, quick):
+    class Held:
+        pass
+
+    def hold(held):
+        beats = read_entries(tmp_path)[0].beat
+        wait_until(lambda: read_entries(tmp_path)[0].beat > beats + 2)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        with on_board(tmp_path, PhaseClock(), 60):
+            wait_until(lambda: read_entries(tmp_path))
+            held = hold(Held())
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_processes": 10**12},
+        {"num_processes": "three"},
+        {"process": -1},
+        {"beat_seconds": float("nan")},
+        {"still_seconds": "1e999"},
+        {"others": 5},
+        {"step": []},
+    ],
+    ids=str,
+)
+def test_a_crafted_entry_is_left_out(tmp_path, more):
+    told = dataclasses.asdict(entry(0)) | more
+    (tmp_path / "process-00000.json").write_text(json.dumps(told))
+    assert read_entries(tmp_path) == {}
+
+
+def test_a_crafted_entry_neither_writes_to_the_terminal_nor_makes_the_reader_wait(tmp_path):
+    told = dataclasses.asdict(entry(0, where="\x1b]0;title\x07", beat_seconds=1e9))
+    (tmp_path / "process-00000.json").write_text(json.dumps(told))
+    found = read_entries(tmp_path)[0]
+    assert "\x1b" not in found.where
+    assert found.beat_seconds == 10.0

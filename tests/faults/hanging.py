@@ -1,0 +1,128 @@
+"""A run of several processes, one of which stands still at step 60, or is slow."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+import meshwright as mw
+
+ROWS, AT = 64, 60
+FAULT = []
+"""What the process that has the fault does, in its memory: nothing that the processes compare may show it."""
+
+
+def does(what):
+    return what in FAULT
+
+
+def keep_pythons_lock():
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def wait_for_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def take_another_branch():
+    multihost_utils.sync_global_devices("only here")
+
+
+ACTS = {
+    "sleep": lambda: time.sleep(1000),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "interpreter": keep_pythons_lock,
+    "lock": wait_for_a_lock,
+    "branch": take_another_branch,
+}
+"""What the policy of the evaluation does in the process that has the fault."""
+
+
+class Rows:
+    """Examples, the reading of which may stand still or be slow."""
+
+    def __init__(self):
+        self._left = 16 // 4 * (AT + 10)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+        self._left -= 1
+        if does("data") and self._left < 0:
+            time.sleep(1000)
+        if does("slow"):
+            time.sleep(0.05)
+        return {"x": np.full(4, i / ROWS, np.float32)}
+
+
+def measure(params, batch):
+    return {"loss": jnp.square(batch["x"] @ params["w"]).sum(-1)}
+
+
+def experiment(run: str, steps: int) -> mw.Experiment:
+    """Return the experiment, the same on all processes."""
+
+    def loss(params, batch, key):
+        if does("compile"):
+            time.sleep(10)
+        return measure(params, batch)["loss"].mean()
+
+    def when(step):
+        for what in FAULT if step == AT else ():
+            ACTS.get(what, lambda: None)()
+        return step % 20 == 0
+
+    def keep(scores):
+        if does("save") and AT in scores:
+            time.sleep(1000)
+        return set(scores)
+
+    @contextlib.contextmanager
+    def tracker():
+        def write(step, values):
+            if does("tracker") and step == AT:
+                time.sleep(1000)
+
+        yield write
+
+    return mw.Experiment(
+        workdir=run,
+        model=lambda key: {"w": jax.random.normal(key, (4, 2))},
+        loss=loss,
+        optimizer=optax.sgd(0.01),
+        input=mw.Input(Rows(), batch_size=16),
+        max_steps=steps,
+        evaluations={"all": mw.Evaluation(measure, {"x": np.ones((64, 4), np.float32)}, when, batch_size=16)},
+        save=mw.Save(when=20, keep=keep),
+        logging=mw.Logging(every=10, trackers=(tracker,)),
+        watchdog=mw.Watchdog(learned="end", shortest_seconds=4),
+        compile=mw.Compile(cache=False),
+    )
+
+
+def main(said: str) -> None:
+    """Play what is said in JSON: the run directory, what happens to whom, and the number of steps."""
+    run, what, who, steps = json.loads(said)
+    jax.config.update("jax_platforms", "cpu")
+    mw.process.start()
+    if jax.process_index() == who:
+        FAULT.append(what)
+    mw.run(experiment(run, steps))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,66 @@
+import random
+
+import pytest
+
+from meshwright.train import PHASES, PhaseClock
+from soak import cases, rng
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def time():
+    return Clock()
+
+
+@pytest.mark.soak
+def test_the_seconds_of_all_phases_are_the_time_since_the_start(time):
+    draw = rng("phases")
+    for _ in range(cases(few=20, many=2000)):
+        clock = PhaseClock(started=time.now - draw.random(), clock=time)
+        for step in range(draw.randrange(30)):
+            time.now += draw.expovariate(1) ** 3
+            act(draw, clock, step)
+            time.now += draw.random()
+            assert sum(clock.seconds().values()) == pytest.approx(time.now - clock.started)
+            assert min(clock.seconds().values()) >= -1e-9
+
+
+def act(draw: random.Random, clock, step):
+    if draw.random() < 0.5:
+        clock.finish_step(step)
+    else:
+        clock.enter(draw.choice(PHASES))
+
+
+def stepped(time, seconds):
+    clock = PhaseClock(clock=time)
+    clock.finish_step(1)
+    for step, each in enumerate(seconds, start=2):
+        time.now += each
+        clock.finish_step(step)
+    return clock
+
+
+def test_what_a_step_takes_beyond_the_usual_is_a_stall(time):
+    clock = stepped(time, [0.5] * 25 + [60.0] + [0.5] * 10)
+    found = clock.seconds()
+    assert found["stall"] == pytest.approx(60.0, abs=1)
+    assert found["step"] == pytest.approx(18, abs=1)
+
+
+def test_a_stall_counts_while_it_lasts(time):
+    clock = stepped(time, [0.5] * 25)
+    time.now += 100
+    assert clock.seconds()["stall"] == pytest.approx(100, abs=1)
+
+
+def test_steps_that_the_host_launches_ahead_are_no_stall(time):
+    clock = stepped(time, [0.0, 0.0, 0.0, 0.0, 2.5] * 20)
+    assert "stall" not in clock.seconds()
