@@ -42,7 +42,7 @@ FLOORS = [
     {"program", "hlo"},
     {"sharding", "input", "metrics", "arrays", "profile"},
     {"train", "checkpoint", "nn"},
-    {"formats", "adapters", "predict"},
+    {"formats", "adapters", "predict", "generation"},
     {"models", "report", "evaluation"},
     {"engine"},
     {"experiment", "deployer", "functions"},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         events,
         experiment,
         formats,
+        generation,
         hlo,
         input,
         launch,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import Evaluation, Experiment, Input, Save, evaluate, from_checkpoint, run
     from meshwright.formats import open_source
+    from meshwright.generation import Decoding, generate
     from meshwright.input import Batched, Bucketed, batches, mapped
     from meshwright.metrics import Mean
     from meshwright.nn import attention, cross_entropy
@@ -65,6 +67,7 @@ _MORE_ROOMS = (
     "events",
     "experiment",
     "formats",
+    "generation",
     "hlo",
     "launch",
     "nn",
@@ -82,6 +85,7 @@ __all__ = [
     "Bucketed",
     "Checkpoints",
     "Compile",
+    "Decoding",
     "Deployer",
     "Evaluation",
     "Experiment",
@@ -111,6 +115,7 @@ __all__ = [
     "fit",
     "from_checkpoint",
     "functional",
+    "generate",
     "input",
     "make_mesh",
     "make_step",
@@ -140,6 +145,7 @@ _NAMES = {
     "errors": ("MeshwrightError",),
     "experiment": ("Evaluation", "Experiment", "Input", "Save", "evaluate", "from_checkpoint", "run"),
     "formats": ("open_source",),
+    "generation": ("Decoding", "generate"),
     "input": ("Batched", "Bucketed", "batches", "mapped"),
     "metrics": ("Mean",),
     "nn": ("attention", "cross_entropy"),

@@ -1,0 +1,74 @@
+"""The functions of a model that generates: the protocol between models and the loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.tree import PyTree
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with a cache, as `mw.generate` calls it.
+
+    Its functions are pure. Make it once and use it again: programs are compiled for each `Model` that is not
+    equal to an earlier one, and functions are equal only to themselves.
+
+    Example:
+      >>> model = mw.generation.Model(
+      ...     init_cache=lambda params, batch, length: jnp.zeros((batch, 1)),
+      ...     apply=lambda params, tokens, cache, starts: (params["next"][tokens], cache),
+      ... )
+      >>> mw.generate(model, {"next": jnp.eye(4)[jnp.array([1, 2, 3, 0])]}, [[0]], mw.Decoding(max_new_tokens=5))
+      [array([1, 2, 3, 0, 1], dtype=int32)]
+    """
+
+    init_cache: Callable[[PyTree, int, int], PyTree]
+    """`(params, batch, length) -> cache`: an empty cache for so many rows and positions. The first dimension of
+    each of its arrays is the row."""
+    apply: Callable[[PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, PyTree]]
+    """`(params, tokens, cache, starts) -> (logits, cache)`: the logits of the next token, [B, T, V], given tokens
+    int32[B, T] from the positions `starts`, int32[B], on, and the cache with these tokens. A token must see
+    positions up to its own only. Rows may be padded at their end, and positions may be written again."""
+    encode: Callable[[PyTree, jax.Array, jax.Array, PyTree], PyTree] | None = None
+    """`(params, inputs, is_input, cache) -> cache`, for encoder-decoders: the cache with the encoded inputs,
+    given int32[B, S] and bool[B, S], which is false for padding. Prompts are then the inputs."""
+    start: int = 0
+    """The token that the rows of an encoder-decoder begin with."""
+    positions: int | None = None
+    """The length of the longest row that the model supports; None for no limit."""
+    prefill: int = 64
+    """The number of tokens of a prompt that `apply` gets at a time."""
+
+
+def without_cache(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Model:
+    """Return a model that computes the whole row again for each token, for models that have no cache.
+
+    It is slow for long rows: the time for a token grows with the bound of the length.
+
+    Args:
+      logits: `(params, tokens) -> logits`: the logits of the next token at each position, [B, T, V], which
+        depend on this token and those before it only.
+
+    Example:
+      >>> cfg = mw.models.gpt2.Config(vocabulary=8, positions=64, model=8, layers=1, heads=2, feed_forward=8)
+      >>> params = mw.models.gpt2.init(cfg, mw.train.key_of(0))
+      >>> model = mw.generation.without_cache(lambda params, x: mw.models.gpt2.logits(cfg, params, x))
+      >>> cached = mw.models.with_cache(cfg)
+      >>> decoding = mw.Decoding(max_new_tokens=8)
+      >>> one, other = (mw.generate(each, params, [[1, 2]], decoding) for each in (model, cached))
+      >>> (one[0] == other[0]).all()
+      np.True_
+    """
+
+    def apply(params: PyTree, tokens: jax.Array, cache: jax.Array, starts: jax.Array) -> tuple[Any, Any]:
+        length = tokens.shape[1]
+        write = jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (start,)))
+        read = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, length))
+        cache = write(cache, tokens, starts)
+        return read(logits(params, cache), starts), cache
+
+    return Model(lambda _, batch, length: jnp.zeros((batch, length), jnp.int32), apply)

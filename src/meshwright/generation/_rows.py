@@ -1,0 +1,117 @@
+"""Rows of tokens that grow together: a pure step, and the loop of steps.
+
+Dimensions: B rows, S positions of a row, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.generation._decoding import Decoding
+from meshwright.generation._logits import adjusted, chosen, ended
+from meshwright.generation._model import Model
+from meshwright.tree import PyTree
+
+
+class Rows(NamedTuple):
+    """Rows that are being generated. The cache has all tokens of a row but the last."""
+
+    cache: PyTree
+    """The model's cache."""
+    tokens_BS: jax.Array
+    """The prompt of each row and what was generated; what comes after means nothing."""
+    lengths_B: jax.Array
+    """The number of tokens of each row, the prompt included."""
+    begins_B: jax.Array
+    """The length of each row's prompt."""
+    limits_B: jax.Array
+    """The length at which each row ends."""
+    numbers_B: jax.Array
+    """The number of each row's prompt."""
+    is_done_B: jax.Array
+    """True for rows that have ended."""
+
+
+class Prompts(NamedTuple):
+    """Rows to begin with."""
+
+    tokens_BS: jax.Array
+    """The prompts, padded at their end; of an encoder-decoder its start tokens."""
+    lengths_B: jax.Array
+    """The number of tokens of each prompt."""
+    limits_B: jax.Array
+    """The length at which each row ends, the prompt included."""
+    numbers_B: jax.Array
+    """A number for each prompt, from which its draws follow."""
+    inputs: tuple[jax.Array, jax.Array] | None = None
+    """The padded inputs of an encoder-decoder and whether each is an input, int32[B, P] and bool[B, P]."""
+
+
+def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
+    """Return rows with their prompts in the cache, except the last token, which the first step gives it.
+
+    The prompts are read a piece at a time, up to the end of the longest, so one program serves all lengths.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      prompts: The prompts. The length of their rows must be a multiple of `model.prefill`.
+    """
+    B, S = prompts.tokens_BS.shape
+    cache = model.init_cache(params, B, S)
+    if model.encode is not None and prompts.inputs is not None:
+        cache = model.encode(params, *prompts.inputs, cache)
+
+    def piece(number: jax.Array, cache: PyTree) -> PyTree:
+        start = number * model.prefill
+        tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens_BS, start, model.prefill, axis=1)
+        return model.apply(params, tokens, cache, jnp.full(B, start, jnp.int32))[1]
+
+    num_pieces = (prompts.lengths_B.max() - 1 + model.prefill - 1) // model.prefill
+    cache = jax.lax.fori_loop(0, num_pieces, piece, cache)
+    lengths, limits = prompts.lengths_B, prompts.limits_B
+    return Rows(cache, prompts.tokens_BS, lengths, lengths, limits, prompts.numbers_B, lengths >= limits)
+
+
+def advanced(
+    model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: jax.Array, num_tokens: jax.Array
+) -> Rows:
+    """Return the rows with up to `num_tokens` more tokens each, fewer if all end before.
+
+    Args:
+      model: The model.
+      decoding: How tokens are chosen.
+      params: The parameters.
+      rows: The rows.
+      key: The key of all draws.
+      num_tokens: The number of tokens, int32[].
+    """
+
+    def goes_on(carried: tuple[jax.Array, Rows]) -> jax.Array:
+        return (carried[0] < num_tokens) & ~carried[1].is_done_B.all()
+
+    def one(carried: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
+        return carried[0] + 1, _stepped(model, decoding, params, carried[1], key)
+
+    return jax.lax.while_loop(goes_on, one, (jnp.int32(0), rows))[1]
+
+
+def next_logits(model: Model, params: PyTree, rows: Rows) -> tuple[jax.Array, PyTree]:
+    """Return the logits after the last token of each row, float32[B, V], and the cache with it."""
+    last_B1 = jnp.take_along_axis(rows.tokens_BS, rows.lengths_B[:, None] - 1, axis=1)
+    logits_B1V, cache = model.apply(params, last_B1, rows.cache, rows.lengths_B - 1)
+    return logits_B1V[:, 0].astype(jnp.float32), cache
+
+
+def _stepped(model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: jax.Array) -> Rows:
+    logits_BV, cache = next_logits(model, params, rows)
+    logits_BV = adjusted(decoding, logits_BV, rows.tokens_BS, rows.lengths_B, rows.begins_B)
+    token_B = chosen(decoding, logits_BV, key, rows.numbers_B, rows.lengths_B - rows.begins_B)
+    at = jnp.where(rows.is_done_B, rows.tokens_BS.shape[1], rows.lengths_B)  # past the end is dropped
+    tokens_BS = rows.tokens_BS.at[jnp.arange(len(at)), at].set(token_B, mode="drop")
+    lengths_B = rows.lengths_B + ~rows.is_done_B
+    is_end_B = ended(decoding, tokens_BS, lengths_B, rows.begins_B) | (lengths_B >= rows.limits_B)
+    return rows._replace(
+        cache=cache, tokens_BS=tokens_BS, lengths_B=lengths_B, is_done_B=rows.is_done_B | is_end_B
+    )
