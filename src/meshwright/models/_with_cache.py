@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from meshwright import nn
 from meshwright.errors import UsageError
 from meshwright.generation import Model
-from meshwright.models import decoder, gpt2
-from meshwright.sharding import embedding_lookup
+from meshwright.models import decoder, gpt2, t5
+from meshwright.sharding import embedding_lookup, shard_tensor_dim
 from meshwright.tree import PyTree
 
-Config = decoder.Config | gpt2.Config
+Config = decoder.Config | gpt2.Config | t5.Config
 
 
 @functools.lru_cache(maxsize=64)
@@ -22,7 +22,7 @@ def with_cache(cfg: Config) -> Model:
     """Return a reference model with a cache of keys and values, for `mw.generate`.
 
     Args:
-      cfg: The config of the model: a `decoder.Config` or a `gpt2.Config`.
+      cfg: The config of the model: of `decoder`, `gpt2` or `t5`, whose prompts are its inputs.
 
     Raises:
       UsageError: It is none of these.
@@ -73,6 +73,56 @@ def _gpt2(cfg: gpt2.Config) -> Model:
     return Model(_empty(cfg.layers, cfg.heads, cfg.model // cfg.heads), apply, positions=cfg.positions)
 
 
+class T5Cache(NamedTuple):
+    """The cache of T5's decoder, and what it attends to in the inputs; before `encode` these have length 0."""
+
+    targets: nn.KeyValueCache
+    inputs: nn.KeyValueCache
+    is_input_BS: jax.Array
+
+
+def _t5(cfg: t5.Config) -> Model:
+    empty = _empty(cfg.decoder_layers, cfg.heads, cfg.head)
+
+    def init_cache(params: PyTree, batch: int, length: int) -> T5Cache:
+        return T5Cache(
+            empty(params, batch, length), empty(params, batch, 0), jnp.zeros((batch, 0), bool)
+        )
+
+    def encode(params: PyTree, inputs: jax.Array, is_input: jax.Array, cache: T5Cache) -> T5Cache:
+        encoded = t5.encode(cfg, params, inputs, is_input)
+        layers = params["decoder"]["layers"]
+
+        def of_layers(name: str) -> jax.Array:
+            by_layer = jax.vmap(lambda weight: (encoded @ weight).reshape(*encoded.shape[:2], cfg.heads, -1))
+            return shard_tensor_dim(by_layer(layers[name]).transpose(1, 0, 3, 2, 4))
+
+        held = nn.KeyValueCache(of_layers("cross_k"), of_layers("cross_v"))
+        return cache._replace(inputs=held, is_input_BS=is_input)
+
+    def apply(params: PyTree, tokens: jax.Array, cache: T5Cache, starts: jax.Array) -> tuple[Any, Any]:
+        stack, seen = params["decoder"], t5.inputs_only(tokens.shape[1], cache.is_input_BS)
+        bias = t5.position_bias(cfg, stack["position_bias"], bidirectional=False)
+
+        def layer(x: jax.Array, given: Any, cached: nn.CachedAttention) -> jax.Array:
+            weights, (keys, values) = given
+            normed = t5.rms_norm(cfg, x, weights["attention_norm"])
+            x = x + t5.attention(cfg, weights, "", normed, normed, bias=bias, causal=True, cached=cached)
+            q = t5.heads(cfg, weights["cross_q"], t5.rms_norm(cfg, x, weights["cross_attention_norm"]))
+            k, v = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+            x = x + t5.merged(weights["cross_o"], nn.attention(q, k, v, segments=seen, scale=1.0))
+            return x + t5.feed_forward(cfg, weights, x)
+
+        x, layers = embedding_lookup(params["embedding"], tokens), stack["layers"]
+        held = jax.tree.map(lambda x: x.swapaxes(0, 1), tuple(cache.inputs))
+        x, targets = _through(layer, x, (layers, held), cache.targets, starts)
+        x = t5.rms_norm(cfg, x, stack["norm"])
+        logits = jnp.matmul(x, t5.head(cfg, params), preferred_element_type=jnp.float32)
+        return logits, cache._replace(targets=targets)
+
+    return Model(init_cache, apply, encode)
+
+
 def _empty(layers: int, heads: int, head_size: int) -> Callable[[PyTree, int, int], nn.KeyValueCache]:
     """Return the function that makes the empty cache, in the dtype of the embedding."""
 
@@ -103,4 +153,4 @@ def _through(
     return x_BTD, cache
 
 
-_MODELS: dict[type, Callable[[Any], Model]] = {decoder.Config: _decoder, gpt2.Config: _gpt2}
+_MODELS: dict[type, Callable[[Any], Model]] = {decoder.Config: _decoder, gpt2.Config: _gpt2, t5.Config: _t5}
