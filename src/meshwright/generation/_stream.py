@@ -58,7 +58,8 @@ def generate(
       [5, 5]
     """
     found: dict[int, list[np.ndarray]] = {}
-    for piece in stream(model, params, prompts, decoding, seed=seed, length=length, slots=slots):
+    options = {"seed": seed, "length": length, "slots": slots, "every": 64}
+    for piece in stream(model, params, prompts, decoding, **options):
         found.setdefault(piece.number, []).append(piece.tokens)
     return [np.concatenate(found[number]) for number in range(len(found))]
 

@@ -1,0 +1,225 @@
+"""Rows in slots: what comes out depends on prompts, settings and seed only."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.errors import UsageError
+from meshwright.generation import Decoding, Model, generate_batch, stream, without_cache
+from meshwright.models import decoder, gpt2, t5, with_cache
+
+CFG = decoder.Config(vocabulary=24, model=16, layers=2, heads=4, key_heads=2, feed_forward=24, windows=(6, None))
+DRAWN = Decoding(max_new_tokens=12, temperature=1.0, top_p=0.9, repetition_penalty=1.2, stop=(3, (4, 5)))
+RNG = np.random.default_rng(0)
+PROMPTS = [RNG.integers(0, 24, length) for length in RNG.integers(1, 15, 10)]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.tree.map(lambda x: 2 * x, decoder.init(CFG, jax.random.key(0)))
+
+
+def lists(rows):
+    return [row.tolist() for row in rows]
+
+
+@pytest.fixture(scope="module")
+def drawn(params):
+    return lists(mw.generate(with_cache(CFG), params, PROMPTS, DRAWN, seed=1, slots=len(PROMPTS)))
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_the_number_of_slots_changes_no_token(params, drawn, slots):
+    assert lists(mw.generate(with_cache(CFG), params, PROMPTS, DRAWN, seed=1, slots=slots)) == drawn
+
+
+def test_prompts_from_an_iterator_are_read_as_slots_become_free(params, drawn):
+    read = []
+    prompts = (read.append(number) or prompt for number, prompt in enumerate(PROMPTS))
+    pieces = stream(with_cache(CFG), params, prompts, DRAWN, seed=1, slots=2, length=64, every=1)
+    first = next(pieces)
+    assert (first.number, first.tokens.tolist(), read) == (0, drawn[0][:1], [0, 1])
+    found = {0: first.tokens.tolist()}
+    for piece in pieces:
+        found[piece.number] = found.get(piece.number, []) + piece.tokens.tolist()
+    assert [found[number] for number in range(len(PROMPTS))] == drawn
+
+
+@pytest.mark.parametrize("text", ["data=2,fsdp=2,tensor=2"])
+def test_any_mesh_gives_what_one_device_gives(params, drawn, text):
+    placed = jax.device_put(params, mw.Layout(mw.make_mesh(text), decoder.RULES).shardings(params))
+    assert lists(mw.generate(with_cache(CFG), placed, PROMPTS, DRAWN, seed=1, slots=4)) == drawn
+
+
+def test_another_seed_draws_other_tokens(params, drawn):
+    assert lists(mw.generate(with_cache(CFG), params, PROMPTS, DRAWN, seed=2, slots=len(PROMPTS))) != drawn
+
+
+def test_a_model_without_a_cache_gives_what_one_with_a_cache_gives(params, drawn):
+    model = without_cache(functools.partial(decoder.logits, CFG))
+    assert lists(mw.generate(model, params, PROMPTS, DRAWN, seed=1, slots=len(PROMPTS))) == drawn
+
+
+def test_one_program_serves_all_lengths_up_to_the_bound(params):
+    traced = []
+
+    def apply(params, tokens, cache, starts):
+        traced.append(tokens.shape)
+        return cached.apply(params, tokens, cache, starts)
+
+    cached = with_cache(CFG)
+    model = Model(cached.init_cache, apply)
+    for length, new in ((1, 5), (20, 9), (100, 20)):
+        prompts = [RNG.integers(0, 24, length)] * 3
+        mw.generate(model, params, prompts, Decoding(max_new_tokens=new), length=128, slots=2)
+        traced_first = traced if length == 1 else traced_first  # noqa: F821 - of the first call
+        assert len(traced) == len(traced_first)
+
+
+def cached_logits(model, params, tokens, sizes, inputs=None):
+    """The logits of tokens that the model gets in pieces of these sizes."""
+    cache = model.init_cache(params, len(tokens), 32)
+    if inputs is not None:
+        cache = model.encode(params, inputs, jnp.ones(inputs.shape, bool), cache)
+    found, start = [], 0
+    for size in sizes:
+        starts = jnp.full(len(tokens), start, jnp.int32)
+        logits, cache = jax.jit(model.apply)(params, tokens[:, start : start + size], cache, starts)
+        found.append(logits)
+        start += size
+    return jnp.concatenate(found, axis=1)
+
+
+SMALL = {"vocabulary": 24, "model": 16, "heads": 4, "feed_forward": 24, "layers": 2}
+MODELS = {
+    "decoder": (decoder, CFG),
+    "gpt2": (gpt2, gpt2.Config(**SMALL, positions=32)),
+    "t5": (t5, t5.Config(**SMALL, head=4, decoder_layers=2)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cached_logits_are_those_of_the_whole_row(name):
+    module, cfg = MODELS[name]
+    params = module.init(cfg, jax.random.key(1))
+    tokens = jnp.asarray(RNG.integers(0, 24, (2, 20)))
+    inputs = (jnp.asarray(RNG.integers(0, 24, (2, 7))),) if name == "t5" else ()
+    whole = module.logits(cfg, params, *inputs, tokens)
+    found = cached_logits(with_cache(cfg), params, tokens, (9, 1, 1, 8, 1), *inputs)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+
+
+UNIGRAM = Model(
+    init_cache=lambda params, batch, length: jnp.zeros((batch, 1)),
+    apply=lambda params, tokens, cache, starts: (jnp.broadcast_to(params, (*tokens.shape, 8)), cache),
+)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "kept"),
+    [
+        (Decoding(4000, temperature=1.0), 8),
+        (Decoding(4000, temperature=0.5), 8),
+        (Decoding(4000, temperature=1.0, top_k=3), 3),
+        (Decoding(4000, temperature=2.0, top_p=0.7), None),
+        (Decoding(4000, temperature=1.0, min_p=0.2), None),
+    ],
+)
+def test_tokens_are_drawn_as_often_as_their_probability_says(decoding, kept):
+    logits = np.array([1.0, 0.2, -0.5, 2.0, 0.0, 1.5, -1.0, 0.7], np.float32)
+    wanted = np.exp(logits / decoding.temperature) / np.exp(logits / decoding.temperature).sum()
+    order = np.argsort(-wanted)
+    if decoding.top_p:
+        kept = 1 + np.searchsorted(np.cumsum(wanted[order]), decoding.top_p)
+    if decoding.min_p:
+        kept = (wanted >= decoding.min_p * wanted.max()).sum()
+    wanted[order[kept:]] = 0
+    wanted /= wanted.sum()
+    prompts = np.zeros((8, 1), np.int32)
+    made = jax.jit(functools.partial(generate_batch, UNIGRAM), static_argnums=3)
+    drawn = made(jnp.asarray(logits), prompts, np.ones(8), decoding, jax.random.key(0)).tokens
+    counts = np.bincount(np.ravel(drawn), minlength=8)
+    assert counts[wanted == 0].sum() == 0
+    expected = counts.sum() * wanted[wanted > 0]
+    distance = ((counts[wanted > 0] - expected) ** 2 / expected).sum()
+    assert distance < {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 7: 24.3}[max(2, (wanted > 0).sum() - 1)]  # 0.1 %
+
+
+def test_a_stop_sequence_ends_a_row_and_its_result():
+    following = jnp.full((6, 6), -9.0).at[jnp.arange(6), (jnp.arange(6) + 1) % 6].set(9.0)
+    model = Model(lambda p, b, n: jnp.zeros((b, 1)), lambda p, tokens, cache, starts: (p[tokens], cache))
+    decoding = Decoding(max_new_tokens=9, stop=((2, 3), (5,)))
+    assert lists(mw.generate(model, following, [[0], [1, 2], [2], [4]], decoding)) == [
+        [1, 2, 3],
+        [3, 4, 5],  # the prompt's 2 is no part of a stop sequence
+        [3, 4, 5],
+        [5],
+    ]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_result_is_the_choice_with_the_highest_probability_or_a_choice(params, beams):
+    choices = ((1, 2, 3), (1, 2, 4, 5), (7,))
+    found = lists(mw.generate(with_cache(CFG), params, PROMPTS, Decoding(beams=beams, choices=choices)))
+    assert {tuple(row) for row in found} <= {*choices}
+    if beams > 1:
+        assert found[0] == list(max(choices, key=functools.partial(mean_log_probability, params, PROMPTS[0])))
+
+
+def mean_log_probability(params, prompt, choice):
+    row = np.concatenate([prompt, choice])
+    log_probs = jax.nn.log_softmax(decoder.logits(CFG, params, jnp.asarray(row)[None])[0])
+    return float(sum(log_probs[len(prompt) - 1 + i, token] for i, token in enumerate(choice))) / len(choice)
+
+
+def test_beams_with_one_row_that_beats_greedy_find_it(params):
+    """Four beams find rows at least as likely as greedy's."""
+    greedy, beams = (
+        mw.generate(with_cache(CFG), params, PROMPTS, Decoding(8, beams=beams)) for beams in (1, 4)
+    )
+    score = functools.partial(mean_log_probability, params)
+    pairs = [(score(p, b), score(p, g)) for p, b, g in zip(PROMPTS[:3], beams, greedy, strict=False)]
+    assert all(found >= known - 1e-5 for found, known in pairs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_k": 5}, "top_k=5 has no effect with temperature=0"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5: expected above 0, up to 1"),
+        ({"temperature": 1.0, "beams": 2}, "beams=2 needs temperature=0"),
+        ({"length_penalty": 2.0}, "length_penalty has no effect without beams"),
+        ({"stop": "\n"}, "must be a list of tokens"),
+        ({"stop": ((),)}, "empty sequence"),
+        ({"choices": ((1,), (1, 2))}, "the beginning of the second"),
+        ({"num_beams": 2}, "Write beams="),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        Decoding(**settings)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([[1], []], {}, "prompt 1 must be a sequence of tokens, at least one"),
+        (["text"], {}, "Encode texts with the tokenizer"),
+        ([[1] * 20], {"length": 64}, "there is room for 4"),
+        (iter([[1]]), {}, "needs the bound of their length"),
+        ([[1]], {"slots": 0}, "slots=0"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused(params, prompts, options, message):
+    with pytest.raises(UsageError, match=message):
+        mw.generate(with_cache(CFG), params, prompts, Decoding(max_new_tokens=60), **options)
+
+
+def test_a_row_longer_than_the_positions_of_a_model_is_refused():
+    cfg = MODELS["gpt2"][1]
+    with pytest.raises(UsageError, match="the model has 32 positions"):
+        mw.generate(with_cache(cfg), gpt2.init(cfg, jax.random.key(0)), [[1] * 30], Decoding(max_new_tokens=8))
