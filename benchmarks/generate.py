@@ -2,9 +2,9 @@
 
 Rows of 512 tokens, of which the last 496 are generated, in float32 with random weights. Both ways are one
 compiled loop. The time of computing again does not depend on the position, so only its first 32 tokens are
-made and timed, and compared with those of the cache. The bar: with a cache at least 20 × as many tokens a second,
-for the small model in one row and for the larger one in four. One row of the larger model is bound by reading its
-weights from memory, which computing again shares between 512 positions.
+made and timed, and compared with those of the cache. The bar: with a cache at least 20 × as many tokens a
+second, for the small model in one row and for the larger one in four. One row of the larger model is bound by
+reading its weights from memory, which computing again shares between 512 positions.
 """
 
 import argparse

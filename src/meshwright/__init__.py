@@ -46,7 +46,16 @@ if TYPE_CHECKING:
     from meshwright.deployer import Deployer
     from meshwright.engine import Compile, Logging, Profile, Stop, Watchdog, early_stopping
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import Evaluation, Experiment, Input, Save, evaluate, from_checkpoint, run
+    from meshwright.experiment import (
+        Evaluation,
+        Experiment,
+        Generation,
+        Input,
+        Save,
+        evaluate,
+        from_checkpoint,
+        run,
+    )
     from meshwright.formats import open_source
     from meshwright.generation import Decoding, generate
     from meshwright.input import Batched, Bucketed, batches, mapped
@@ -89,6 +98,7 @@ __all__ = [
     "Deployer",
     "Evaluation",
     "Experiment",
+    "Generation",
     "Input",
     "Layout",
     "Logging",
@@ -143,7 +153,10 @@ _NAMES = {
     "deployer": ("Deployer",),
     "engine": ("Compile", "Logging", "Profile", "Stop", "Watchdog", "early_stopping"),
     "errors": ("MeshwrightError",),
-    "experiment": ("Evaluation", "Experiment", "Input", "Save", "evaluate", "from_checkpoint", "run"),
+    "experiment": (
+        *("Evaluation", "Experiment", "Generation", "Input", "Save"),
+        *("evaluate", "from_checkpoint", "run"),
+    ),
     "formats": ("open_source",),
     "generation": ("Decoding", "generate"),
     "input": ("Batched", "Bucketed", "batches", "mapped"),

@@ -12,7 +12,9 @@ from meshwright.errors import UsageError
 from meshwright.generation import Decoding, Model, generate_batch, stream, without_cache
 from meshwright.models import decoder, gpt2, t5, with_cache
 
-CFG = decoder.Config(vocabulary=24, model=16, layers=2, heads=4, key_heads=2, feed_forward=24, windows=(6, None))
+CFG = decoder.Config(
+    vocabulary=24, model=16, layers=2, heads=4, key_heads=2, feed_forward=24, windows=(6, None)
+)
 DRAWN = Decoding(max_new_tokens=12, temperature=1.0, top_p=0.9, repetition_penalty=1.2, stop=(3, (4, 5)))
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(0, 24, length) for length in RNG.integers(1, 15, 10)]
@@ -222,4 +224,6 @@ def test_prompts_that_do_not_fit_are_refused(params, prompts, options, message):
 def test_a_row_longer_than_the_positions_of_a_model_is_refused():
     cfg = MODELS["gpt2"][1]
     with pytest.raises(UsageError, match="the model has 32 positions"):
-        mw.generate(with_cache(cfg), gpt2.init(cfg, jax.random.key(0)), [[1] * 30], Decoding(max_new_tokens=8))
+        mw.generate(
+            with_cache(cfg), gpt2.init(cfg, jax.random.key(0)), [[1] * 30], Decoding(max_new_tokens=8)
+        )

@@ -49,7 +49,8 @@ def generate_batch(
       >>> deployer = mw.Deployer(seed=0, verbose=False)
       >>> def predict(params, batch, key):
       ...     decoding = mw.Decoding(temperature=1.0, max_new_tokens=5)
-      ...     return mw.generation.generate_batch(model, params, batch["prompt"], batch["length"], decoding, key)
+      ...     prompts, lengths = batch["prompt"], batch["length"]
+      ...     return mw.generation.generate_batch(model, params, prompts, lengths, decoding, key)
       >>> predictor = mw.Predictor(deployer, predict=predict)
       >>> examples = [{"prompt": np.array([1, 2, 3]), "length": np.int32(3)}] * 8
       >>> first, again, other = (predictor.predict(examples, 1, params, seed=seed) for seed in (1, 1, 2))
@@ -65,10 +66,10 @@ def generate_batch(
         rows = begun(model, params, batch)
         key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)) if key is None else key  # nothing is drawn
         rows = advanced(model, decoding, params, rows, key, jnp.int32(decoding.max_new_tokens))
-        tokens_BS, lengths_B = rows.tokens_BS, rows.lengths_B
-    counts_B = lengths_B - batch.lengths_B
+        tokens_BS, lengths_B = rows.tokens, rows.lengths
+    counts_B = lengths_B - batch.lengths
     take = jnp.arange(decoding.max_new_tokens)
-    at = jnp.clip(batch.lengths_B[:, None] + take, 0, tokens_BS.shape[1] - 1)
+    at = jnp.clip(batch.lengths[:, None] + take, 0, tokens_BS.shape[1] - 1)
     new = jnp.take_along_axis(tokens_BS, at, axis=1)
     return Generated(jnp.where(take < counts_B[:, None], new, 0), counts_B)
 

@@ -35,8 +35,8 @@ class Decoding:
     top_k: int | None = None
     """Only so many of the most likely tokens can be drawn."""
     top_p: float | None = None
-    """Only the most likely tokens that together have this probability can be drawn: nucleus sampling, Holtzman
-    et al., arXiv:1904.09751."""
+    """Only the most likely tokens that together have this probability can be drawn: nucleus sampling,
+    Holtzman et al., arXiv:1904.09751."""
     min_p: float | None = None
     """Only tokens with at least this share of the highest probability can be drawn, Nguyen et al.,
     arXiv:2407.01082."""
@@ -48,8 +48,8 @@ class Decoding:
     length_penalty: float = 1.0
     """The score of a row that beam search has ended is its log probability over its length to this power."""
     stop: tuple[tuple[int, ...], ...] = ()
-    """Sequences of tokens, each of which ends a row when it is generated. It is the end of the result. A token
-    alone, such as an end-of-text token, may be given as a number."""
+    """Sequences of tokens, each of which ends a row when it is generated. It is the end of the result. A
+    token alone, such as an end-of-text token, may be given as a number."""
     choices: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens, if the result must be one of them. Empty for any result."""
 
@@ -103,3 +103,7 @@ def _rules(d: Decoding) -> list[tuple[bool, str]]:
         ),
         (bool(d.choices) and max(map(len, d.choices)) > d.max_new_tokens, "a choice exceeds max_new_tokens."),
     ]
+
+
+GREEDY = Decoding()
+"""The most likely token each time, and no end but `max_new_tokens`."""

@@ -84,9 +84,7 @@ def chosen(
     return jax.vmap(draw)(numbers_B, counts_B, narrowed(decoding, logits_BV)).astype(jnp.int32)
 
 
-def ended(
-    decoding: Decoding, tokens_BS: jax.Array, lengths_B: jax.Array, begins_B: jax.Array
-) -> jax.Array:
+def ended(decoding: Decoding, tokens_BS: jax.Array, lengths_B: jax.Array, begins_B: jax.Array) -> jax.Array:
     """Return whether each row ends with a stop sequence, or is a whole choice: bool[B]."""
     counts_B, is_end_B = lengths_B - begins_B, jnp.zeros(len(tokens_BS), bool)
     if decoding.stop:

@@ -22,17 +22,19 @@ class Model:
       ...     init_cache=lambda params, batch, length: jnp.zeros((batch, 1)),
       ...     apply=lambda params, tokens, cache, starts: (params["next"][tokens], cache),
       ... )
-      >>> mw.generate(model, {"next": jnp.eye(4)[jnp.array([1, 2, 3, 0])]}, [[0]], mw.Decoding(max_new_tokens=5))
+      >>> params = {"next": jnp.eye(4)[jnp.array([1, 2, 3, 0])]}
+      >>> mw.generate(model, params, [[0]], mw.Decoding(max_new_tokens=5))
       [array([1, 2, 3, 0, 1], dtype=int32)]
     """
 
     init_cache: Callable[[PyTree, int, int], PyTree]
-    """`(params, batch, length) -> cache`: an empty cache for so many rows and positions. The first dimension of
-    each of its arrays is the row."""
+    """`(params, batch, length) -> cache`: an empty cache for so many rows and positions. The first dimension
+    of each of its arrays is the row."""
     apply: Callable[[PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, PyTree]]
-    """`(params, tokens, cache, starts) -> (logits, cache)`: the logits of the next token, [B, T, V], given tokens
-    int32[B, T] from the positions `starts`, int32[B], on, and the cache with these tokens. A token must see
-    positions up to its own only. Rows may be padded at their end, and positions may be written again."""
+    """`(params, tokens, cache, starts) -> (logits, cache)`: the logits of the next token, [B, T, V], given
+    tokens int32[B, T] from the positions `starts`, int32[B], on, and the cache with these tokens. A token
+    must see positions up to its own only. Rows may be padded at their end, and positions may be written
+    again."""
     encode: Callable[[PyTree, jax.Array, jax.Array, PyTree], PyTree] | None = None
     """`(params, inputs, is_input, cache) -> cache`, for encoder-decoders: the cache with the encoded inputs,
     given int32[B, S] and bool[B, S], which is false for padding. Prompts are then the inputs."""

@@ -3,7 +3,7 @@
 Dimensions: B rows, S positions of a row, V vocabulary.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,32 +19,32 @@ class Rows(NamedTuple):
 
     cache: PyTree
     """The model's cache."""
-    tokens_BS: jax.Array
-    """The prompt of each row and what was generated; what comes after means nothing."""
-    lengths_B: jax.Array
-    """The number of tokens of each row, the prompt included."""
-    begins_B: jax.Array
-    """The length of each row's prompt."""
-    limits_B: jax.Array
-    """The length at which each row ends."""
-    numbers_B: jax.Array
-    """The number of each row's prompt."""
-    is_done_B: jax.Array
-    """True for rows that have ended."""
+    tokens: jax.Array
+    """The prompt of each row and what was generated, int32[B, S]; what comes after means nothing."""
+    lengths: jax.Array
+    """The number of tokens of each row, the prompt included, int32[B]."""
+    begins: jax.Array
+    """The length of each row's prompt, int32[B]."""
+    limits: jax.Array
+    """The length at which each row ends, int32[B]."""
+    numbers: jax.Array
+    """The number of each row's prompt, uint32[B]."""
+    is_done: jax.Array
+    """True for rows that have ended, bool[B]."""
 
 
 class Prompts(NamedTuple):
-    """Rows to begin with."""
+    """Rows to begin with; their arrays may also be NumPy's."""
 
-    tokens_BS: jax.Array
-    """The prompts, padded at their end; of an encoder-decoder its start tokens."""
-    lengths_B: jax.Array
-    """The number of tokens of each prompt."""
-    limits_B: jax.Array
-    """The length at which each row ends, the prompt included."""
-    numbers_B: jax.Array
-    """A number for each prompt, from which its draws follow."""
-    inputs: tuple[jax.Array, jax.Array] | None = None
+    tokens: Any
+    """The prompts, int32[B, S], padded at their end; of an encoder-decoder its start tokens."""
+    lengths: Any
+    """The number of tokens of each prompt, int32[B]."""
+    limits: Any
+    """The length at which each row ends, the prompt included, int32[B]."""
+    numbers: Any
+    """A number for each prompt, from which its draws follow, uint32[B]."""
+    inputs: tuple[Any, Any] | None = None
     """The padded inputs of an encoder-decoder and whether each is an input, int32[B, P] and bool[B, P]."""
 
 
@@ -58,20 +58,20 @@ def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
       params: Its parameters.
       prompts: The prompts. The length of their rows must be a multiple of `model.prefill`.
     """
-    B, S = prompts.tokens_BS.shape
+    B, S = prompts.tokens.shape
     cache = model.init_cache(params, B, S)
     if model.encode is not None and prompts.inputs is not None:
         cache = model.encode(params, *prompts.inputs, cache)
 
     def piece(number: jax.Array, cache: PyTree) -> PyTree:
         start = number * model.prefill
-        tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens_BS, start, model.prefill, axis=1)
+        tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, start, model.prefill, axis=1)
         return model.apply(params, tokens, cache, jnp.full(B, start, jnp.int32))[1]
 
-    num_pieces = (prompts.lengths_B.max() - 1 + model.prefill - 1) // model.prefill
+    num_pieces = (prompts.lengths.max() - 1 + model.prefill - 1) // model.prefill
     cache = jax.lax.fori_loop(0, num_pieces, piece, cache)
-    lengths, limits = prompts.lengths_B, prompts.limits_B
-    return Rows(cache, prompts.tokens_BS, lengths, lengths, limits, prompts.numbers_B, lengths >= limits)
+    lengths, limits = prompts.lengths, prompts.limits
+    return Rows(cache, prompts.tokens, lengths, lengths, limits, prompts.numbers, lengths >= limits)
 
 
 def advanced(
@@ -89,7 +89,7 @@ def advanced(
     """
 
     def goes_on(carried: tuple[jax.Array, Rows]) -> jax.Array:
-        return (carried[0] < num_tokens) & ~carried[1].is_done_B.all()
+        return (carried[0] < num_tokens) & ~carried[1].is_done.all()
 
     def one(carried: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
         return carried[0] + 1, _stepped(model, decoding, params, carried[1], key)
@@ -99,19 +99,17 @@ def advanced(
 
 def next_logits(model: Model, params: PyTree, rows: Rows) -> tuple[jax.Array, PyTree]:
     """Return the logits after the last token of each row, float32[B, V], and the cache with it."""
-    last_B1 = jnp.take_along_axis(rows.tokens_BS, rows.lengths_B[:, None] - 1, axis=1)
-    logits_B1V, cache = model.apply(params, last_B1, rows.cache, rows.lengths_B - 1)
+    last_B1 = jnp.take_along_axis(rows.tokens, rows.lengths[:, None] - 1, axis=1)
+    logits_B1V, cache = model.apply(params, last_B1, rows.cache, rows.lengths - 1)
     return logits_B1V[:, 0].astype(jnp.float32), cache
 
 
 def _stepped(model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: jax.Array) -> Rows:
     logits_BV, cache = next_logits(model, params, rows)
-    logits_BV = adjusted(decoding, logits_BV, rows.tokens_BS, rows.lengths_B, rows.begins_B)
-    token_B = chosen(decoding, logits_BV, key, rows.numbers_B, rows.lengths_B - rows.begins_B)
-    at = jnp.where(rows.is_done_B, rows.tokens_BS.shape[1], rows.lengths_B)  # past the end is dropped
-    tokens_BS = rows.tokens_BS.at[jnp.arange(len(at)), at].set(token_B, mode="drop")
-    lengths_B = rows.lengths_B + ~rows.is_done_B
-    is_end_B = ended(decoding, tokens_BS, lengths_B, rows.begins_B) | (lengths_B >= rows.limits_B)
-    return rows._replace(
-        cache=cache, tokens_BS=tokens_BS, lengths_B=lengths_B, is_done_B=rows.is_done_B | is_end_B
-    )
+    logits_BV = adjusted(decoding, logits_BV, rows.tokens, rows.lengths, rows.begins)
+    token_B = chosen(decoding, logits_BV, key, rows.numbers, rows.lengths - rows.begins)
+    at = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)  # past the end is dropped
+    tokens_BS = rows.tokens.at[jnp.arange(len(at)), at].set(token_B, mode="drop")
+    lengths_B = rows.lengths + ~rows.is_done
+    is_end_B = ended(decoding, tokens_BS, lengths_B, rows.begins) | (lengths_B >= rows.limits)
+    return rows._replace(cache=cache, tokens=tokens_BS, lengths=lengths_B, is_done=rows.is_done | is_end_B)

@@ -93,9 +93,9 @@ def pieces_of(
     placed = _Placed.of(rows)
     owners: list[int | None] = [number for number, _ in first] + [None] * (sizes.slots - len(first))
     while any(owner is not None for owner in owners):
-        shown = np.asarray(jax.device_get(rows.lengths_B))
+        shown = np.asarray(jax.device_get(rows.lengths))
         rows = _advance(model, settings, mesh, placed)(params, rows, key, np.int32(every))
-        tokens, lengths, is_done = jax.device_get((rows.tokens_BS, rows.lengths_B, rows.is_done_B))
+        tokens, lengths, is_done = jax.device_get((rows.tokens, rows.lengths, rows.is_done))
         for slot, owner in enumerate(owners):
             if owner is not None:
                 yield Piece(owner, tokens[slot, shown[slot] : lengths[slot]].copy(), bool(is_done[slot]))
@@ -119,7 +119,7 @@ def searched(
         prompts = _prompts(model, sizes, taken, sizes.slots)
         tokens, lengths = jax.device_get(_search(model, settings, mesh)(params, prompts))
         for slot, (number, _) in enumerate(taken):
-            yield Piece(number, tokens[slot, prompts.lengths_B[slot] : lengths[slot]].copy(), True)
+            yield Piece(number, tokens[slot, prompts.lengths[slot] : lengths[slot]].copy(), True)
 
 
 def _prompts(model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], count: int) -> Prompts:

@@ -1,4 +1,4 @@
-"""`generate` and `stream`: many prompts in a fixed number of rows, each of which gets a new prompt when it ends."""
+"""`generate` and `stream`: many prompts in a fixed number of rows, which get new prompts when they end."""
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 
@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright.errors import UsageError
 from meshwright.generation._batch import check_positions, row_length
-from meshwright.generation._decoding import Decoding
+from meshwright.generation._decoding import GREEDY, Decoding
 from meshwright.generation._model import Model
 from meshwright.generation._slots import Piece, Sizes, pieces_of, searched
 from meshwright.train import as_seed, key_of
@@ -21,7 +21,7 @@ def generate(
     model: Model,
     params: PyTree,
     prompts: Iterable[Prompt],
-    decoding: Decoding = Decoding(),  # noqa: B008 - a frozen value
+    decoding: Decoding = GREEDY,
     *,
     seed: int = 0,
     length: int | None = None,
@@ -29,20 +29,20 @@ def generate(
 ) -> list[np.ndarray]:
     """Return the new tokens of each prompt, int32[n] each, in order; a stop sequence is at their end.
 
-    It runs on the mesh that the parameters are on, and each process gets all results. Rows are split over the
-    axes of a batch, heads over `tensor`. Two programs are compiled, for prompts of all lengths up to `length`,
-    and a third if there are more prompts than `slots`. A later call with the same model, decoding, `length` and
-    `slots` compiles nothing.
+    It runs on the mesh that the parameters are on, and each process gets all results. Rows are split over
+    the axes of a batch, heads over `tensor`. Two programs are compiled, for prompts of all lengths up to
+    `length`, and a third if there are more prompts than `slots`. A later call with the same model, decoding,
+    `length` and `slots` compiles nothing.
 
     Args:
       model: The model: `mw.models.with_cache(cfg)`, or a `mw.generation.Model` of your own.
       params: Its parameters.
-      prompts: The prompts, each a sequence of tokens; of an encoder-decoder, its inputs. An iterator is read as
-        rows become free.
+      prompts: The prompts, each a sequence of tokens; of an encoder-decoder, its inputs. An iterator is read
+        as rows become free.
       decoding: How tokens are chosen, and when rows end. The default is greedy.
       seed: The seed of all draws. What a prompt gets depends on the seed, its number and its tokens only.
-      length: The bound of the length of rows, prompt and new tokens; of an encoder-decoder, of its inputs. None
-        takes a power of two that holds the longest.
+      length: The bound of the length of rows, prompt and new tokens; of an encoder-decoder, of its inputs.
+        None takes a power of two that holds the longest.
       slots: The number of rows that are computed together.
 
     Raises:
@@ -68,7 +68,7 @@ def stream(
     model: Model,
     params: PyTree,
     prompts: Iterable[Prompt],
-    decoding: Decoding = Decoding(),  # noqa: B008 - a frozen value
+    decoding: Decoding = GREEDY,
     *,
     seed: int = 0,
     length: int | None = None,
@@ -110,7 +110,8 @@ def stream(
 def _mesh_of(params: PyTree) -> Mesh | None:
     """Return the mesh that the parameters are on; None if they are on no mesh."""
     placed = (x.sharding for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
-    return next((each.mesh for each in placed if isinstance(each, NamedSharding)), None)
+    named = (each.mesh for each in placed if isinstance(each, NamedSharding))
+    return next((mesh for mesh in named if isinstance(mesh, Mesh)), None)
 
 
 def _sizes(

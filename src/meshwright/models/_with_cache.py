@@ -74,20 +74,18 @@ def _gpt2(cfg: gpt2.Config) -> Model:
 
 
 class T5Cache(NamedTuple):
-    """The cache of T5's decoder, and what it attends to in the inputs; before `encode` these have length 0."""
+    """The cache of T5's decoder, and what it attends to in the inputs, of length 0 before `encode`."""
 
     targets: nn.KeyValueCache
     inputs: nn.KeyValueCache
-    is_input_BS: jax.Array
+    is_input: jax.Array
 
 
 def _t5(cfg: t5.Config) -> Model:
     empty = _empty(cfg.decoder_layers, cfg.heads, cfg.head)
 
     def init_cache(params: PyTree, batch: int, length: int) -> T5Cache:
-        return T5Cache(
-            empty(params, batch, length), empty(params, batch, 0), jnp.zeros((batch, 0), bool)
-        )
+        return T5Cache(empty(params, batch, length), empty(params, batch, 0), jnp.zeros((batch, 0), bool))
 
     def encode(params: PyTree, inputs: jax.Array, is_input: jax.Array, cache: T5Cache) -> T5Cache:
         encoded = t5.encode(cfg, params, inputs, is_input)
@@ -98,10 +96,10 @@ def _t5(cfg: t5.Config) -> Model:
             return shard_tensor_dim(by_layer(layers[name]).transpose(1, 0, 3, 2, 4))
 
         held = nn.KeyValueCache(of_layers("cross_k"), of_layers("cross_v"))
-        return cache._replace(inputs=held, is_input_BS=is_input)
+        return cache._replace(inputs=held, is_input=is_input)
 
     def apply(params: PyTree, tokens: jax.Array, cache: T5Cache, starts: jax.Array) -> tuple[Any, Any]:
-        stack, seen = params["decoder"], t5.inputs_only(tokens.shape[1], cache.is_input_BS)
+        stack, seen = params["decoder"], t5.inputs_only(tokens.shape[1], cache.is_input)
         bias = t5.position_bias(cfg, stack["position_bias"], bidirectional=False)
 
         def layer(x: jax.Array, given: Any, cached: nn.CachedAttention) -> jax.Array:

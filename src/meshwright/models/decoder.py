@@ -291,7 +291,9 @@ def block(
         return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
 
     with jax.named_scope("attention"):
-        x_BTD = added("attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT, cached))
+        x_BTD = added(
+            "attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT, cached)
+        )
     with jax.named_scope("feed_forward"):
         return added("feed_forward", lambda x: feed_forward(cfg, layer, x))
 
@@ -352,7 +354,10 @@ def rms_norm(cfg: Config, x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def rotate(x_BTNH: jax.Array, frequencies_H: jax.Array, positions_BT: jax.Array | None = None) -> jax.Array:
-    """Rotate pairs of features, one from each half, by angles proportional to the position, from 0 if None."""
+    """Rotate pairs of features, one from each half, by angles proportional to the position.
+
+    Without `positions_BT` rows begin at position 0.
+    """
     positions = jnp.arange(x_BTNH.shape[1]) if positions_BT is None else positions_BT
     angle = positions[..., None] * frequencies_H
     cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]

@@ -255,7 +255,7 @@ def attention(
     segments: tuple[jax.Array, jax.Array] | None = None,
     cached: nn.CachedAttention | None = None,
 ) -> jax.Array:
-    """Return attention with all heads, [B, T, D]; `bias`, `causal` and `segments` are those of `mw.attention`.
+    """Return the output of attention with all heads, [B, T, D].
 
     Args:
       cfg: The config of the model.
@@ -263,7 +263,7 @@ def attention(
       prefix: The beginning of the names of the weights: empty, or `cross_`.
       x_BTD: The input, which makes the queries.
       seen_BSD: What makes keys and values.
-      bias: The bias of the scores.
+      bias: The bias of the scores, as in `mw.attention`.
       causal: If true, a query sees no later keys.
       segments: The segments of queries and keys.
       cached: The attention to a cache; None for whole rows.

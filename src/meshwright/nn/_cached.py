@@ -1,7 +1,7 @@
 """Attention of new positions to a cache of the keys and values before them, to generate token by token.
 
-Dimensions: B batch, T new positions, S positions of the cache, L layers, N heads of queries, K of keys, G = N / K,
-H one head.
+Dimensions: B batch, T new positions, S positions of the cache, L layers, N heads of queries, K of keys,
+G = N / K, H one head.
 """
 
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ class CachedAttention:
         v: jax.Array,
         *,
         causal: bool = True,
-        segments: None = None,
+        segments: Any = None,
         window: int | jax.Array | None = None,
         softcap: float | None = None,
         scale: float | None = None,

@@ -28,6 +28,7 @@ from meshwright.report._history import (
     history_of,
     scores_of,
 )
+from meshwright.report._texts import Texts, texts_in
 from meshwright.storage import local_path
 
 T = TypeVar("T")
@@ -73,6 +74,8 @@ class Run:
     """Warnings and errors in the logs, in the order of time."""
     outputs: Mapping[str, Sequence[str]]
     """Names of the files with the model's output for each example, by evaluation."""
+    texts: Texts | None
+    """The newest texts that the model wrote; None if it wrote none."""
     missing: Sequence[str]
     """Names of the files that every run has and this one does not."""
     damage: Sequence[str]
@@ -207,6 +210,9 @@ def _run_in(directory: Path, place: str | None) -> Run:
         backs=times_back(directory),
         incidents=files.read("logs", incidents_of) or [],
         outputs=_outputs(directory / "outputs"),
+        texts=files.read("outputs", lambda _: texts_in(directory))
+        if (directory / "outputs/generation").is_dir()
+        else None,
         missing=files.missing,
         damage=files.damage,
     )

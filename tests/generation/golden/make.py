@@ -3,9 +3,9 @@
     python -m venv /tmp/peers && /tmp/peers/bin/pip install torch==2.13.0 transformers==5.23.0
     /tmp/peers/bin/python tests/generation/golden/make.py
 
-For each model a file of JSON: `prompts`, 50 of them; `greedy`, the new tokens of each; `beams`, those of the first
-ten by beam search; `repeated`, those of the first ten with a repetition penalty. `kept.json` has logits, and which of
-them each bound keeps.
+For each model a file of JSON: `prompts`, 50 of them; `greedy`, the new tokens of each; `beams`, those of the
+first ten by beam search; `repeated`, those of the first ten with a repetition penalty. `kept.json` has
+logits, and which of them each bound keeps.
 """
 
 import json
@@ -38,7 +38,9 @@ def loaded(name):
     if name == "t5v1_1":  # version 5 ties it
         from safetensors.torch import load_file
 
-        model.lm_head.weight = torch.nn.Parameter(load_file(MODELS / name / "model.safetensors")["lm_head.weight"].float())
+        model.lm_head.weight = torch.nn.Parameter(
+            load_file(MODELS / name / "model.safetensors")["lm_head.weight"].float()
+        )
     return model
 
 
