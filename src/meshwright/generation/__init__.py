@@ -8,7 +8,7 @@ in `_logits`: add a bound there, and its field to `Decoding`.
 
 from meshwright.generation._batch import Generated, generate_batch
 from meshwright.generation._decoding import GREEDY, Decoding
-from meshwright.generation._model import Model, without_cache
+from meshwright.generation._model import Model, counting, without_cache
 from meshwright.generation._slots import Piece
 from meshwright.generation._stream import generate, stream
 from meshwright.generation._text import Bytes, GrowingText, Numbers, Tokenizer, tokenizer_of
@@ -23,6 +23,7 @@ __all__ = [
     "Numbers",
     "Piece",
     "Tokenizer",
+    "counting",
     "generate",
     "generate_batch",
     "stream",

@@ -43,7 +43,8 @@ class Model:
     positions: int | None = None
     """The length of the longest row that the model supports; None for no limit."""
     prefill: int = 64
-    """The number of tokens of a prompt that `apply` gets at a time."""
+    """The number of tokens of a prompt that `apply` gets at a time. With 1 it never gets padding: rows that have
+    read their prompt keep their cache while others go on."""
 
 
 def without_cache(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Model:
@@ -74,3 +75,38 @@ def without_cache(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Model:
         return read(logits(params, cache), starts), cache
 
     return Model(lambda _, batch, length: jnp.zeros((batch, length), jnp.int32), apply)
+
+
+def counting(
+    init_cache: Callable[[PyTree, int], PyTree],
+    apply: Callable[[PyTree, jax.Array, PyTree], tuple[jax.Array, PyTree]],
+) -> Model:
+    """Return a model of functions that count positions in the cache themselves, such as those of Flax Linen.
+
+    Each row gets a cache of its own, as rows are at different positions. Prompts are read a token at a time.
+
+    Args:
+      init_cache: `(params, length) -> cache`: an empty cache for one row of so many positions.
+      apply: `(params, tokens, cache) -> (logits, cache)`: the logits of the next token, [1, 1, V], given one
+        token, int32[1, 1], and the cache with it.
+
+    Example:
+      >>> def init_cache(params, length):
+      ...     return {"seen": jnp.zeros(8), "count": jnp.zeros((), jnp.int32)}
+      >>> def apply(params, tokens, cache):
+      ...     seen = cache["seen"].at[tokens[0, 0]].add(1)
+      ...     return (params - seen)[None, None], {"seen": seen, "count": cache["count"] + 1}
+      >>> model = mw.generation.counting(init_cache, apply)
+      >>> mw.generate(model, jnp.arange(8.0) / 4, [[7, 7, 7], [1]], mw.Decoding(max_new_tokens=4))
+      [array([6, 5, 4, 3], dtype=int32), array([7, 6, 5, 4], dtype=int32)]
+    """
+
+    def empty(params: PyTree, batch: int, length: int) -> PyTree:
+        one = init_cache(params, length)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), one)
+
+    def rows(params: PyTree, tokens: jax.Array, cache: PyTree, starts: jax.Array) -> tuple[Any, Any]:
+        logits, cache = jax.vmap(lambda row, held: apply(params, row[None], held))(tokens, cache)
+        return logits[:, 0], cache
+
+    return Model(empty, rows, prefill=1)

@@ -66,12 +66,18 @@ def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
     def piece(number: jax.Array, cache: PyTree) -> PyTree:
         start = number * model.prefill
         tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, start, model.prefill, axis=1)
-        return model.apply(params, tokens, cache, jnp.full(B, start, jnp.int32))[1]
+        new = model.apply(params, tokens, cache, jnp.full(B, start, jnp.int32))[1]
+        return new if model.prefill > 1 else _where(start < prompts.lengths - 1, new, cache)
 
     num_pieces = (prompts.lengths.max() - 1 + model.prefill - 1) // model.prefill
     cache = jax.lax.fori_loop(0, num_pieces, piece, cache)
     lengths, limits = prompts.lengths, prompts.limits
     return Rows(cache, prompts.tokens, lengths, lengths, limits, prompts.numbers, lengths >= limits)
+
+
+def _where(is_new_B: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Return the rows of one cache or of the other."""
+    return jax.tree.map(lambda x, y: jnp.where(is_new_B.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)
 
 
 def advanced(
