@@ -76,6 +76,7 @@ LIBRARIES = {
     "fsspec",
     "obstore",
     "ray",
+    "tokenizers",
 }
 TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS

@@ -36,8 +36,15 @@ def expected(name):
     return json.loads((HERE / f"golden/{name}.json").read_text())
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", NAMES)
+def cases():
+    """All families and ways; those that compile much the same are slow tests."""
+    for name in NAMES:
+        for how in HOW:
+            is_quick = (name, how) in {("gemma2", "greedy"), ("t5v1_1", "beams")}
+            yield pytest.param(name, how, marks=() if is_quick else pytest.mark.slow, id=f"{name}-{how}")
+
+
+@pytest.mark.parametrize(("name", "how"), [*cases()])
 def test_tokens_are_those_of_transformers(name, how):
     model, params = restored(name)
     golden, decoding = expected(name), Decoding(max_new_tokens=NEW, stop=(END,), **HOW[how])

@@ -43,8 +43,8 @@ class Model:
     positions: int | None = None
     """The length of the longest row that the model supports; None for no limit."""
     prefill: int = 64
-    """The number of tokens of a prompt that `apply` gets at a time. With 1 it never gets padding: rows that have
-    read their prompt keep their cache while others go on."""
+    """The number of tokens of a prompt that `apply` gets at a time. With 1 it never gets padding: rows that
+    have read their prompt keep their cache while others go on."""
 
 
 def without_cache(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Model:
