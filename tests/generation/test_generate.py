@@ -236,9 +236,7 @@ def test_prompts_that_do_not_fit_are_refused(params, prompts, options, message):
 def test_a_row_longer_than_the_positions_of_a_model_is_refused():
     cfg = MODELS["gpt2"][1]
     with pytest.raises(UsageError, match="the model has 32 positions"):
-        mw.generate(
-            with_cache(cfg), gpt2.init(cfg, jax.random.key(0)), [[1] * 30], Decoding(max_new_tokens=8)
-        )
+        mw.generate(with_cache(cfg), {}, [[1] * 30], Decoding(max_new_tokens=8))
 
 
 class Linen(linen.Module):
