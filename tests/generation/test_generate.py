@@ -269,3 +269,17 @@ def test_a_module_of_linen_that_counts_positions_gives_what_its_whole_rows_give(
     slow = without_cache(lambda params, tokens: whole.apply({"params": params}, tokens))
     found = mw.generate(model, params, PROMPTS, Decoding(10), slots=4)
     assert lists(found) == lists(mw.generate(slow, params, PROMPTS, Decoding(10)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_inside_jit_gets_what_prompts_in_slots_get(name):
+    module, cfg = MODELS[name]
+    model, params = with_cache(cfg), module.init(cfg, jax.random.key(2))
+    prompts = [prompt[:9] for prompt in PROMPTS]
+    padded = np.stack([np.pad(prompt, (0, 9 - len(prompt))) for prompt in prompts])
+    lengths = np.array([len(prompt) for prompt in prompts])
+    for decoding in (Decoding(8, stop=(3,)), Decoding(8, stop=(3,), beams=3)):
+        found = jax.jit(lambda params: generate_batch(model, params, padded, lengths, decoding))(params)  # noqa: B023
+        rows = [row[:n].tolist() for row, n in zip(np.asarray(found.tokens), found.lengths, strict=True)]
+        assert rows == lists(mw.generate(model, params, prompts, decoding, length=17, slots=4))

@@ -38,7 +38,7 @@ def generation_of(experiment: Experiment) -> list[EvaluationPart]:
         texts = _Texts(experiment)
     scoring = Scoring(
         texts.mean,
-        lambda: iter(()),
+        lambda: iter((None,)),  # before it the run may interrupt this evaluation
         None,
         outputs=texts.write,
         num_examples=len(texts.prompts),
@@ -60,7 +60,7 @@ class _Texts:
 
     def mean(self, state: Any, batches: Iterable[Any]) -> Scores:
         """Generate, and return the mean number of tokens of a text. Collective."""
-        for _ in batches:  # none, but this asks whether the run must stop
+        for _ in batches:
             pass
         params = self._narrow(eval_params(state))
         options = {"seed": self._seed, "slots": len(self._encoded)}

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from meshwright import process
 from meshwright.errors import UsageError
 from meshwright.generation._batch import check_positions, row_length
 from meshwright.generation._decoding import GREEDY, Decoding
@@ -46,8 +47,8 @@ def generate(
       slots: The number of rows that are computed together.
 
     Raises:
-      UsageError: A prompt is empty or not of tokens, or is too long for `length` or for the model; or an
-        iterator is given without `length`.
+      UsageError: A prompt is empty or not of tokens, or is too long for `length` or for the model; an
+        iterator is given without `length`; or processes give different prompts or settings.
 
     Example:
       >>> cfg = mw.models.decoder.Config(vocabulary=16, model=8, layers=2, heads=2, feed_forward=16)
@@ -101,10 +102,21 @@ def stream(
     """
     key, mesh = key_of(as_seed(seed)), _mesh_of(params)
     sizes = _sizes(model, prompts, decoding, length, slots, mesh)
+    if mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1:
+        process.compare("what is generated", lambda: _facts(prompts, decoding, sizes, seed, every))
     queue = enumerate(_checked(prompts, sizes))
     if decoding.beams > 1:
         return searched(model, decoding, params, mesh, sizes, queue)
     return pieces_of(model, decoding, params, mesh, sizes, queue, key, every)
+
+
+def _facts(
+    prompts: Iterable[Prompt], decoding: Decoding, sizes: Sizes, seed: int, every: int
+) -> dict[str, str]:
+    """Return what all processes must agree on; an iterator's prompts are not read for it."""
+    read = [np.asarray(prompt).tolist() for prompt in prompts] if isinstance(prompts, Sized) else "iterator"
+    given = {"prompts": read, "decoding": decoding, "sizes": sizes, "seed": seed, "every": every}
+    return {name: repr(value) for name, value in given.items()}
 
 
 def _mesh_of(params: PyTree) -> Mesh | None:
