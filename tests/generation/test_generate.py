@@ -36,6 +36,16 @@ def drawn(params):
 
 
 @pytest.mark.slow
+def test_a_bound_that_is_no_multiple_of_the_pieces_of_a_prompt_changes_nothing(params):
+    prompts = [RNG.integers(0, 24, length) for length in (1, 63, 64, 65, 90)]
+    rows = [
+        lists(mw.generate(with_cache(CFG), params, prompts, Decoding(9), length=length, slots=8))
+        for length in (99, 128)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 4])
 def test_the_number_of_slots_changes_no_token(params, drawn, slots):
     assert lists(mw.generate(with_cache(CFG), params, PROMPTS, DRAWN, seed=1, slots=slots)) == drawn
@@ -226,6 +236,7 @@ def test_settings_that_cannot_be_meant_are_refused(settings, message):
         ([[1] * 20], {"length": 64}, "there is room for 4"),
         (iter([[1]]), {}, "needs the bound of their length"),
         ([[1]], {"slots": 0}, "slots=0"),
+        ([[1]], {"length": 60}, "length=60 leaves no room for a prompt"),
     ],
 )
 def test_prompts_that_do_not_fit_are_refused(params, prompts, options, message):

@@ -81,17 +81,11 @@ def batch_of(model: Model, prompts: jax.Array, lengths: jax.Array, max_new_token
     numbers = jnp.arange(B, dtype=jnp.uint32)
     if model.encode is not None:
         inputs = prompts, jnp.arange(P) < lengths[:, None]
-        ones, S = jnp.ones(B, jnp.int32), row_length(model, 1 + max_new_tokens)
-        starts = jnp.full((B, S), model.start, jnp.int32)
+        ones, starts = jnp.ones(B, jnp.int32), jnp.full((B, 1 + max_new_tokens), model.start, jnp.int32)
         return Prompts(starts, ones, ones + max_new_tokens, numbers, inputs)
     check_positions(model, P + max_new_tokens)
-    padded = jnp.pad(prompts, ((0, 0), (0, row_length(model, P + max_new_tokens) - P)))
+    padded = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
     return Prompts(padded, lengths, lengths + max_new_tokens, numbers)
-
-
-def row_length(model: Model, length: int) -> int:
-    """Return the length of rows for so many tokens: a multiple of the pieces of a prompt."""
-    return -(-length // model.prefill) * model.prefill
 
 
 def check_positions(model: Model, length: int) -> None:

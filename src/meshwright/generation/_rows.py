@@ -52,24 +52,26 @@ def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
     """Return rows with their prompts in the cache, except the last token, which the first step gives it.
 
     The prompts are read a piece at a time, up to the end of the longest, so one program serves all lengths.
+    The last piece of a row may begin earlier and write some positions again.
 
     Args:
       model: The model.
       params: Its parameters.
-      prompts: The prompts. The length of their rows must be a multiple of `model.prefill`.
+      prompts: The prompts.
     """
     B, S = prompts.tokens.shape
+    size = min(model.prefill, S)
     cache = model.init_cache(params, B, S)
     if model.encode is not None and prompts.inputs is not None:
         cache = model.encode(params, *prompts.inputs, cache)
 
     def piece(number: jax.Array, cache: PyTree) -> PyTree:
-        start = number * model.prefill
-        tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, start, model.prefill, axis=1)
+        start = jnp.minimum(number * size, S - size)
+        tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, start, size, axis=1)
         new = model.apply(params, tokens, cache, jnp.full(B, start, jnp.int32))[1]
-        return new if model.prefill > 1 else _where(start < prompts.lengths - 1, new, cache)
+        return new if size > 1 else _where(start < prompts.lengths - 1, new, cache)
 
-    num_pieces = (prompts.lengths.max() - 1 + model.prefill - 1) // model.prefill
+    num_pieces = (prompts.lengths.max() - 1 + size - 1) // size
     cache = jax.lax.fori_loop(0, num_pieces, piece, cache)
     lengths, limits = prompts.lengths, prompts.limits
     return Rows(cache, prompts.tokens, lengths, lengths, limits, prompts.numbers, lengths >= limits)

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright import process
 from meshwright.errors import UsageError
-from meshwright.generation._batch import check_positions, row_length
+from meshwright.generation._batch import check_positions
 from meshwright.generation._decoding import GREEDY, Decoding
 from meshwright.generation._model import Model
 from meshwright.generation._slots import Piece, Sizes, pieces_of, searched
@@ -147,10 +147,12 @@ def _sizes(
         length = bound
     if slots < 1:
         raise UsageError(f"slots={slots}: expected at least 1.")
-    if model.encode is None:
-        check_positions(model, length)
-        return Sizes.of(mesh, row_length(model, length), 0, length - new, new, slots)
-    return Sizes.of(mesh, row_length(model, 1 + new), length, length, new, slots)
+    if model.encode is not None:
+        return Sizes.of(mesh, 1 + new, length, length, new, slots)
+    check_positions(model, length)
+    if length <= new:
+        raise UsageError(f"length={length} leaves no room for a prompt beside max_new_tokens={new}.")
+    return Sizes.of(mesh, length, 0, length - new, new, slots)
 
 
 def _checked(prompts: Iterable[Prompt], sizes: Sizes) -> Iterator[np.ndarray]:

@@ -63,9 +63,8 @@ def _gpt2(cfg: gpt2.Config) -> Model:
         def layer(x: jax.Array, weights: PyTree, cached: nn.CachedAttention) -> jax.Array:
             return gpt2.block(cfg, weights, x, cached)
 
-        positions = starts[:, None] + jnp.arange(tokens.shape[1])  # beyond the last one only for padding
-        x = embedding_lookup(params["embedding"], tokens)
-        x = x + params["positions"].at[positions].get(mode="clip")
+        positions = starts[:, None] + jnp.arange(tokens.shape[1])
+        x = embedding_lookup(params["embedding"], tokens) + params["positions"][positions]
         x, cache = _through(layer, x, params["layers"], cache, starts)
         x = gpt2.layer_norm(cfg, x, params, "norm")
         return jnp.matmul(x, params["embedding"].T, preferred_element_type=jnp.float32), cache
