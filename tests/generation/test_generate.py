@@ -294,3 +294,19 @@ def test_a_batch_inside_jit_gets_what_prompts_in_slots_get(name):
         found = jax.jit(lambda params: generate_batch(model, params, padded, lengths, decoding))(params)  # noqa: B023
         rows = [row[:n].tolist() for row, n in zip(np.asarray(found.tokens), found.lengths, strict=True)]
         assert rows == lists(mw.generate(model, params, prompts, decoding, length=17, slots=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["data=8", "fsdp=4,tensor=2", "data=2,tensor=4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_family_gives_the_same_on_each_mesh(name, text):
+    module, cfg = MODELS[name]
+    params = jax.tree.map(lambda x: 2 * x, module.init(cfg, jax.random.key(3)))
+    placed = jax.device_put(params, mw.Layout(mw.make_mesh(text), module.RULES).shardings(params))
+    prompts = [prompt[:9] for prompt in PROMPTS]
+    for decoding in (Decoding(8, temperature=1.0, top_k=7), Decoding(8, beams=3, stop=(3,))):
+        one, split = (
+            lists(mw.generate(with_cache(cfg), each, prompts, decoding, slots=4, length=24))
+            for each in (params, placed)
+        )
+        assert one == split
