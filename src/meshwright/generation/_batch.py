@@ -65,7 +65,8 @@ def generate_batch(
     else:
         rows = begun(model, params, batch)
         key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)) if key is None else key  # nothing is drawn
-        rows = advanced(model, decoding, params, rows, key, jnp.int32(decoding.max_new_tokens))
+        limits = jnp.int32(decoding.max_new_tokens), jnp.int32(len(prompts))
+        rows = advanced(model, decoding, params, rows, key, *limits)
         tokens_BS, lengths_B = rows.tokens, rows.lengths
     counts_B = lengths_B - batch.lengths
     take = jnp.arange(decoding.max_new_tokens)

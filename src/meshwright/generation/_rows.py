@@ -83,9 +83,15 @@ def _where(is_new_B: jax.Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def advanced(
-    model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: jax.Array, num_tokens: jax.Array
+    model: Model,
+    decoding: Decoding,
+    params: PyTree,
+    rows: Rows,
+    key: jax.Array,
+    num_tokens: jax.Array,
+    num_ends: jax.Array,
 ) -> Rows:
-    """Return the rows with up to `num_tokens` more tokens each, fewer if all end before.
+    """Return the rows with up to `num_tokens` more tokens each, fewer if `num_ends` of them end before.
 
     Args:
       model: The model.
@@ -94,10 +100,12 @@ def advanced(
       rows: The rows.
       key: The key of all draws.
       num_tokens: The number of tokens, int32[].
+      num_ends: The number of rows that end, int32[].
     """
+    most_done = jnp.minimum(rows.is_done.sum() + num_ends, len(rows.is_done))
 
     def goes_on(carried: tuple[jax.Array, Rows]) -> jax.Array:
-        return (carried[0] < num_tokens) & ~carried[1].is_done.all()
+        return (carried[0] < num_tokens) & (carried[1].is_done.sum() < most_done)
 
     def one(carried: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
         return carried[0] + 1, _stepped(model, decoding, params, carried[1], key)

@@ -92,22 +92,34 @@ def pieces_of(
     rows = _begin(model, mesh)(params, _prompts(model, sizes, first, sizes.slots))
     placed = _Placed.of(rows)
     owners: list[int | None] = [number for number, _ in first] + [None] * (sizes.slots - len(first))
+    are_more = len(first) == sizes.slots
     while any(owner is not None for owner in owners):
         shown = np.asarray(jax.device_get(rows.lengths))
-        rows = _advance(model, settings, mesh, placed)(params, rows, key, np.int32(every))
+        limits = np.int32(every), np.int32(sizes.refilled if are_more else sizes.slots)
+        rows = _advance(model, settings, mesh, placed)(params, rows, key, *limits)
         tokens, lengths, is_done = jax.device_get((rows.tokens, rows.lengths, rows.is_done))
         for slot, owner in enumerate(owners):
             if owner is not None:
                 yield Piece(owner, tokens[slot, shown[slot] : lengths[slot]].copy(), bool(is_done[slot]))
                 owners[slot] = None if is_done[slot] else owner
         free = [slot for slot, owner in enumerate(owners) if owner is None]
-        while free and (taken := list(itertools.islice(queue, min(len(free), sizes.refilled)))):
-            into, free = free[: len(taken)], free[len(taken) :]
-            slots = np.array(into + [sizes.slots] * (sizes.refilled - len(into)), np.int32)
-            new = _prompts(model, sizes, taken, sizes.refilled)
-            rows = _refill(model, mesh, placed)(params, rows, new, slots)
-            for slot, (number, _) in zip(into, taken, strict=True):
+        while free and are_more:
+            into, free = free[: sizes.refilled], free[sizes.refilled :]
+            taken = list(itertools.islice(queue, len(into)))
+            are_more = len(taken) == len(into)
+            if taken:
+                rows = _refill(model, mesh, placed)(params, rows, *_into(model, sizes, taken, into))
+            for slot, (number, _) in zip(into, taken, strict=False):
                 owners[slot] = number
+
+
+def _into(
+    model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], slots: list[int]
+) -> tuple[Prompts, np.ndarray]:
+    """Return prompts and the slot of each; rows without a prompt get a slot that does not exist."""
+    used = slots[: len(taken)]
+    places = np.array(used + [sizes.slots] * (sizes.refilled - len(used)), np.int32)
+    return _prompts(model, sizes, taken, sizes.refilled), places
 
 
 def searched(
