@@ -94,9 +94,8 @@ def stream(
       UsageError: As `generate`.
 
     Example:
-      >>> cfg = mw.models.decoder.Config(vocabulary=16, model=8, layers=2, heads=2, feed_forward=16)
-      >>> params, model = mw.models.decoder.init(cfg, mw.train.key_of(0)), mw.models.with_cache(cfg)
-      >>> pieces = mw.generation.stream(model, params, [[1, 2]], mw.Decoding(max_new_tokens=5), every=2)
+      >>> model = mw.generation.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
+      >>> pieces = mw.generation.stream(model, jnp.eye(4), [[1, 2]], mw.Decoding(max_new_tokens=5), every=2)
       >>> [(len(piece.tokens), piece.is_last) for piece in pieces]
       [(2, False), (2, False), (1, True)]
     """
