@@ -43,7 +43,7 @@ FLOORS = [
     {"program", "hlo"},
     {"sharding", "input", "metrics", "arrays", "profile"},
     {"train", "checkpoint", "nn"},
-    {"formats", "adapters", "predict"},
+    {"formats", "adapters", "predict", "generation"},
     {"models", "report", "evaluation"},
     {"engine"},
     {"experiment", "deployer", "functions"},
@@ -77,6 +77,7 @@ LIBRARIES = {
     "fsspec",
     "obstore",
     "ray",
+    "tokenizers",
 }
 TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS

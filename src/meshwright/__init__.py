@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         events,
         experiment,
         formats,
+        generation,
         hlo,
         input,
         launch,
@@ -45,8 +46,18 @@ if TYPE_CHECKING:
     from meshwright.deployer import Deployer
     from meshwright.engine import Compile, Logging, Profile, Stop, Watchdog, early_stopping
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import Evaluation, Experiment, Input, Save, evaluate, from_checkpoint, run
+    from meshwright.experiment import (
+        Evaluation,
+        Experiment,
+        Generation,
+        Input,
+        Save,
+        evaluate,
+        from_checkpoint,
+        run,
+    )
     from meshwright.formats import open_source
+    from meshwright.generation import Decoding, generate
     from meshwright.input import Batched, Bucketed, batches, mapped
     from meshwright.metrics import Mean
     from meshwright.nn import attention, cross_entropy
@@ -65,6 +76,7 @@ _MORE_ROOMS = (
     "events",
     "experiment",
     "formats",
+    "generation",
     "hlo",
     "launch",
     "nn",
@@ -82,9 +94,11 @@ __all__ = [
     "Bucketed",
     "Checkpoints",
     "Compile",
+    "Decoding",
     "Deployer",
     "Evaluation",
     "Experiment",
+    "Generation",
     "Input",
     "Layout",
     "Logging",
@@ -111,6 +125,7 @@ __all__ = [
     "fit",
     "from_checkpoint",
     "functional",
+    "generate",
     "input",
     "make_mesh",
     "make_step",
@@ -138,8 +153,12 @@ _NAMES = {
     "deployer": ("Deployer",),
     "engine": ("Compile", "Logging", "Profile", "Stop", "Watchdog", "early_stopping"),
     "errors": ("MeshwrightError",),
-    "experiment": ("Evaluation", "Experiment", "Input", "Save", "evaluate", "from_checkpoint", "run"),
+    "experiment": (
+        *("Evaluation", "Experiment", "Generation", "Input", "Save"),
+        *("evaluate", "from_checkpoint", "run"),
+    ),
     "formats": ("open_source",),
+    "generation": ("Decoding", "generate"),
     "input": ("Batched", "Bucketed", "batches", "mapped"),
     "metrics": ("Mean",),
     "nn": ("attention", "cross_entropy"),

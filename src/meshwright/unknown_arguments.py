@@ -151,6 +151,13 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         (("drop_remainder", "drop_last"),
          "What does not fill a batch at the end of the last epoch is left out."),
     ),
+    "Decoding": _instead(
+        (("max_length", "max_tokens", "max_decode_len"), "Write max_new_tokens=, without the prompt."),
+        (("num_beams", "beam_size"), "Write beams=."),
+        (("do_sample",), "Write temperature=1.0 to draw, 0 for the most likely token."),
+        (("eos_token_id", "eos_token_ids", "stop_token_ids", "eos_id"), "Write stop=(0,)."),
+        (("seed",), "`generate` takes it: mw.generate(model, params, prompts, decoding, seed=0)."),
+    ),
     "models.decoder.Config": _instead(
         *_OF_SIZES,
         (_KEY_HEADS, "Write key_heads=."),

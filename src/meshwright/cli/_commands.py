@@ -8,6 +8,7 @@ from meshwright._version import __version__
 from meshwright.cli._checkpoint_commands import add_checkpoints, add_which
 from meshwright.cli._launch_commands import add_launch
 from meshwright.cli._parser import Commands, Parser
+from meshwright.cli._sample_command import add_sample
 
 _TARGET: dict[str, Any] = {
     "metavar": "module:function",
@@ -92,6 +93,7 @@ def _add_runs(commands: Commands) -> None:
         help="go back to the checkpoint of step N; later checkpoints and reports are set aside",
     )
     _add_eval(commands)
+    add_sample(commands)
     for made in (train, resume):
         made.add_argument(
             "--strict",

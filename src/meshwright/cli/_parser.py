@@ -16,7 +16,7 @@ FLAGS = (
     *("--verbose", "-h"),
 )
 
-_RUNNING = ("demo", "eval", "hlo", "hosts", "local", "plan", "ray", "resume", "show", "train")
+_RUNNING = ("demo", "eval", "hlo", "hosts", "local", "plan", "ray", "resume", "sample", "show", "train")
 """Commands that call the user's functions. An OSError of theirs is shown with its traceback."""
 
 SETTINGS = """settings: key=value or --key value

@@ -36,6 +36,8 @@ class Purpose:
     """The advice where `experiment.json` is damaged."""
     by_another: str
     """The advice for who names another function, `{named}`."""
+    naming: str = "{place} {target}"
+    """The words after the command that name the run and the function."""
 
 
 def check_vouched(place: str, origin: Mapping[str, Any], named: str | None, purpose: Purpose) -> None:
@@ -88,7 +90,8 @@ def _not_vouched(place: str, origin: Mapping[str, Any], purpose: Purpose, doubt:
         f"{place} was not {purpose.done}: its experiment.json names the code to run, and {doubt}.\n"
         f"  It names {origin['target']}, with{settings or ' no settings'}\n"
         "  If you trust this, name the function yourself: "
-        f"meshwright {purpose.command} {shlex.quote(place)} {shlex.quote(origin['target'])}"
+        f"meshwright {purpose.command} "
+        + purpose.naming.format(place=shlex.quote(place), target=shlex.quote(origin["target"]))
     )
 
 

@@ -81,6 +81,13 @@ def experiment(
                 functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64
             )
         },
+        generation=mw.Generation(
+            mw.models.with_cache(cfg),
+            tokenizer=mw.generation.Bytes(),
+            prompts=("The ", "Python "),
+            decoding=mw.Decoding(max_new_tokens=120, temperature=0.7),
+            when=50,
+        ),
         save=mw.Save(when=25),
         logging=mw.Logging(every=5),
     )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.evaluation._files import OutputFiles
 from meshwright.evaluation._interruption import BeforeBatch, calling_before_each
 from meshwright.evaluation._means import Scores
 from meshwright.evaluation._metric import Metric
@@ -20,7 +19,8 @@ class Scoring:
         `AverageLoss`; None for no averages.
       read: A function that returns the batches of all examples, in the form that `mean` takes.
       metric: The metric function's scores, or None.
-      outputs: The files of outputs of each example, or None.
+      outputs: A function `(directory, step, state, before_batch)` that writes files of outputs, such as an
+        `OutputFiles`; None for no files.
       num_examples: The number of examples, or None if it is not known.
       check: A function that traces with structs of the state and returns the names of the averages. It
         returns None if the names are not known before there is a state.
@@ -33,7 +33,7 @@ class Scoring:
         read: Callable[[], Iterator[Any]],
         metric: Metric | None,
         *,
-        outputs: OutputFiles | None = None,
+        outputs: Callable[[Path, int, Any, BeforeBatch], None] | None = None,
         num_examples: int | None = None,
         check: Callable[[Any], Sequence[str] | None] = lambda target: None,
         accept: Callable[[Sequence[str]], None] = lambda names: None,

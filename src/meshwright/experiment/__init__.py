@@ -4,19 +4,23 @@ from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, trunca
 from meshwright.experiment._ahead import AheadOfTime, compile_ahead, compile_parts, some_rows
 from meshwright.experiment._averages import has_averages, open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
-from meshwright.experiment._evaluate import evaluate, evaluate_checkpoint
+from meshwright.experiment._evaluate import evaluate, evaluate_checkpoint, state_of_checkpoint
 from meshwright.experiment._experiment import Evaluation, Experiment, Input, Save, as_casts
+from meshwright.experiment._generation import Generation
 from meshwright.experiment._parts import Parts, parts_of
 from meshwright.experiment._run import run
+from meshwright.experiment._texts import Texts, texts_of_checkpoint
 
 __all__ = [
     "Adapt",
     "AheadOfTime",
     "Evaluation",
     "Experiment",
+    "Generation",
     "Input",
     "Parts",
     "Save",
+    "Texts",
     "as_casts",
     "chain",
     "compile_ahead",
@@ -30,6 +34,8 @@ __all__ = [
     "replace_prefix",
     "run",
     "some_rows",
+    "state_of_checkpoint",
+    "texts_of_checkpoint",
     "truncate",
     "truncate_left",
 ]

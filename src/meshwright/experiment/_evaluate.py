@@ -12,6 +12,7 @@ from meshwright.engine import evaluate as evaluate_parts
 from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._run import on_devices, settings_for, training_of
+from meshwright.train import TrainState
 
 
 def evaluate(
@@ -73,8 +74,30 @@ def evaluate_checkpoint(
     Raises:
       MeshwrightError: Of the kinds that `evaluate` raises.
     """
-    if not experiment.evaluations:
+    if not experiment.evaluations and not (experiment.generation and experiment.generation.prompts):
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
+    return _of_checkpoint(experiment, run, checkpoint)
+
+
+def state_of_checkpoint(
+    experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
+) -> TrainState:
+    """Return the state of a checkpoint, on the experiment's mesh. Collective.
+
+    Args:
+      experiment: The description, as in `evaluate`.
+      run: The run, as in `evaluate`.
+      checkpoint: The checkpoint, as in `evaluate`.
+
+    Raises:
+      MeshwrightError: Of the kinds that `evaluate` raises.
+    """
+    return _of_checkpoint(
+        dataclasses.replace(experiment, evaluations={}, generation=None), run, checkpoint
+    ).state
+
+
+def _of_checkpoint(experiment: Experiment, run: str | Path | None, checkpoint: int | str | None) -> Outcome:
     with process.sharing_errors():
         process.compare("the checkpoint to evaluate", lambda: repr((run, checkpoint)))
         experiment, choose = _chosen(on_devices(experiment), run, checkpoint)

@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.engine import EvaluationPart, errors_naming, global_batch
 from meshwright.evaluation import ExampleFunction, Measured, Metric, OutputFiles, Scoring
 from meshwright.experiment._experiment import Evaluation, Experiment
+from meshwright.experiment._generated import generation_of
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree
@@ -20,9 +21,10 @@ def evaluations_of(experiment: Experiment, layout: Layout) -> list[EvaluationPar
       layout: The mesh and its rules.
 
     Raises:
-      UsageError: A dtype of an evaluation is unknown.
+      UsageError: A dtype of an evaluation is unknown, or prompts cannot be encoded.
     """
-    return [_evaluation(experiment, name, layout) for name in experiment.evaluations]
+    each = [_evaluation(experiment, name, layout) for name in experiment.evaluations]
+    return each + generation_of(experiment)
 
 
 def _evaluation(experiment: Experiment, name: str, layout: Layout) -> EvaluationPart:

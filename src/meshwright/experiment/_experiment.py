@@ -24,6 +24,7 @@ from meshwright.engine import (
 )
 from meshwright.errors import UsageError
 from meshwright.evaluation import Measure, StatefulMeasure, check_metric
+from meshwright.experiment._generation import Generation
 from meshwright.sharding import MeshRule, Rule
 from meshwright.storage import is_file_name
 from meshwright.train import (
@@ -303,6 +304,9 @@ class Experiment:
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     """Evaluations by name. The scores of `test` are called `test/loss` and so on. A name must be possible as
     a folder's name."""
+    generation: Generation | None = None
+    """How the model generates, for `meshwright sample` and for texts on the run's page. None for a model that
+    does not."""
     save: Save = Save()
     """The times of checkpoints, and which are kept."""
     stop: Stop = field(default_factory=Stop)

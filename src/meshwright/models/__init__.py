@@ -1,11 +1,13 @@
 """Reference models, and maps between their parameters and those of other libraries.
 
 `decoder`, `gpt2` and `t5` are one file of plain functions each: `init`, `logits` and the parts of a layer.
+`_with_cache` lets them generate.
 `_map` has the table of names and shapes, `hugging_face` the tables for Hugging Face's models. May import
 `formats` and the rooms below it. Add a model as a file of its own, and its table to `hugging_face`.
 """
 
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.models._map import Map, Reshape, Row, Transpose
+from meshwright.models._with_cache import with_cache
 
-__all__ = ["Map", "Reshape", "Row", "Transpose", "decoder", "gpt2", "hugging_face", "t5"]
+__all__ = ["Map", "Reshape", "Row", "Transpose", "decoder", "gpt2", "hugging_face", "t5", "with_cache"]

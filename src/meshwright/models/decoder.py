@@ -271,6 +271,7 @@ def block(
     frequencies_H: jax.Array,
     window: jax.Array | None = None,
     segments_BT: jax.Array | None = None,
+    cached: nn.CachedAttention | None = None,
 ) -> jax.Array:
     """Return the output of a layer, [B, T, D]: attention, then feed-forward, each with a residual connection.
 
@@ -281,6 +282,7 @@ def block(
       frequencies_H: The rotary frequencies of the layer, float32[H / 2].
       window: The number of positions that a position attends to, itself included; None for all before.
       segments_BT: Positions attend to their own segment only; None for one segment.
+      cached: The attention to a cache, which also has the positions; None for rows that begin at position 0.
     """
 
     def added(part: str, compute: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -289,7 +291,9 @@ def block(
         return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
 
     with jax.named_scope("attention"):
-        x_BTD = added("attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT))
+        x_BTD = added(
+            "attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT, cached)
+        )
     with jax.named_scope("feed_forward"):
         return added("feed_forward", lambda x: feed_forward(cfg, layer, x))
 
@@ -301,6 +305,7 @@ def attention(
     frequencies_H: jax.Array,
     window: jax.Array | None = None,
     segments_BT: jax.Array | None = None,
+    cached: nn.CachedAttention | None = None,
 ) -> jax.Array:
     """Return the output of attention with all heads, [B, T, D].
 
@@ -311,6 +316,7 @@ def attention(
       frequencies_H: The rotary frequencies of the layer, float32[H / 2].
       window: The number of positions that a position attends to, itself included; None for all before.
       segments_BT: Positions attend to their own segment only; None for one segment.
+      cached: As in `block`.
     """
 
     def heads(name: str) -> jax.Array:
@@ -320,9 +326,11 @@ def attention(
     q_BTNH, k_BSGH, v_BSGH = heads("q"), heads("k"), heads("v")
     if cfg.query_norm:
         q_BTNH, k_BSGH = rms_norm(cfg, q_BTNH, layer["q_norm"]), rms_norm(cfg, k_BSGH, layer["k_norm"])
-    q_BTNH, k_BSGH = rotate(q_BTNH, frequencies_H), rotate(k_BSGH, frequencies_H)
+    positions = None if cached is None else cached.positions_BT
+    q_BTNH, k_BSGH = rotate(q_BTNH, frequencies_H, positions), rotate(k_BSGH, frequencies_H, positions)
     seen = {"causal": True, "window": window, "segments": segments_BT}
-    out = nn.attention(q_BTNH, k_BSGH, v_BSGH, **seen, softcap=cfg.attention_cap, scale=cfg.query_scale)
+    attend = nn.attention if cached is None else cached
+    out = attend(q_BTNH, k_BSGH, v_BSGH, **seen, softcap=cfg.attention_cap, scale=cfg.query_scale)
     return shard_tensor_dim(out).reshape(*x_BTD.shape[:2], -1) @ layer["o"]
 
 
@@ -345,10 +353,14 @@ def rms_norm(cfg: Config, x: jax.Array, scale: jax.Array) -> jax.Array:
     return (wide * (cfg.norm_offset + scale.astype(jnp.float32))).astype(x.dtype)
 
 
-def rotate(x_BTNH: jax.Array, frequencies_H: jax.Array) -> jax.Array:
-    """Rotate pairs of features, one from each half, by angles proportional to the position."""
-    angle_TH = jnp.arange(x_BTNH.shape[1])[:, None] * frequencies_H
-    cos, sin = jnp.cos(angle_TH)[:, None], jnp.sin(angle_TH)[:, None]
+def rotate(x_BTNH: jax.Array, frequencies_H: jax.Array, positions_BT: jax.Array | None = None) -> jax.Array:
+    """Rotate pairs of features, one from each half, by angles proportional to the position.
+
+    Without `positions_BT` rows begin at position 0.
+    """
+    positions = jnp.arange(x_BTNH.shape[1]) if positions_BT is None else positions_BT
+    angle = positions[..., None] * frequencies_H
+    cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     return turned.astype(x_BTNH.dtype)

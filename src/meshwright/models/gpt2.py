@@ -168,23 +168,35 @@ def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = 
     return layer_norm(cfg, x_BTD, params, "norm")
 
 
-def block(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
-    """Return the output of a layer: attention, then feed-forward, each with a residual connection."""
+def block(
+    cfg: Config, layer: PyTree, x_BTD: jax.Array, cached: nn.CachedAttention | None = None
+) -> jax.Array:
+    """Return the output of a layer: attention, then feed-forward, each with a residual connection.
+
+    Args:
+      cfg: The config of the model.
+      layer: The parameters of one layer, without the first dimension of `params["layers"]`.
+      x_BTD: The input of the layer.
+      cached: The attention to a cache; None for whole rows.
+    """
     with jax.named_scope("attention"):
         normed_BTD = gather_sequence_dim(layer_norm(cfg, x_BTD, layer, "attention_norm"))
-        x_BTD = x_BTD + shard_sequence_dim(attention(cfg, layer, normed_BTD))
+        x_BTD = x_BTD + shard_sequence_dim(attention(cfg, layer, normed_BTD, cached))
     with jax.named_scope("feed_forward"):
         normed_BTD = gather_sequence_dim(layer_norm(cfg, x_BTD, layer, "feed_forward_norm"))
         hidden_BTF = jax.nn.gelu(shard_tensor_dim(dense(layer, "up", normed_BTD)))
         return x_BTD + shard_sequence_dim(dense(layer, "down", shard_tensor_dim(hidden_BTF)))
 
 
-def attention(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
-    """Return the output of causal attention with all heads, [B, T, D]."""
+def attention(
+    cfg: Config, layer: PyTree, x_BTD: jax.Array, cached: nn.CachedAttention | None = None
+) -> jax.Array:
+    """Return the output of causal attention with all heads, [B, T, D]; the arguments are those of `block`."""
     q_BTNH, k_BTNH, v_BTNH = (
         shard_tensor_dim(dense(layer, name, x_BTD).reshape(*x_BTD.shape[:2], cfg.heads, -1)) for name in "qkv"
     )
-    out_BTNH = shard_tensor_dim(nn.attention(q_BTNH, k_BTNH, v_BTNH, causal=True))
+    attend = nn.attention if cached is None else cached
+    out_BTNH = shard_tensor_dim(attend(q_BTNH, k_BTNH, v_BTNH, causal=True))
     return dense(layer, "o", out_BTNH.reshape(x_BTD.shape))
 
 

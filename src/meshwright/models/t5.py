@@ -194,7 +194,7 @@ def encode(
     remat: str = "everything",
 ) -> jax.Array:
     """Return the encoded inputs, [B, S, D], in the parameters' dtype; the arguments are as in `logits`."""
-    stack, seen = params["encoder"], _inputs_only(inputs_BS.shape[1], is_input_BS)
+    stack, seen = params["encoder"], inputs_only(inputs_BS.shape[1], is_input_BS)
     bias = position_bias(cfg, stack["position_bias"], bidirectional=True)
 
     def one(x_BSD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
@@ -222,7 +222,7 @@ def decode(
     remat: str = "everything",
 ) -> jax.Array:
     """Return the features before the head, [B, T, D]; `encoded_BSD` is the result of `encode`."""
-    stack, seen = params["decoder"], _inputs_only(targets_BT.shape[1], is_input_BS)
+    stack, seen = params["decoder"], inputs_only(targets_BT.shape[1], is_input_BS)
     bias = position_bias(cfg, stack["position_bias"], bidirectional=False)
 
     def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
@@ -253,19 +253,40 @@ def attention(
     bias: nn.Bias | None = None,
     causal: bool = False,
     segments: tuple[jax.Array, jax.Array] | None = None,
+    cached: nn.CachedAttention | None = None,
 ) -> jax.Array:
-    """Return attention with all heads, [B, T, D]; the last arguments are those of `mw.attention`."""
+    """Return the output of attention with all heads, [B, T, D].
 
-    def heads(name: str, x: jax.Array) -> jax.Array:
-        return shard_tensor_dim((x @ layer[f"{prefix}{name}"]).reshape(*x.shape[:2], cfg.heads, cfg.head))
+    Args:
+      cfg: The config of the model.
+      layer: The parameters of one layer.
+      prefix: The beginning of the names of the weights: empty, or `cross_`.
+      x_BTD: The input, which makes the queries.
+      seen_BSD: What makes keys and values.
+      bias: The bias of the scores, as in `mw.attention`.
+      causal: If true, a query sees no later keys.
+      segments: The segments of queries and keys.
+      cached: The attention to a cache; None for whole rows.
+    """
+    q_BTNH = heads(cfg, layer[f"{prefix}q"], x_BTD)
+    k_BSNH, v_BSNH = (heads(cfg, layer[f"{prefix}{name}"], seen_BSD) for name in "kv")
+    attend = nn.attention if cached is None else cached
+    out_BTNH = attend(q_BTNH, k_BSNH, v_BSNH, causal=causal, segments=segments, bias=bias, scale=1.0)
+    return merged(layer[f"{prefix}o"], out_BTNH)
 
-    q_BTNH, k_BSNH, v_BSNH = heads("q", x_BTD), heads("k", seen_BSD), heads("v", seen_BSD)
-    out_BTNH = nn.attention(q_BTNH, k_BSNH, v_BSNH, causal=causal, segments=segments, bias=bias, scale=1.0)
+
+def heads(cfg: Config, weight: jax.Array, x: jax.Array) -> jax.Array:
+    """Return queries, keys or values of all heads, [B, T, N, H]."""
+    return shard_tensor_dim((x @ weight).reshape(*x.shape[:2], cfg.heads, cfg.head))
+
+
+def merged(weight: jax.Array, out_BTNH: jax.Array) -> jax.Array:
+    """Return the features, [B, T, D], of what all heads attended to."""
     out_BTNH = shard_tensor_dim(out_BTNH)
-    return shard_sequence_dim(out_BTNH.reshape(*x_BTD.shape[:2], -1) @ layer[f"{prefix}o"])
+    return shard_sequence_dim(out_BTNH.reshape(*out_BTNH.shape[:2], -1) @ weight)
 
 
-def _inputs_only(length: int, is_input_BS: jax.Array | None) -> tuple[jax.Array, jax.Array] | None:
+def inputs_only(length: int, is_input_BS: jax.Array | None) -> tuple[jax.Array, jax.Array] | None:
     """Return segments in which all of `length` queries see the inputs, and none the padding."""
     if is_input_BS is None:
         return None

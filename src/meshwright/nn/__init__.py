@@ -1,12 +1,22 @@
 """Functions that models are made of, where the obvious form costs too much memory.
 
 `attention` holds no array of queries × keys, however long the rows, and `cross_entropy` the logits of a chunk
-of positions only. `proofs` holds attention to its definition on the hardware at hand. May import `sharding`,
-`metrics` and ground rooms. A new function is a file here.
+of positions only. `CachedAttention` generates token by token. `proofs` holds attention to its definition on
+the hardware at hand. May import `sharding`, `metrics` and ground rooms. A new function is a file here.
 """
 
 from meshwright.nn._attention import Bias, attention
+from meshwright.nn._cached import CachedAttention, KeyValueCache
 from meshwright.nn._cross_entropy import cross_entropy, token_losses
 from meshwright.nn._proof import Proved, proofs
 
-__all__ = ["Bias", "Proved", "attention", "cross_entropy", "proofs", "token_losses"]
+__all__ = [
+    "Bias",
+    "CachedAttention",
+    "KeyValueCache",
+    "Proved",
+    "attention",
+    "cross_entropy",
+    "proofs",
+    "token_losses",
+]

@@ -64,6 +64,7 @@ def _sections(run: Run) -> Iterator[tuple[str, Html | None]]:
         yield title, tag("div", *charts, class_="charts") if charts else None
     yield "Evaluations", _tables.evaluations(run)
     yield "Time", _tables.time(run)
+    yield "Texts", _texts(run)
     yield "Profile", told if trouble is None else tag("p", trouble, class_="note")
     yield "Checkpoints", _checkpoints(run)
     yield "Attempts", _tables.attempts(run)
@@ -134,6 +135,14 @@ def _outputs(run: Run) -> Html | None:
     return _tables.table(
         ["evaluation", "files", "newest"], rows, caption="Files with the model's output for each example"
     )
+
+
+def _texts(run: Run) -> Html | None:
+    if run.texts is None:
+        return None
+    rows = [[tag("pre", prompt), tag("pre", text)] for prompt, text in run.texts.rows]
+    told = f"What the model writes after each prompt, step {run.texts.step:,}"
+    return _tables.table(["prompt", "text"], rows, caption=told, texts=2)
 
 
 def _lines(description: str) -> dict[str, Part]:

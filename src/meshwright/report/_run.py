@@ -29,6 +29,7 @@ from meshwright.report._history import (
     scores_of,
 )
 from meshwright.report._ledger import LEDGER, Ledger, read_ledger
+from meshwright.report._texts import Texts, texts_in
 from meshwright.storage import local_path
 
 T = TypeVar("T")
@@ -76,6 +77,8 @@ class Run:
     """Warnings and errors in the logs, in the order of time."""
     outputs: Mapping[str, Sequence[str]]
     """Names of the files with the model's output for each example, by evaluation."""
+    texts: Texts | None
+    """The newest texts that the model wrote; None if it wrote none."""
     missing: Sequence[str]
     """Names of the files that every run has and this one does not."""
     damage: Sequence[str]
@@ -211,6 +214,9 @@ def _run_in(directory: Path, place: str | None) -> Run:
         backs=times_back(directory),
         incidents=files.read("logs", incidents_of) or [],
         outputs=_outputs(directory / "outputs"),
+        texts=files.read("outputs", lambda _: texts_in(directory))
+        if (directory / "outputs/generation").is_dir()
+        else None,
         missing=files.missing,
         damage=files.damage,
     )

@@ -1,0 +1,77 @@
+"""The evaluation of an experiment that writes texts.
+
+outputs/generation/step_00000100.jsonl    a line for each prompt: {"prompt": "Once", "text": " upon a time"}
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright import process
+from meshwright.checkpoint import step_name
+from meshwright.durable import write_whole
+from meshwright.engine import EvaluationPart, errors_naming
+from meshwright.errors import UsageError
+from meshwright.evaluation import BeforeBatch, Scores, Scoring
+from meshwright.experiment._experiment import Experiment
+from meshwright.generation import generate, tokenizer_of
+from meshwright.train import eval_params, narrowing
+
+NAME = "generation"
+"""The name of this evaluation in reports and files."""
+
+
+def generation_of(experiment: Experiment) -> list[EvaluationPart]:
+    """Return the evaluation that writes texts, if the experiment has prompts.
+
+    Raises:
+      UsageError: Another evaluation has its name, or a prompt cannot be encoded.
+    """
+    if experiment.generation is None or not experiment.generation.prompts:
+        return []
+    if NAME in experiment.evaluations:
+        raise UsageError(f"Experiment.generation has the name of evaluations.{NAME}: rename that evaluation.")
+    with errors_naming(NAME):
+        texts = _Texts(experiment)
+    scoring = Scoring(
+        texts.mean,
+        lambda: iter((None,)),  # before it the run may interrupt this evaluation
+        None,
+        outputs=texts.write,
+        num_examples=len(texts.prompts),
+        check=lambda target: ("tokens",),
+    )
+    return [EvaluationPart(NAME, f"{NAME}/", NAME, experiment.generation.when, scoring)]
+
+
+class _Texts:
+    """The texts of an experiment's prompts. Those of the last call are kept until they are written."""
+
+    def __init__(self, experiment: Experiment):
+        given = experiment.generation
+        assert given is not None
+        self.prompts, self._given, self._seed = list(given.prompts), given, experiment.seed
+        self._narrow, self._tokenizer = narrowing(experiment.compute_dtype), tokenizer_of(given.tokenizer)
+        self._encoded = [self._tokenizer.encode(prompt) for prompt in self.prompts]
+        self._rows: Sequence[np.ndarray] = ()
+
+    def mean(self, state: Any, batches: Iterable[Any]) -> Scores:
+        """Generate, and return the mean number of tokens of a text. Collective."""
+        for _ in batches:
+            pass
+        params = self._narrow(eval_params(state))
+        options = {"seed": self._seed, "slots": len(self._encoded)}
+        self._rows = generate(self._given.model, params, self._encoded, self._given.decoding, **options)
+        return {"tokens": float(np.mean([len(row) for row in self._rows]))}
+
+    def write(self, directory: Path, step: int, state: Any, before_batch: BeforeBatch) -> None:
+        """Write the texts of the call before."""
+        texts = [self._tokenizer.decode(row.tolist()) for row in self._rows]
+        pairs = zip(self.prompts, texts, strict=True)
+        lines = [json.dumps({"prompt": prompt, "text": text}) + "\n" for prompt, text in pairs]
+        if process.is_lead():
+            directory.mkdir(parents=True, exist_ok=True)
+            write_whole(directory / f"{step_name(step)}.jsonl", "".join(lines).encode())

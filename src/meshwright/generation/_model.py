@@ -1,0 +1,107 @@
+"""The functions of a model that generates: the protocol between models and the loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.tree import PyTree
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with a cache, as `mw.generate` calls it.
+
+    Its functions are pure. Make it once and use it again: programs are compiled for each `Model` that is not
+    equal to an earlier one, and functions are equal only to themselves.
+
+    Example:
+      >>> model = mw.generation.Model(
+      ...     init_cache=lambda params, batch, length: jnp.zeros((batch, 1)),
+      ...     apply=lambda params, tokens, cache, starts: (params["next"][tokens], cache),
+      ... )
+      >>> params = {"next": jnp.eye(4)[jnp.array([1, 2, 3, 0])]}
+      >>> mw.generate(model, params, [[0]], mw.Decoding(max_new_tokens=5))
+      [array([1, 2, 3, 0, 1], dtype=int32)]
+    """
+
+    init_cache: Callable[[PyTree, int, int], PyTree]
+    """`(params, batch, length) -> cache`: an empty cache for so many rows and positions. The first dimension
+    of each of its arrays is the row."""
+    apply: Callable[[PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, PyTree]]
+    """`(params, tokens, cache, starts) -> (logits, cache)`: the logits of the next token, [B, T, V], given
+    tokens int32[B, T] from the positions `starts`, int32[B], on, and the cache with these tokens. A token
+    must see positions up to its own only. Rows may be padded at their end, and positions may be written
+    again."""
+    encode: Callable[[PyTree, jax.Array, jax.Array, PyTree], PyTree] | None = None
+    """`(params, inputs, is_input, cache) -> cache`, for encoder-decoders: the cache with the encoded inputs,
+    given int32[B, S] and bool[B, S], which is false for padding. Prompts are then the inputs."""
+    start: int = 0
+    """The token that the rows of an encoder-decoder begin with."""
+    positions: int | None = None
+    """The length of the longest row that the model supports; None for no limit."""
+    prefill: int = 64
+    """The number of tokens of a prompt that `apply` gets at a time. With 1 it never gets padding: rows that
+    have read their prompt keep their cache while others go on."""
+
+
+def without_cache(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Model:
+    """Return a model that computes the whole row again for each token, for models that have no cache.
+
+    It is slow for long rows: the time for a token grows with the bound of the length.
+
+    Args:
+      logits: `(params, tokens) -> logits`: the logits of the next token at each position, [B, T, V], which
+        depend on this token and those before it only.
+
+    Example:
+      >>> model = mw.generation.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
+      >>> mw.generate(model, jnp.eye(4)[::-1], [[0], [1]], mw.Decoding(max_new_tokens=3))
+      [array([3, 0, 3], dtype=int32), array([2, 1, 2], dtype=int32)]
+    """
+
+    def apply(params: PyTree, tokens: jax.Array, cache: jax.Array, starts: jax.Array) -> tuple[Any, Any]:
+        length = tokens.shape[1]
+        write = jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (start,)))
+        read = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, length))
+        cache = write(cache, tokens, starts)
+        return read(logits(params, cache), starts), cache
+
+    return Model(lambda _, batch, length: jnp.zeros((batch, length), jnp.int32), apply)
+
+
+def counting(
+    init_cache: Callable[[PyTree, int], PyTree],
+    apply: Callable[[PyTree, jax.Array, PyTree], tuple[jax.Array, PyTree]],
+) -> Model:
+    """Return a model of functions that count positions in the cache themselves, such as those of Flax Linen.
+
+    Each row gets a cache of its own, as rows are at different positions. Prompts are read a token at a time.
+
+    Args:
+      init_cache: `(params, length) -> cache`: an empty cache for one row of so many positions.
+      apply: `(params, tokens, cache) -> (logits, cache)`: the logits of the next token, [1, 1, V], given one
+        token, int32[1, 1], and the cache with it.
+
+    Example:
+      >>> def init_cache(params, length):
+      ...     return {"seen": jnp.zeros(8), "count": jnp.zeros((), jnp.int32)}
+      >>> def apply(params, tokens, cache):
+      ...     seen = cache["seen"].at[tokens[0, 0]].add(1)
+      ...     return (params - seen)[None, None], {"seen": seen, "count": cache["count"] + 1}
+      >>> model = mw.generation.counting(init_cache, apply)
+      >>> mw.generate(model, jnp.arange(8.0) / 4, [[7, 7, 7], [1]], mw.Decoding(max_new_tokens=4))
+      [array([6, 5, 4, 3], dtype=int32), array([7, 6, 5, 4], dtype=int32)]
+    """
+
+    def empty(params: PyTree, batch: int, length: int) -> PyTree:
+        one = init_cache(params, length)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), one)
+
+    def rows(params: PyTree, tokens: jax.Array, cache: PyTree, starts: jax.Array) -> tuple[Any, Any]:
+        logits, cache = jax.vmap(lambda row, held: apply(params, row[None], held))(tokens, cache)
+        return logits[:, 0], cache
+
+    return Model(empty, rows, prefill=1)

@@ -1,0 +1,58 @@
+"""Texts in place of tokens."""
+
+import sys
+import types
+
+import pytest
+
+from meshwright.errors import UsageError
+from meshwright.generation import Bytes, GrowingText, Numbers, tokenizer_of
+
+
+def test_text_of_bytes_grows_by_whole_characters():
+    text = GrowingText(Bytes())
+    parts = [text.add([byte]) for byte in "aé€!".encode()]
+    assert (parts, text.rest()) == (["a", "", "é", "", "", "€", "!"], "")
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_such():
+    text = GrowingText(Bytes())
+    assert (text.add([97, 195]), text.rest()) == ("a", "\ufffd")
+
+
+def test_without_a_tokenizer_texts_are_numbers():
+    assert tokenizer_of(None).encode("5, 12 7") == [5, 12, 7]
+    with pytest.raises(UsageError, match=r"not a list of tokens.*\n.*tokenizer="):
+        Numbers().encode("Once")
+
+
+def test_an_object_with_encode_and_decode_is_taken_as_it_is():
+    tokenizer = Bytes()
+    assert tokenizer_of(tokenizer) is tokenizer
+    with pytest.raises(UsageError, match="needs encode"):
+        tokenizer_of(5)
+
+
+def test_a_file_is_read_by_the_package_tokenizers(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text('{"model": "words"}')
+
+    class Tokenizer:
+        @staticmethod
+        def from_str(text):
+            assert text == '{"model": "words"}'
+            made = types.SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+            made.encode = lambda text: types.SimpleNamespace(ids=[len(word) for word in text.split()])
+            return made
+
+    monkeypatch.setitem(sys.modules, "tokenizers", types.SimpleNamespace(Tokenizer=Tokenizer))
+    for place in (tmp_path, str(tmp_path / "tokenizer.json")):
+        tokenizer = tokenizer_of(place)
+        assert (tokenizer.encode("once upon a"), tokenizer.decode([4, 1])) == ([4, 4, 1], "4 1")
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        tokenizer_of(tmp_path / "none.json")
+
+
+def test_a_missing_package_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UsageError, match=r"pip install 'meshwright\[tokenizers\]'"):
+        tokenizer_of(tmp_path)
