@@ -47,7 +47,7 @@ FLOORS = [
     {"engine"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
-    {"trainer"},
+    {"trainer", "tuning"},
     {"demo", "launch"},
     {"cli"},
     {"__main__"},

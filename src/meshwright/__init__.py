@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         storage,
         train,
         tree,
+        tuning,
         when,
     )
     from meshwright.adapters import functional
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from meshwright.sharding import Layout, auto, make_mesh, match, override
     from meshwright.train import Step, Trainable, TrainState, fit, make_step
     from meshwright.trainer import Trainer
+    from meshwright.tuning import lora
 
 _MORE_ROOMS = (
     "adapters",
@@ -73,6 +75,7 @@ _MORE_ROOMS = (
     "program",
     "report",
     "storage",
+    "tuning",
 )
 """Rooms that are rarely needed by name, and so are not in `__all__`."""
 
@@ -112,6 +115,7 @@ __all__ = [
     "from_checkpoint",
     "functional",
     "input",
+    "lora",
     "make_mesh",
     "make_step",
     "mapped",
@@ -148,6 +152,7 @@ _NAMES = {
     "sharding": ("Layout", "auto", "make_mesh", "match", "override"),
     "train": ("Step", "TrainState", "Trainable", "fit", "make_step"),
     "trainer": ("Trainer",),
+    "tuning": ("lora",),
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}
 

@@ -1,0 +1,31 @@
+"""Fine-tuning with little memory: adapters beside frozen weights, which may be stored in few bits.
+
+`_lora` describes an adapter, `_adapted` and `_matrices` compute with it, `_quantised` stores weights in eight
+or four bits, `_experiment` makes a run of an adapter from one of all parameters, `_peft` reads and writes
+PEFT's files. May import all rooms up to `experiment`. Add another encoding of weights as a file like
+`_nf4.py`.
+"""
+
+from meshwright.tuning._experiment import adapted
+from meshwright.tuning._lora import Form, Lora, lora
+from meshwright.tuning._quantised import (
+    Kind,
+    Quantised,
+    dequantised,
+    quantise,
+    quantised_init,
+    quantised_source,
+)
+
+__all__ = [
+    "Form",
+    "Kind",
+    "Lora",
+    "Quantised",
+    "adapted",
+    "dequantised",
+    "lora",
+    "quantise",
+    "quantised_init",
+    "quantised_source",
+]
