@@ -8,6 +8,8 @@ PEFT's files. May import all rooms up to `experiment`. Add another encoding of w
 
 from meshwright.tuning._experiment import adapted
 from meshwright.tuning._lora import Form, Lora, lora
+from meshwright.tuning._merged import merged_source
+from meshwright.tuning._peft import export_adapter, read_adapter
 from meshwright.tuning._quantised import (
     Kind,
     Quantised,
@@ -24,8 +26,11 @@ __all__ = [
     "Quantised",
     "adapted",
     "dequantised",
+    "export_adapter",
     "lora",
+    "merged_source",
     "quantise",
     "quantised_init",
     "quantised_source",
+    "read_adapter",
 ]

@@ -45,8 +45,10 @@ class Adapted:
     def dtype(self) -> Any:
         return self.base.dtype
 
+    __array_ufunc__ = None  # so that NumPy's arrays leave `x @ weight` to `__rmatmul__`
+
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
-        out = x @ self.base
+        out = _product(x, self.base)
         added = (self._dropped(x) @ self.a) @ self.b
         out = out + (self.scale * added).astype(out.dtype)
         if self.magnitude is None:
@@ -65,3 +67,10 @@ class Adapted:
         base, a, b = jax.lax.stop_gradient((jnp.asarray(self.base), self.a, self.b))
         wide = adapted_matrices(base, a, b, None, self.scale)
         return self.magnitude.astype(jnp.float32) / jnp.sqrt((wide * wide).sum(-2))
+
+
+def _product(x: jax.Array, base: jax.Array | Quantised) -> jax.Array:
+    """Return x W. The gradient computes a quantised W again; kept, those of all layers would be there."""
+    if not isinstance(base, Quantised):
+        return x @ base
+    return jax.checkpoint(lambda x, base: x @ base.dequantised())(x, base)

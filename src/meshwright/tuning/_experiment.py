@@ -58,7 +58,8 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
 
 def _evaluation(one: Evaluation, adapter: Lora) -> Evaluation:
     changes = {name: getattr(one, name) for name in ("measure", "outputs", "predict")}
-    return replace(one, **{name: None if f is None else _of_pair(f, adapter) for name, f in changes.items()})
+    changed: Any = {name: None if f is None else _of_pair(f, adapter) for name, f in changes.items()}
+    return replace(one, **changed)
 
 
 def _of_pair(function: Callable[..., Any], adapter: Lora) -> Callable[..., Any]:
@@ -98,13 +99,19 @@ class BaseBuilder:
     def _magnitudes(self, target: TrainState, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the first magnitudes of DoRA, which are the norms of the given weights."""
         found = {}
-        for name, weight in self.adapter.weights(target.params[BASE]).items():
-            whole, place = f"params/{BASE}/{name}", f"params/{ADAPTER}/{name}/magnitude"
-            if isinstance(weight, Quantised):
-                parts = [given.get(f"{whole}/{part}") for part in ("codes", "scales")]
-                array = None if None in parts else Quantised(*parts, weight.size, weight.kind)
-            else:
-                array = given.get(whole)
+        for name, weight in self.adapter.chosen(target.params[BASE]).items():
+            array = _given(f"params/{BASE}/{name}", weight, given)
             if array is not None:
+                place = f"params/{ADAPTER}/{name}/magnitude"
                 found[place] = jax.jit(functools.partial(self.adapter.first_magnitude, name))(array)
         return found
+
+
+def _given(name: str, weight: Any, given: Mapping[str, Any]) -> Any:
+    """Return a weight from arrays by name, given its struct; None if it is not among them."""
+    if not isinstance(weight, Quantised):
+        return given.get(name)
+    codes, scales = given.get(f"{name}/codes"), given.get(f"{name}/scales")
+    if codes is None or scales is None:
+        return None
+    return replace(weight, codes=codes, scales=scales)

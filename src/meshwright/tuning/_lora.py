@@ -7,11 +7,10 @@ et al., 2024 (arXiv 2402.09353).
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from meshwright import tree
 from meshwright.docstrings import documented
@@ -78,6 +77,8 @@ class Lora:
             raise UsageError(f"lora: rank is {self.rank}; it must be at least 1.")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"lora: dropout is {self.dropout}; it must be at least 0 and below 1.")
+        if self.form not in get_args(Form):
+            raise UsageError(f"lora: form is {self.form!r}; expected one of {', '.join(get_args(Form))}.")
         if self.form == "merged" and self.dropout:
             raise UsageError(
                 'lora: form="merged" makes the weights before the model has inputs, so there is nothing to '
@@ -114,11 +115,11 @@ class Lora:
         Raises:
           UsageError: The pattern matches no name, or matches a weight that is no matrix.
         """
-        weights = self.weights(params)
-        new = {name: self._new(weight, name, key) for name, weight in weights.items()}
+        chosen = self.chosen(params)
+        new = {name: self._new(weight, name, key) for name, weight in chosen.items()}
         return {BASE: params, ADAPTER: tree.nested(new)}
 
-    def weights(self, params: tree.PyTree) -> dict[str, Any]:
+    def chosen(self, params: tree.PyTree) -> dict[str, Any]:
         """Return the weights that the pattern matches, by name.
 
         Args:
@@ -157,7 +158,7 @@ class Lora:
           >>> jax.tree.map(jnp.shape, adapter.merged(params))
           {'b': (2,), 'w': (2, 2)}
         """
-        return dequantised(self._with(params, self._added))
+        return dequantised(self._with(params, self.added))
 
     def loss(self, loss: Loss | StatefulLoss) -> Callable[..., Any]:
         """Return a loss of the parameters with the adapter, for `mw.make_step` or an `Experiment`.
@@ -173,7 +174,7 @@ class Lora:
 
         return called
 
-    def optimizer(self, optimizer: optax.GradientTransformation) -> Trainable:
+    def optimizer(self, optimizer: Tx) -> Trainable:
         """Return an optimizer that trains the adapter alone, and has state for it alone.
 
         Args:
@@ -184,8 +185,8 @@ class Lora:
         """
         if isinstance(optimizer, Trainable):
             raise UsageError(
-                "lora: the optimizer is a Trainable already, but an adapter decides what is trained. Give the "
-                "optax transformation inside it."
+                "lora: the optimizer is a Trainable already, but an adapter decides what is trained. Give "
+                "the optax transformation inside it."
             )
         return Trainable(f"^params/{ADAPTER}/.*", optimizer)
 
@@ -209,13 +210,30 @@ class Lora:
             make(name, weight, parts[name]) if name in parts else weight for name, weight in named
         )
 
-    def _letters(self, name: str, weight: Any) -> str:
+    def letters(self, name: str, weight: Any) -> str:
+        """Return the letters of a weight's dimensions, of `dims` or of a stack of matrices [in, out].
+
+        Args:
+          name: The name of the weight.
+          weight: The weight or its struct.
+
+        Raises:
+          UsageError: It is no matrix, or has another number of dimensions than letters.
+        """
         return letters_of(name, weight.shape, value_of(self.dims, name, None))
+
+    def sizes(self, name: str, weight: Any) -> tuple[tuple[int, ...], int, int]:
+        """Return the shape of the stack of matrices in a weight, its number of inputs and that of outputs.
+
+        Args:
+          name: The name of the weight.
+          weight: The weight or its struct.
+        """
+        return matrix_shape(weight.shape, self.letters(name, weight))
 
     def _new(self, weight: Any, name: str, key: jax.Array) -> dict[str, jax.Array]:
         """Return a new adapter of a weight. `lora_a` is uniform in ±1 / sqrt(in), as PEFT initialises it."""
-        letters = self._letters(name, weight)
-        stack, inputs, outputs = matrix_shape(weight.shape, letters)
+        stack, inputs, outputs = self.sizes(name, weight)
         own = jax.random.fold_in(key, zlib.crc32(name.encode()))
         bound = inputs**-0.5
         found = {
@@ -231,10 +249,10 @@ class Lora:
           name: The name of the weight.
           weight: The weight, which may be quantised.
         """
-        return norms_of_outputs(as_matrices(jnp.asarray(weight), self._letters(name, weight)))
+        return norms_of_outputs(as_matrices(jnp.asarray(weight), self.letters(name, weight)))
 
     def _factored(self, name: str, weight: Any, part: Mapping[str, Any], key: jax.Array | None) -> Adapted:
-        letters = self._letters(name, weight)
+        letters = self.letters(name, weight)
         if not letters.endswith("io") or letters.count("i") + letters.count("o") > 2:
             raise UsageError(
                 f'lora: {name} has dims {letters!r}, which form="factored" cannot compute as x @ w. Use '
@@ -248,8 +266,15 @@ class Lora:
             weight, part["lora_a"], part["lora_b"], part.get("magnitude"), keys, self.scale, self.dropout
         )
 
-    def _added(self, name: str, weight: Any, part: Mapping[str, Any]) -> jax.Array:
-        letters = self._letters(name, weight)
+    def added(self, name: str, weight: Any, part: Mapping[str, Any]) -> jax.Array:
+        """Return a weight with its adapter added, in the dtype of the weight.
+
+        Args:
+          name: The name of the weight.
+          weight: The weight, which may be quantised.
+          part: The adapter of the weight, its arrays by name.
+        """
+        letters = self.letters(name, weight)
         matrices = as_matrices(jnp.asarray(weight), letters)
         new = adapted_matrices(matrices, part["lora_a"], part["lora_b"], part.get("magnitude"), self.scale)
         return as_weight(new, weight.shape, letters).astype(weight.dtype)

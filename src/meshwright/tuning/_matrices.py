@@ -48,7 +48,8 @@ def matrix_shape(shape: tuple[int, ...], letters: str) -> tuple[tuple[int, ...],
     """Return the shape of the stack, the number of inputs and the number of outputs of a weight."""
     pairs = list(zip(letters, shape, strict=True))
     stack = tuple(size for letter, size in pairs if letter == "s")
-    return stack, *(math.prod(size for letter, size in pairs if letter == each) for each in "io")
+    inputs, outputs = (math.prod(size for letter, size in pairs if letter == each) for each in "io")
+    return stack, inputs, outputs
 
 
 def as_matrices(weight: jax.Array, letters: str) -> jax.Array:
@@ -87,4 +88,6 @@ def adapted_matrices(
     wide = wide + scale * product
     if magnitude is None:
         return wide
-    return wide * (magnitude.astype(jnp.float32) / jax.lax.stop_gradient(norms_of_outputs(wide)))[..., None, :]
+    return (
+        wide * (magnitude.astype(jnp.float32) / jax.lax.stop_gradient(norms_of_outputs(wide)))[..., None, :]
+    )

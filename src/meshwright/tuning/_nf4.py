@@ -47,13 +47,13 @@ def encode(weight: Any, xp: Any) -> tuple[Any, Any]:
       xp: The library of the array, `numpy` or `jax.numpy`.
     """
     size = weight.shape[-1]
-    padding = [(0, 0)] * (weight.ndim - 1) + [(0, -size % BLOCK)]
-    blocks = xp.pad(weight, padding).reshape(*weight.shape[:-1], -1, BLOCK)
+    num_blocks, padding = -(-size // BLOCK), [(0, 0)] * (weight.ndim - 1) + [(0, -size % BLOCK)]
+    blocks = xp.pad(weight, padding).reshape(*weight.shape[:-1], num_blocks, BLOCK)
     scales = xp.abs(blocks).max(-1)
     wide = scales.astype(np.float32)[..., None]
     unit = blocks.astype(np.float32) / xp.where(wide == 0, 1, wide)
     found = xp.searchsorted(xp.asarray(_BOUNDS), unit.reshape(-1)).astype(np.uint8)
-    pairs = found.reshape(*weight.shape[:-1], -1, 2)
+    pairs = found.reshape(*weight.shape[:-1], num_blocks * BLOCK // 2, 2)
     return pairs[..., 0] | (pairs[..., 1] << np.uint8(4)), scales
 
 

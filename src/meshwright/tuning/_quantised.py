@@ -62,9 +62,12 @@ class Quantised:
         return self.scales.dtype
 
     @property
-    def T(self) -> jax.Array:
+    def T(self) -> jax.Array:  # noqa: N802 - the name in NumPy
         """Return the transpose of the weight."""
         return self.dequantised().T
+
+    def __repr__(self) -> str:
+        return f"Quantised({self.kind}, {self.dtype}{list(self.shape)})"
 
     def dequantised(self) -> jax.Array:
         """Return the weight, computed."""
@@ -76,6 +79,11 @@ class Quantised:
 
     def __jax_array__(self) -> jax.Array:
         return self.dequantised()
+
+    __array_ufunc__ = None  # so that NumPy's arrays leave `x @ weight` to `__rmatmul__`
+
+    def __rmatmul__(self, other: Any) -> jax.Array:
+        return other @ self.dequantised()
 
     def __getitem__(self, index: Any) -> jax.Array:
         return self.dequantised()[index]
@@ -215,7 +223,9 @@ _WITHIN: dict[tuple[str, int], Callable[[Index, tuple[int, ...]], Needed]] = {
 
 def _check(kind: str, name: str, shape: tuple[int, ...], dtype: Any) -> None:
     if kind not in get_args(Kind):
-        raise UsageError(f"weights cannot be stored as {kind!r}; expected one of {', '.join(get_args(Kind))}.")
+        raise UsageError(
+            f"weights cannot be stored as {kind!r}; expected one of {', '.join(get_args(Kind))}."
+        )
     if len(shape) < 2 or not jnp.issubdtype(dtype, jnp.floating):
         raise UsageError(
             f"{name} is {dtype}{list(shape)}, and cannot be quantised: only floating matrices can. Let the "

@@ -62,7 +62,7 @@ def _moved(pattern: str, base: str) -> str:
 
 
 def _where_divisible(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return the spec without entries that do not divide the array: there are few scales, so they are whole."""
+    """Return the spec without entries that do not divide the scales, which are few."""
 
     def fits(entry: str | tuple[str, ...] | None, size: int) -> bool:
         axes = (entry,) if isinstance(entry, str) else entry or ()

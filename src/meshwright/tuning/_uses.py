@@ -20,6 +20,7 @@ def explaining_other_uses() -> Iterator[None]:
         if Adapted.__name__ not in str(error):
             raise
         raise UsageError(
-            'the model uses an adapted weight otherwise than as x @ w, which form="factored" of mw.lora needs: '
-            f'{str(error).splitlines()[0]}\n  Use mw.lora(…, form="merged"), which gives the model arrays.'
+            'the model uses an adapted weight otherwise than as x @ w, which form="factored" of mw.lora '
+            f'needs: {str(error).splitlines()[0]}\n  Use mw.lora(…, form="merged"), which gives the model '
+            "arrays."
         ) from error
