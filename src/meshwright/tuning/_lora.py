@@ -20,14 +20,13 @@ from meshwright.sharding import Rule
 from meshwright.train import Init, Loss, StatefulLoss, Trainable, Tx, Variables, of_loss
 from meshwright.tuning._adapted import Adapted
 from meshwright.tuning._matrices import (
-    adapted_matrices,
     as_matrices,
-    as_weight,
     check_letters,
     letters_of,
     matrix_shape,
     norms_of_outputs,
 )
+from meshwright.tuning._parts import Part, added, factored, named_key, new_part, parts_of
 from meshwright.tuning._quantised import dequantised, is_quantised
 from meshwright.tuning._rules import with_base
 from meshwright.tuning._uses import explaining_other_uses
@@ -232,15 +231,8 @@ class Lora:
         return matrix_shape(weight.shape, self.letters(name, weight))
 
     def _new(self, weight: Any, name: str, key: jax.Array) -> dict[str, jax.Array]:
-        """Return a new adapter of a weight. `lora_a` is uniform in ±1 / sqrt(in), as PEFT initialises it."""
-        stack, inputs, outputs = self.sizes(name, weight)
-        own = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        bound = inputs**-0.5
-        found = {
-            "lora_a": jax.random.uniform(own, (*stack, inputs, self.rank), jnp.float32, -bound, bound),
-            "lora_b": jnp.zeros((*stack, self.rank, outputs), jnp.float32),
-        }
-        return found | ({"magnitude": self.first_magnitude(name, weight)} if self.dora else {})
+        part = new_part(self.sizes(name, weight), self.rank, named_key(key, name))
+        return part | ({"magnitude": self.first_magnitude(name, weight)} if self.dora else {})
 
     def first_magnitude(self, name: str, weight: Any) -> jax.Array:
         """Return the magnitude that DoRA begins with: the norm of each output's weights.
@@ -251,22 +243,16 @@ class Lora:
         """
         return norms_of_outputs(as_matrices(jnp.asarray(weight), self.letters(name, weight)))
 
-    def _factored(self, name: str, weight: Any, part: Mapping[str, Any], key: jax.Array | None) -> Adapted:
+    def _factored(self, name: str, weight: Any, part: Part, key: jax.Array | None) -> Adapted:
         letters = self.letters(name, weight)
         if not letters.endswith("io") or letters.count("i") + letters.count("o") > 2:
             raise UsageError(
                 f'lora: {name} has dims {letters!r}, which form="factored" cannot compute as x @ w. Use '
                 'form="merged".'
             )
-        keys = None
-        if key is not None:
-            own, stack = jax.random.fold_in(key, zlib.crc32(name.encode())), weight.shape[:-2]
-            keys = jax.random.split(own, stack) if stack else own
-        return Adapted(
-            weight, part["lora_a"], part["lora_b"], part.get("magnitude"), keys, self.scale, self.dropout
-        )
+        return factored(weight, part, named_key(key, name), self.scale, self.dropout)
 
-    def added(self, name: str, weight: Any, part: Mapping[str, Any]) -> jax.Array:
+    def added(self, name: str, weight: Any, part: Part) -> jax.Array:
         """Return a weight with its adapter added, in the dtype of the weight.
 
         Args:
@@ -274,19 +260,7 @@ class Lora:
           weight: The weight, which may be quantised.
           part: The adapter of the weight, its arrays by name.
         """
-        letters = self.letters(name, weight)
-        matrices = as_matrices(jnp.asarray(weight), letters)
-        new = adapted_matrices(matrices, part["lora_a"], part["lora_b"], part.get("magnitude"), self.scale)
-        return as_weight(new, weight.shape, letters).astype(weight.dtype)
-
-
-def parts_of(adapter: tree.PyTree) -> dict[str, dict[str, Any]]:
-    """Return the arrays of an adapter by the name of the weight and their own, `lora_a`."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, x in tree.named_leaves(adapter).items():
-        weight, _, part = name.rpartition("/")
-        found.setdefault(weight, {})[part] = x
-    return found
+        return added(weight, self.letters(name, weight), part, self.scale)
 
 
 def _check_pair(params: Any) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays import Index, LazyArray, Source, as_source, source_of
 from meshwright.errors import CheckpointError, nearest
-from meshwright.tuning._lora import Lora, parts_of
+from meshwright.tuning._lora import Lora
+from meshwright.tuning._parts import parts_of
 
 
 def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> Source:

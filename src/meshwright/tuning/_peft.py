@@ -25,7 +25,8 @@ from meshwright.formats import open_source, write_safetensors
 from meshwright.models import hugging_face
 from meshwright.process import on_lead
 from meshwright.storage import local_path
-from meshwright.tuning._lora import Lora, parts_of
+from meshwright.tuning._lora import Lora
+from meshwright.tuning._parts import parts_of
 from meshwright.tuning._peft_config import lora_of, settings_of
 from meshwright.tuning._peft_names import Parts, to_ours, to_theirs
 

@@ -13,7 +13,7 @@ from meshwright import tree
 from meshwright.arrays import Source, as_source
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.models import Map, Row, Transpose
-from meshwright.tuning._lora import parts_of
+from meshwright.tuning._parts import parts_of
 
 PREFIX = "base_model.model."
 _WEIGHT = ".weight"
