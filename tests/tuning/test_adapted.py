@@ -83,7 +83,7 @@ def test_a_run_of_an_adapter_continues_to_the_bit(tuned, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, then.opt_state, whole.state.opt_state)
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_quantised_base_is_read_part_by_part_onto_a_mesh(kind, tmp_path):
     lora = mw.lora("layers/(q|v|down)", rank=2, dora=True)
     params = mw.run(experiment(tmp_path, kind, lora)).state.params
@@ -159,6 +159,7 @@ class Mlp(nnx.Module):
         return self.out(nnx.relu(self.hidden(x)))
 
 
+@pytest.mark.slow
 def test_a_model_of_flax_is_adapted_in_the_merged_form(tmp_path):
     net = mw.functional(Mlp)
     x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)

@@ -43,14 +43,19 @@ def assert_logits(name, params):
     np.testing.assert_allclose(logits_of(name, params), wanted, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def some(names):
+    """The others are slow: each compiles a model."""
+    return [pytest.param(x, marks=() if x in ("llama", "llama3", "gpt2") else pytest.mark.slow) for x in names]
+
+
+@pytest.mark.parametrize("name", some(NAMES))
 def test_logits_with_an_adapter_of_peft_are_those_of_pytorch(name):
     lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
     base = mw.arrays.load(base_of(name))
     assert_logits(name, lora.effective({"base": base, "adapter": adapter}))
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3", "gpt2"])
+@pytest.mark.parametrize("name", some(["llama", "gemma", "gpt2"]))
 def test_logits_of_merged_weights_are_those_of_the_adapter(name):
     lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
     assert_logits(name, mw.arrays.load(merged_source(base_of(name), adapter, lora)))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
@@ -68,6 +68,7 @@ def test_it_is_computed_where_it_is_used(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=times(12))
 @given(data=st.data())
 def test_any_part_of_a_source_is_that_of_the_whole(kind, data):
     shape = data.draw(st.sampled_from([(6, 70), (2, 5, 128), (3, 64), (1, 1)]))

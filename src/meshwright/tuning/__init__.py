@@ -18,12 +18,16 @@ from meshwright.tuning._quantised import (
     quantised_init,
     quantised_source,
 )
+from meshwright.tuning._rows import Rows, read_rows, split_rows
+from meshwright.tuning._tune import Tuned, tune, tuning, write_best
 
 __all__ = [
     "Form",
     "Kind",
     "Lora",
     "Quantised",
+    "Rows",
+    "Tuned",
     "adapted",
     "dequantised",
     "export_adapter",
@@ -33,4 +37,9 @@ __all__ = [
     "quantised_init",
     "quantised_source",
     "read_adapter",
+    "read_rows",
+    "split_rows",
+    "tune",
+    "tuning",
+    "write_best",
 ]
