@@ -45,7 +45,9 @@ def assert_logits(name, params):
 
 def some(names):
     """The others are slow: each compiles a model."""
-    return [pytest.param(x, marks=() if x in ("llama", "llama3", "gpt2") else pytest.mark.slow) for x in names]
+    return [
+        pytest.param(x, marks=() if x in ("llama", "llama3", "gpt2") else pytest.mark.slow) for x in names
+    ]
 
 
 @pytest.mark.parametrize("name", some(NAMES))

@@ -13,6 +13,7 @@ from meshwright import tree
 from meshwright.arrays import as_source
 from meshwright.errors import UsageError
 from meshwright.tuning import Quantised, dequantised, quantise, quantised_init, quantised_source
+from soak import cases
 
 KINDS = ["int8", "nf4"]
 # Dettmers et al., 2023, appendix E.
@@ -68,7 +69,8 @@ def test_it_is_computed_where_it_is_used(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=times(12))
+@pytest.mark.soak
+@settings(max_examples=cases(12, 1000))
 @given(data=st.data())
 def test_any_part_of_a_source_is_that_of_the_whole(kind, data):
     shape = data.draw(st.sampled_from([(6, 70), (2, 5, 128), (3, 64), (1, 1)]))

@@ -2,10 +2,11 @@
 
 `_lora` describes an adapter, `_adapted` and `_matrices` compute with it, `_quantised` stores weights in eight
 or four bits, `_experiment` makes a run of an adapter from one of all parameters, `_peft` reads and writes
-PEFT's files. May import all rooms up to `experiment`. Add another encoding of weights as a file like
-`_nf4.py`.
+PEFT's files, `_tune` goes from a folder and a file to a tuned model, and `_dpo` trains on preferences. May
+import all rooms up to `experiment` and `predict`. Add another encoding of weights as a file like `_nf4.py`.
 """
 
+from meshwright.tuning._dpo import LogProbabilities, dpo, log_probabilities, with_reference
 from meshwright.tuning._experiment import adapted
 from meshwright.tuning._lora import Form, Lora, lora
 from meshwright.tuning._merged import merged_source
@@ -24,13 +25,16 @@ from meshwright.tuning._tune import Tuned, tune, tuning, write_best
 __all__ = [
     "Form",
     "Kind",
+    "LogProbabilities",
     "Lora",
     "Quantised",
     "Rows",
     "Tuned",
     "adapted",
     "dequantised",
+    "dpo",
     "export_adapter",
+    "log_probabilities",
     "lora",
     "merged_source",
     "quantise",
@@ -41,5 +45,6 @@ __all__ = [
     "split_rows",
     "tune",
     "tuning",
+    "with_reference",
     "write_best",
 ]
