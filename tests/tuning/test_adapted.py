@@ -17,7 +17,14 @@ from meshwright import tree
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.formats import open_source
 from meshwright.models import decoder, hugging_face
-from meshwright.tuning import adapted, export_adapter, merged_source, quantised_init, quantised_source
+from meshwright.tuning import (
+    Quantised,
+    adapted,
+    export_adapter,
+    merged_source,
+    quantised_init,
+    quantised_source,
+)
 
 MODELS = Path(__file__).parents[1] / "models" / "golden"
 LLAMA = MODELS / "llama"
@@ -41,10 +48,9 @@ def experiment(workdir, kind=None, lora=LORA, base=LLAMA, **more):
         model=init,
         loss=lambda params, batch: decoder.loss(CFG, params, batch, remat="nothing"),
         optimizer=optax.adam(1e-2),
-        input=mw.Input(ROWS, batch_size=8),
         rules=decoder.RULES,
         init_state_builder=mw.from_checkpoint(str(base), assign=[("params/(.*)", r"\1")], open_with=opened),
-        **{"max_steps": 2, "mesh": "data=2,fsdp=2,tensor=2"} | more,
+        **{"max_steps": 2, "mesh": "data=2,fsdp=2,tensor=2", "input": mw.Input(ROWS, batch_size=8)} | more,
     )
     return adapted(whole, lora)
 
@@ -83,17 +89,32 @@ def test_a_run_of_an_adapter_continues_to_the_bit(tuned, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, then.opt_state, whole.state.opt_state)
 
 
-@pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
-def test_a_quantised_base_is_read_part_by_part_onto_a_mesh(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_quantised_base_is_read_part_by_part_onto_a_mesh(kind, tmp_path, mesh):
     lora = mw.lora("layers/(q|v|down)", rank=2, dora=True)
-    params = mw.run(experiment(tmp_path, kind, lora)).state.params
+    run = experiment(tmp_path, kind, lora)
+    target = mw.train.abstract_state(run.model, run.optimizer, mw.Layout(mesh, run.rules))
+    given = run.init_state_builder(target)
     saved = quantised_source(hugging_face.open_model(LLAMA), WEIGHTS, kind).arrays()
-    weight = params["base"]["layers"]["down"]
-    assert weight.dtype == jnp.bfloat16
-    for part in ("codes", "scales"):
-        np.testing.assert_array_equal(getattr(weight, part), np.asarray(saved[f"layers/down/{part}"]))
-    first = lora.first_magnitude("layers/down", weight)
-    np.testing.assert_allclose(params["adapter"]["layers"]["down"]["magnitude"], first, atol=0.05)
+    codes, scales = (given[f"params/base/layers/down/{part}"] for part in ("codes", "scales"))
+    assert codes.sharding.spec == jax.sharding.PartitionSpec(None, "tensor", "fsdp")
+    assert scales.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(codes, np.asarray(saved["layers/down/codes"]))
+    np.testing.assert_array_equal(scales, np.asarray(saved["layers/down/scales"]))
+    weight = np.asarray(Quantised(codes, scales, 24, kind).dequantised(), np.float32)
+    magnitude = given["params/adapter/layers/down/magnitude"]
+    np.testing.assert_allclose(magnitude, np.linalg.norm(weight, axis=-2), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_an_adapter_learns_beside_a_quantised_base_on_a_mesh(kind, tmp_path):
+    examples = {"tokens": np.tile(np.arange(3, 13), (32, 1))}
+    lora = mw.lora("layers/(q|v|down)", rank=2, dora=True, dropout=0.1)
+    more = {"input": mw.Input(examples, batch_size=8), "max_steps": 30}
+    evaluations = {"test": mw.Evaluation(measure, examples, when=30)}
+    outcome = mw.run(experiment(tmp_path, kind, lora, **more, evaluations=evaluations))
+    assert outcome.scores["test/nll"] < 2.5
 
 
 def test_merged_weights_are_those_of_the_state_and_load_as_a_model(tuned, tmp_path):

@@ -73,4 +73,4 @@ def _product(x: jax.Array, base: jax.Array | Quantised) -> jax.Array:
     """Return x W. The gradient computes a quantised W again; kept, those of all layers would be there."""
     if not isinstance(base, Quantised):
         return x @ base
-    return jax.checkpoint(lambda x, base: x @ base.dequantised())(x, base)
+    return jax.checkpoint(lambda x, base: x @ base.gathered())(x, base)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 
 from meshwright import tree
 from meshwright.docstrings import documented
@@ -27,7 +26,7 @@ from meshwright.tuning._matrices import (
     norms_of_outputs,
 )
 from meshwright.tuning._parts import Part, added, factored, named_key, new_part, parts_of
-from meshwright.tuning._quantised import dequantised, is_quantised
+from meshwright.tuning._quantised import computed, dequantised, is_quantised
 from meshwright.tuning._rules import with_base
 from meshwright.tuning._uses import explaining_other_uses
 
@@ -241,7 +240,7 @@ class Lora:
           name: The name of the weight.
           weight: The weight, which may be quantised.
         """
-        return norms_of_outputs(as_matrices(jnp.asarray(weight), self.letters(name, weight)))
+        return norms_of_outputs(as_matrices(computed(weight), self.letters(name, weight)))
 
     def _factored(self, name: str, weight: Any, part: Part, key: jax.Array | None) -> Adapted:
         letters = self.letters(name, weight)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from meshwright import tree
 from meshwright.tuning._adapted import Adapted
 from meshwright.tuning._matrices import adapted_matrices, as_matrices, as_weight
+from meshwright.tuning._quantised import computed
 
 Part = Mapping[str, Any]
 """The arrays of the adapter of one weight: `lora_a`, `lora_b` and, for DoRA, `magnitude`."""
@@ -58,6 +59,6 @@ def factored(weight: Any, part: Part, key: jax.Array | None, scale: float, dropo
 
 def added(weight: Any, letters: str, part: Part, scale: float) -> jax.Array:
     """Return a weight with its adapter added, in the dtype of the weight."""
-    matrices = as_matrices(jnp.asarray(weight), letters)
+    matrices = as_matrices(computed(weight), letters)
     new = adapted_matrices(matrices, part["lora_a"], part["lora_b"], part.get("magnitude"), scale)
     return as_weight(new, weight.shape, letters).astype(weight.dtype)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.arrays import Index, LazyArray, Source, as_source
@@ -64,7 +66,7 @@ class Quantised:
     @property
     def T(self) -> jax.Array:  # noqa: N802 - the name in NumPy
         """Return the transpose of the weight."""
-        return self.dequantised().T
+        return self.gathered().T
 
     def __repr__(self) -> str:
         return f"Quantised({self.kind}, {self.dtype}{list(self.shape)})"
@@ -77,24 +79,41 @@ class Quantised:
         """Return the weight, to be computed in another dtype."""
         return replace(self, scales=self.scales.astype(dtype))
 
+    def gathered(self) -> jax.Array:
+        """Return the weight, computed where it is used: under `fsdp`, its codes are gathered, not its values.
+
+        XLA would compute first, and send four times as much, or twice. If the mesh splits products, too, as
+        `tensor` does, the choice is left to XLA.
+        """
+        sizes = jax.sharding.get_abstract_mesh().shape
+        if not sizes or any(size > 1 for axis, size in sizes.items() if axis not in ("data", "fsdp")):
+            return self.dequantised()
+        whole = jax.lax.with_sharding_constraint((self.codes, self.scales), P())
+        return replace(self, codes=whole[0], scales=whole[1]).dequantised()
+
     def __jax_array__(self) -> jax.Array:
-        return self.dequantised()
+        return self.gathered()
 
     __array_ufunc__ = None  # so that NumPy's arrays leave `x @ weight` to `__rmatmul__`
 
     def __rmatmul__(self, other: Any) -> jax.Array:
-        return other @ self.dequantised()
+        return other @ self.gathered()
 
     def __getitem__(self, index: Any) -> jax.Array:
-        return self.dequantised()[index]
+        return self.gathered()[index]
 
     def __matmul__(self, other: Any) -> jax.Array:
-        return self.dequantised() @ other
+        return self.gathered() @ other
 
 
 def is_quantised(x: Any) -> bool:
     """Return whether a node of a tree is a quantised weight."""
     return isinstance(x, Quantised)
+
+
+def computed(weight: Any) -> jax.Array:
+    """Return a weight as an array, split as it is."""
+    return weight.dequantised() if is_quantised(weight) else jnp.asarray(weight)
 
 
 def quantise(weight: jax.Array, kind: Kind) -> Quantised:
@@ -113,8 +132,13 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
       0.0
     """
     _check(kind, "the weight", weight.shape, weight.dtype)
-    codes, scales = _ENCODINGS[kind].encode(weight, jnp)
+    codes, scales = _encode(weight, kind)
     return Quantised(codes, scales, weight.shape[-1], kind)
+
+
+@partial(jax.jit, static_argnums=1)  # in one program, as the steps on the way are several times as large
+def _encode(weight: jax.Array, kind: Kind) -> tuple[jax.Array, jax.Array]:
+    return _ENCODINGS[kind].encode(weight, jnp)
 
 
 def dequantised(params: tree.PyTree) -> tree.PyTree:
