@@ -20,7 +20,7 @@ from meshwright.tuning._quantised import (
     quantised_source,
 )
 from meshwright.tuning._rows import Rows, read_rows, split_rows
-from meshwright.tuning._tune import Tuned, tune, tuning, write_best
+from meshwright.tuning._tune import Tuned, tune, tuning, tuning_on, write_best
 
 __all__ = [
     "Form",
@@ -45,6 +45,7 @@ __all__ = [
     "split_rows",
     "tune",
     "tuning",
+    "tuning_on",
     "with_reference",
     "write_best",
 ]

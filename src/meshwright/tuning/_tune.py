@@ -74,32 +74,83 @@ def tuning(
       InputError: The file has lines of another form.
       UsageError: `base` is given and `full` is true, or another setting is not valid.
     """
-    _check(model, full, base)
-    cfg = hugging_face.config(model)
-    if not isinstance(cfg, decoder.Config):
-        raise UsageError(
-            f"{model} is not a decoder, such as LLaMA, Mistral, Qwen or Gemma; no other is tuned."
-        )
     train, test = split_rows(read_rows(data, length), held_out, seed)
-    max_steps = max(epochs * len(train["tokens"]) // batch_size, 1)
+    num_rows, longest = train["tokens"].shape
+    max_steps = max(epochs * num_rows // batch_size, 1)
+    how: dict[str, Any] = {
+        "lora": lora,
+        "alpha": alpha,
+        "full": full,
+        "base": base,
+        "mesh": mesh,
+        "seed": seed,
+    }
+    how |= {"max_steps": max_steps, "when": max(max_steps // (2 * epochs), 1), "learning_rate": learning_rate}
+    return tuning_on(model, train, test, workdir, length=longest, batch_size=batch_size, **how)
+
+
+def tuning_on(
+    model: str,
+    train: Any,
+    held_out: Any,
+    workdir: str,
+    *,
+    max_steps: int,
+    length: int,
+    when: int = 500,
+    lora: int = 16,
+    alpha: float | None = None,
+    full: bool = False,
+    base: Kind | None = None,
+    batch_size: int = 8,
+    learning_rate: float | None = None,
+    mesh: str = "fsdp=-1",
+    seed: int = 0,
+) -> Experiment:
+    """Return the experiment that tunes a decoder of Hugging Face's on examples of any kind.
+
+    An example is `{"tokens": int[length]}`. It may have `segments`, numbered from 1 with 0 for padding, and
+    `weights`, how much each token counts in the loss. `write_best` writes the result of the run.
+
+    Args:
+      model: The folder of the model.
+      train: The examples to train on, of the kinds that `Input.examples` lists.
+      held_out: The examples whose loss per token decides which checkpoint is the best.
+      workdir: The directory of the run.
+      max_steps: The number of updates.
+      length: The number of tokens in an example.
+      when: The number of steps after which to evaluate and to save, each time.
+      lora: As in `tuning`, and so are all that follow.
+      alpha: The scale of the adapter.
+      full: Whether all parameters are trained.
+      base: How the frozen matrices are stored.
+      batch_size: The number of examples of an update.
+      learning_rate: The largest learning rate.
+      mesh: The mesh.
+      seed: The seed.
+
+    Raises:
+      CheckpointError: The folder is not that of a decoder.
+      UsageError: `base` is given and `full` is true, or another setting is not valid.
+    """
+    cfg = _config(model, full, base)
     peak = learning_rate or (1e-5 if full else 2e-4)
     rate = schedule("cosine", peak=peak, max_steps=max_steps, warmup_steps=max(round(0.03 * max_steps), 1))
-    when = max(max_steps // (2 * epochs), 1)
     init = functools.partial(decoder.init, cfg, dtype=jnp.float32 if full else jnp.bfloat16)
     whole = Experiment(
         workdir=workdir,
         model=init if base is None else quantised_init(init, WEIGHTS, base),
         loss=functools.partial(_loss, cfg),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.0)),
-        input=Input(train, batch_size=batch_size, item="tokens", items_per_example=train["tokens"].shape[1]),
+        input=Input(train, batch_size=batch_size, item="tokens", items_per_example=length),
         max_steps=max_steps,
         mesh=mesh,
         rules=decoder.RULES,
         compute_dtype="bfloat16",
         seed=seed,
-        evaluations={"held_out": Evaluation(functools.partial(rows_score, cfg), test, when, batch_size)},
+        evaluations={"held_out": Evaluation(functools.partial(rows_score, cfg), held_out, when, batch_size)},
         save=Save(when=when, keep=best(SCORE, "min")),
-        logging=Logging(every=max(min(when, 20), 1)),
+        logging=Logging(every=min(when, 20)),
         init_state_builder=_builder(model, "float32" if full else "bfloat16", base),
     )
     return whole if full else adapted(whole, adapter_of(lora, alpha))
@@ -110,12 +161,16 @@ def adapter_of(rank: int, alpha: float | None) -> Lora:
     return new_lora(WEIGHTS, rank, alpha=2 * rank if alpha is None else alpha)
 
 
-def _check(model: str, full: bool, base: Kind | None) -> None:
+def _config(model: str, full: bool, base: Kind | None) -> decoder.Config:
     local_path(model, "Copy the model to a disk.")
     if full and base is not None:
         raise UsageError(
             f"base={base!r} stores weights that are frozen, but full=True trains all of them. Leave out one."
         )
+    cfg = hugging_face.config(model)
+    if not isinstance(cfg, decoder.Config):
+        raise UsageError(f"{model} is not a decoder, such as LLaMA, Mistral, Qwen or Gemma.")
+    return cfg
 
 
 def _loss(cfg: decoder.Config, params: Any, batch: Any) -> Any:
