@@ -39,30 +39,46 @@ VALUES = np.array(
 _BOUNDS = (VALUES[1:] + VALUES[:-1]) / 2
 
 
-def encode(weight: Any, xp: Any) -> tuple[Any, Any]:
-    """Return the codes, uint8[..., blocks * 32], and the scales, [..., blocks], in the weight's dtype.
+def scales_of(weight: Any, xp: Any) -> Any:
+    """Return the scales, [..., blocks], in the weight's dtype.
 
     Args:
       weight: An array [..., size] of NumPy or JAX.
       xp: The library of the array, `numpy` or `jax.numpy`.
     """
-    size = weight.shape[-1]
-    num_blocks, padding = -(-size // BLOCK), [(0, 0)] * (weight.ndim - 1) + [(0, -size % BLOCK)]
-    blocks = xp.pad(weight, padding).reshape(*weight.shape[:-1], num_blocks, BLOCK)
-    scales = xp.abs(blocks).max(-1)
+    return xp.abs(_blocks(weight, xp)).max(-1)
+
+
+def codes_of(weight: Any, scales: Any, xp: Any) -> Any:
+    """Return the codes, uint8[..., blocks * 32].
+
+    Args:
+      weight: An array [..., size] of NumPy or JAX.
+      scales: Its scales.
+      xp: The library of the array, `numpy` or `jax.numpy`.
+    """
     wide = scales.astype(np.float32)[..., None]
-    unit = blocks.astype(np.float32) / xp.where(wide == 0, 1, wide)
-    found = xp.searchsorted(xp.asarray(_BOUNDS), unit.reshape(-1)).astype(np.uint8)
-    pairs = found.reshape(*weight.shape[:-1], num_blocks * BLOCK // 2, 2)
-    return pairs[..., 0] | (pairs[..., 1] << np.uint8(4)), scales
+    unit = _blocks(weight, xp).astype(np.float32) / xp.where(wide == 0, 1, wide)
+    found = xp.zeros(unit.shape, np.uint8)
+    for bound in _BOUNDS:  # a third of the time of `searchsorted`
+        found += (unit > bound).astype(np.uint8)
+    pairs = found.reshape(*scales.shape[:-1], scales.shape[-1] * BLOCK // 2, 2)
+    return pairs[..., 0] | (pairs[..., 1] << np.uint8(4))
+
+
+def _blocks(weight: Any, xp: Any) -> Any:
+    """Return the weights as blocks, [..., blocks, 64], the last of which is filled with zeros."""
+    size = weight.shape[-1]
+    padding = [(0, 0)] * (weight.ndim - 1) + [(0, -size % BLOCK)]
+    return xp.pad(weight, padding).reshape(*weight.shape[:-1], -(-size // BLOCK), BLOCK)
 
 
 def decode(codes: jax.Array, scales: jax.Array, size: int) -> jax.Array:
     """Return the weights, float32[..., size].
 
     Args:
-      codes: The codes, as `encode` returns them.
-      scales: The scales, as `encode` returns them.
+      codes: The codes, as `codes_of` returns them.
+      scales: The scales, as `scales_of` returns them.
       size: The last dimension of the weight, without padding.
     """
     values = jnp.stack([_value(codes), _value(codes >> 4)], -1)

@@ -52,7 +52,7 @@ def export_adapter(
       lora: The description of the adapter.
       described: The directory of the base model, or its `config.json`.
       base: The name or path of the base model that is written in the adapter's config, so that a loader finds
-        it. None stands for the directory of `described`.
+        it. None stands for the absolute path of the directory of `described`.
 
     Raises:
       UsageError: The directory has an adapter already; or the adapter is of a weight that PEFT has no name
@@ -64,7 +64,7 @@ def export_adapter(
         local_path(directory, "Export to a disk, and copy the files."),
     )
     names = hugging_face.parameter_map(cfg)
-    told = str(_directory(local_path(described))) if base is None else base
+    told = str(_directory(local_path(described)).absolute()) if base is None else base
     source = source_of(adapter, "the adapter")
 
     def write() -> None:

@@ -138,7 +138,8 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
 
 @partial(jax.jit, static_argnums=1)  # in one program, as the steps on the way are several times as large
 def _encode(weight: jax.Array, kind: Kind) -> tuple[jax.Array, jax.Array]:
-    return _ENCODINGS[kind].encode(weight, jnp)
+    scales = _ENCODINGS[kind].scales_of(weight, jnp)
+    return _ENCODINGS[kind].codes_of(weight, scales, jnp), scales
 
 
 def dequantised(params: tree.PyTree) -> tree.PyTree:
@@ -205,14 +206,24 @@ def quantised_source(source: Source, pattern: str, kind: Kind) -> Source:
 
 def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
     """Return the codes (part 0) or the scales (part 1) of a weight, lazily."""
-    struct = jax.ShapeDtypeStruct(weight.shape, weight.dtype)
-    whole = jax.eval_shape(lambda x: _ENCODINGS[kind].encode(x, jnp), struct)[part]
-    within = _WITHIN[kind, part]
+    encoding, within = _ENCODINGS[kind], _WITHIN[kind, part]
+    whole = jax.eval_shape(partial(_encode, kind=kind), jax.ShapeDtypeStruct(weight.shape, weight.dtype))[
+        part
+    ]
 
     def read(index: Index) -> np.ndarray:
         full = tuple(slice(*each.indices(size)) for each, size in zip(index, whole.shape, strict=True))
-        needed, wanted = within(full, weight.shape)
-        return _ENCODINGS[kind].encode(weight.read(needed), np)[part][wanted]
+        if len(full) > 2:  # a matrix at a time, as the arrays on the way are several times as large
+            layers = range(full[0].start, full[0].stop)
+            parts = [read_matrices((slice(layer, layer + 1), *full[1:])) for layer in layers]
+            return np.concatenate(parts) if parts else read_matrices(full)
+        return read_matrices(full)
+
+    def read_matrices(index: Index) -> np.ndarray:
+        needed, wanted = within(index, weight.shape)
+        values = weight.read(needed)
+        scales = encoding.scales_of(values, np)
+        return (scales if part else encoding.codes_of(values, scales, np))[wanted]
 
     return LazyArray(whole.shape, np.dtype(whole.dtype), read)
 
