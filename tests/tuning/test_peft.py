@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.arrays import cast
+from meshwright.errors import CheckpointError, UsageError
 from meshwright.formats import open_source
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.tuning import export_adapter, merged_source, read_adapter
@@ -76,3 +78,48 @@ def test_what_is_written_is_what_peft_wrote(name, tmp_path):
     )
     same = ("r", "lora_alpha", "use_dora", "use_rslora", "peft_type", "task_type", "bias", "rank_pattern")
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": "all"}, "bias='all', which is not known here"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\], which is not known here"),
+        ({"peft_type": "IA3"}, "is of a 'IA3' adapter; only LORA"),
+        ({"r": "x"}, "has r='x' and lora_alpha=6; expected numbers above 0"),
+        ({"use_dora": True}, "each adapter must have lora_a, lora_b, magnitude, but layers/"),
+    ],
+)
+def test_an_adapter_that_is_not_computed_here_is_refused_by_name(change, message, tmp_path):
+    said = json.loads((GOLDEN / "llama" / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(said | change))
+    shutil.copy(GOLDEN / "llama" / "adapter_model.safetensors", tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        read_adapter(tmp_path, MODELS / "llama")
+
+
+def test_an_adapter_of_another_family_is_refused():
+    with pytest.raises(
+        CheckpointError, match=r"the model has no place for base_model\.model\.transformer\.h\.0"
+    ):
+        read_adapter(GOLDEN / "gpt2", MODELS / "llama")
+    with pytest.raises(CheckpointError, match="which describes the adapter, does not exist"):
+        read_adapter(GOLDEN, MODELS / "llama")
+
+
+def test_what_peft_has_no_name_for_is_not_written(tmp_path):
+    adapter = {"embedding": {"lora_a": np.ones((48, 1)), "lora_b": np.ones((1, 24))}}
+    with pytest.raises(UsageError, match="no place for the adapter of embedding"):
+        export_adapter(adapter, tmp_path, mw.lora("embedding", rank=1), MODELS / "llama")
+
+
+def test_adapters_of_some_weights_of_one_module_become_one_of_a_larger_rank(tmp_path):
+    lora = mw.lora("layers/(q|v)", rank=2, alpha=3, rslora=True)
+    rng, base = np.random.default_rng(0), mw.arrays.load(base_of("gpt2"))
+    params = lora.beside(base, jax.random.key(0))
+    params["adapter"] = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params["adapter"])
+    export_adapter(params["adapter"], tmp_path, lora, MODELS / "gpt2")
+    again, adapter = read_adapter(tmp_path, MODELS / "gpt2")
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["rank_pattern"].popitem()[1] == 4
+    wanted, found = lora.merged(params), again.merged({"base": base, "adapter": adapter})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)

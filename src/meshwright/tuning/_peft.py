@@ -97,6 +97,7 @@ def read_adapter(directory: str | Path, described: str | Path) -> tuple[Lora, tr
     place, names = local_path(directory), hugging_face.parameter_map(hugging_face.config(described))
     said = _settings(place / CONFIG)
     parts = to_ours(open_source(place / WEIGHTS), names)
+    _check_whole(place / WEIGHTS, parts, bool(said.get("use_dora")))
     lora, factors = lora_of(said, place / CONFIG, parts, names)
     for name, part in parts.items():
         part["lora_b"] = (part["lora_b"] * factors[name]).astype(np.float32)
@@ -141,9 +142,31 @@ def _settings(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{path}, which describes the adapter, does not exist.") from None
     except ValueError as error:
         raise CheckpointError(f"{path} does not describe an adapter: {error}.") from None
+
+    def is_number(value: Any, kind: Any) -> bool:
+        return isinstance(value, kind) and not isinstance(value, bool) and value > 0
+
     missing = [
         key for key in ("peft_type", "r", "lora_alpha") if not isinstance(found, dict) or key not in found
     ]
     if missing:
         raise CheckpointError(f"{path} does not describe a LoRA adapter: it lacks {listed(missing)}.")
+    rank, alpha = found["r"], found["lora_alpha"]
+    if not (is_number(rank, int) and is_number(alpha, int | float)):
+        raise CheckpointError(f"{path} has r={rank!r} and lora_alpha={alpha!r}; expected numbers above 0.")
     return found
+
+
+def _check_whole(path: Path, parts: Parts, has_magnitudes: bool) -> None:
+    """Check that each adapter has all its arrays.
+
+    Raises:
+      CheckpointError: Some do not, or have others.
+    """
+    wanted = {"lora_a", "lora_b", *(["magnitude"] if has_magnitudes else [])}
+    wrong = [f"{name} has {', '.join(sorted(part))}" for name, part in parts.items() if part.keys() != wanted]
+    if wrong or not parts:
+        raise CheckpointError(
+            f"{path}: each adapter must have {', '.join(sorted(wanted))}, but "
+            f"{listed(wrong) or 'there is none'}."
+        )

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwright.patterns import OptionalPattern, optional
-from meshwright.sharding import Rule, match
+from meshwright.sharding import Rule
 
 _WHOLE = "^params/"
 
@@ -22,11 +22,12 @@ def with_base(rules: Sequence[Rule], base: str, adapter: str) -> tuple[Rule, ...
       base: The prefix of the model's parameters, `params/base/`.
       adapter: The prefix of the adapter's parameters.
     """
-    moved = [
-        OfPattern(rule, base, _moved(rule.pattern, base)) if hasattr(rule, "pattern") else OfBase(rule, base)
+    return tuple(
+        OfPattern(rule, base, adapter, _moved(rule.pattern, base))
+        if hasattr(rule, "pattern")
+        else OfBase(rule, base, adapter)
         for rule in rules
-    ]
-    return match(optional(f"^{adapter}.*")), *moved
+    )
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,11 @@ class OfBase:
 
     rule: Rule
     base: str
+    adapter: str
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        if name.startswith(self.adapter):
+            return P()
         if not name.startswith(self.base):
             return self.rule(name, x, mesh)
         whole = "params/" + name.removeprefix(self.base)
