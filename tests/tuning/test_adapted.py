@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import meshwright as mw
 from meshwright import tree
@@ -170,33 +169,3 @@ def test_without_a_builder_the_base_is_saved(tmp_path):
         max_steps=1,
     )
     assert adapted(plain, LORA).save.names is None
-
-
-class Mlp(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden, self.out = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(nnx.relu(self.hidden(x)))
-
-
-@pytest.mark.slow
-def test_a_model_of_flax_is_adapted_in_the_merged_form(tmp_path):
-    net = mw.functional(Mlp)
-    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    examples = {"x": x, "y": np.sin(x.sum(-1))}
-    whole = mw.Experiment(
-        workdir=str(tmp_path),
-        model=net,
-        loss=lambda params, batch: ((net.apply(params, batch["x"])[:, 0] - batch["y"]) ** 2).mean(),
-        optimizer=optax.adam(3e-2),
-        input=mw.Input(examples, batch_size=16),
-        max_steps=60,
-        evaluations={
-            "e": mw.Evaluation(lambda p, b: {"l": (net.apply(p, b["x"])[:, 0] - b["y"]) ** 2}, examples)
-        },
-    )
-    run = adapted(whole, mw.lora("kernel", rank=2))
-    outcome = mw.run(run)
-    assert sorted(outcome.state.params["adapter"]) == ["hidden", "out"]
-    assert outcome.scores["e/l"] < 0.35

@@ -99,9 +99,7 @@ def test_an_adapter_that_is_not_computed_here_is_refused_by_name(change, message
 
 
 def test_an_adapter_of_another_family_is_refused():
-    with pytest.raises(
-        CheckpointError, match=r"the model has no place for base_model\.model\.transformer\.h\.0"
-    ):
+    with pytest.raises(CheckpointError, match=r"the model has no place for base_model\.model\.transformer"):
         read_adapter(GOLDEN / "gpt2", MODELS / "llama")
     with pytest.raises(CheckpointError, match="which describes the adapter, does not exist"):
         read_adapter(GOLDEN, MODELS / "llama")
