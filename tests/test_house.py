@@ -48,7 +48,7 @@ FLOORS = [
     {"engine"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
-    {"trainer"},
+    {"trainer", "tuning"},
     {"demo", "launch"},
     {"cli"},
     {"__main__"},

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         storage,
         train,
         tree,
+        tuning,
         when,
     )
     from meshwright.adapters import functional
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from meshwright.sharding import Layout, auto, make_mesh, match, override
     from meshwright.train import Step, Trainable, TrainState, fit, make_step
     from meshwright.trainer import Trainer
+    from meshwright.tuning import lora
 
 _MORE_ROOMS = (
     "adapters",
@@ -85,6 +87,7 @@ _MORE_ROOMS = (
     "program",
     "report",
     "storage",
+    "tuning",
 )
 """Rooms that are rarely needed by name, and so are not in `__all__`."""
 
@@ -127,6 +130,7 @@ __all__ = [
     "functional",
     "generate",
     "input",
+    "lora",
     "make_mesh",
     "make_step",
     "mapped",
@@ -167,6 +171,7 @@ _NAMES = {
     "sharding": ("Layout", "auto", "make_mesh", "match", "override"),
     "train": ("Step", "TrainState", "Trainable", "fit", "make_step"),
     "trainer": ("Trainer",),
+    "tuning": ("lora",),
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}
 

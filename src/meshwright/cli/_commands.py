@@ -92,19 +92,39 @@ def _add_runs(commands: Commands) -> None:
         metavar="N",
         help="go back to the checkpoint of step N; later checkpoints and reports are set aside",
     )
+    tune = _add_tune(commands)
     _add_eval(commands)
     add_sample(commands)
-    for made in (train, resume):
+    for made in (train, resume, tune):
         made.add_argument(
             "--strict",
             action="store_true",
             help="refuse to continue a run with changed settings (default: print the changes and continue)",
         )
-    for made in (demo, train, resume):
+    for made in (demo, train, resume, tune):
         made.add_argument(
             "--verbose", action="store_true", help="show every array and every check before the first step"
         )
     _add_show(commands)
+
+
+def _add_tune(commands: Commands) -> argparse.ArgumentParser:
+    tune = commands.with_settings(
+        "tune",
+        "_tune",
+        "Tune a model of Hugging Face's on a file of tokens, and write an adapter or a model. "
+        "More settings: lora=16 (the rank), base=int8 or nf4, epochs, batch_size, length, learning_rate, "
+        "held_out, mesh.",
+    )
+    tune.add_argument("model", metavar="FOLDER", help="the folder of the model, as `hf download` fetches it")
+    tune.add_argument(
+        "data", metavar="FILE", help='a file of JSON lines: {"tokens": [1, 15, 7], "weights": [0, 1, 1]}'
+    )
+    tune.add_argument("--full", action="store_true", help="train all parameters (default: an adapter)")
+    tune.add_argument(
+        "--merge", action="store_true", help="write the model with the adapter added, not the adapter alone"
+    )
+    return tune
 
 
 def _add_eval(commands: Commands) -> None:

@@ -7,16 +7,19 @@ from typing import Any, NoReturn
 
 from meshwright.errors import InputError, UsageError
 
-TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "eval", "show")
+TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "eval", "show", "tune")
 """Commands that take settings: `--key value` sets a field of the experiment, unless `--key` is in FLAGS."""
 
 FLAGS = (
-    *("--against", "--bandwidth", "--best", "--compile-to", "--fake-devices", "--from-step", "--help"),
-    *("--json", "--kill", "--on", "--search", "--settings", "--step", "--strict", "--to", "--traced"),
+    *("--against", "--bandwidth", "--best", "--compile-to", "--fake-devices", "--from-step", "--full"),
+    *("--help", "--json", "--kill", "--merge", "--on", "--search", "--settings", "--step", "--strict"),
+    *("--to", "--traced"),
     *("--verbose", "-h"),
 )
 
-_RUNNING = ("demo", "eval", "hlo", "hosts", "local", "plan", "ray", "resume", "sample", "show", "train")
+_RUNNING = (
+    *("demo", "eval", "hlo", "hosts", "local", "plan", "ray", "resume", "sample", "show", "train", "tune"),
+)
 """Commands that call the user's functions. An OSError of theirs is shown with its traceback."""
 
 SETTINGS = """settings: key=value or --key value

@@ -12,6 +12,7 @@ from meshwright.formats._export_seqax import export_seqax
 from meshwright.formats._export_t5x import export_t5x, t5x_names
 from meshwright.formats._open import find_step, open_source
 from meshwright.formats._pins import is_pinned, pin, unpin
+from meshwright.formats._safetensors import write_file as write_safetensors
 from meshwright.formats._verify import verify, verify_all
 from meshwright.formats.readers import open_t5x, open_tensorflow
 
@@ -33,4 +34,5 @@ __all__ = [
     "unpin",
     "verify",
     "verify_all",
+    "write_safetensors",
 ]

@@ -16,7 +16,7 @@ from meshwright.train._inferred import inferred_rules
 from meshwright.train._keys import as_seed, key_of, step_key
 from meshwright.train._learning_rates import learning_rates
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
-from meshwright.train._loss import Loss, Metrics, StatefulLoss
+from meshwright.train._loss import Loss, Metrics, StatefulLoss, of_loss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
 from meshwright.train._noise import Std, relative_std, with_parameter_noise
 from meshwright.train._on_board import on_board
@@ -110,6 +110,7 @@ __all__ = [
     "nothing",
     "num_params",
     "num_updates",
+    "of_loss",
     "offload_opt_state",
     "on_board",
     "only_averages",

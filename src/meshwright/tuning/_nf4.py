@@ -1,0 +1,96 @@
+"""Weights in four bits, NF4: a code for each weight, and a scale for each block of 64.
+
+Source: Dettmers et al., QLoRA, 2023 (arXiv 2305.14314), section 3 and appendix E. The sixteen values are
+quantiles of a normal distribution, scaled to [-1, 1], with an exact zero. A block's scale is the largest
+absolute value in it. The paper's second quantisation, of the scales, is not done here.
+
+Blocks go along the last dimension, which is padded to whole blocks. Two codes share a byte, the first one in
+the low four bits.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BLOCK = 64
+VALUES = np.array(
+    [
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ],
+    np.float32,
+)
+_BOUNDS = (VALUES[1:] + VALUES[:-1]) / 2
+
+
+def scales_of(weight: Any, xp: Any) -> Any:
+    """Return the scales, [..., blocks], in the weight's dtype.
+
+    Args:
+      weight: An array [..., size] of NumPy or JAX.
+      xp: The library of the array, `numpy` or `jax.numpy`.
+    """
+    return xp.abs(_blocks(weight, xp)).max(-1)
+
+
+def codes_of(weight: Any, scales: Any, xp: Any) -> Any:
+    """Return the codes, uint8[..., blocks * 32].
+
+    Args:
+      weight: An array [..., size] of NumPy or JAX.
+      scales: Its scales.
+      xp: The library of the array, `numpy` or `jax.numpy`.
+    """
+    wide = scales.astype(np.float32)[..., None]
+    unit = _blocks(weight, xp).astype(np.float32) / xp.where(wide == 0, 1, wide)
+    found = xp.zeros(unit.shape, np.uint8)
+    for bound in _BOUNDS:  # a third of the time of `searchsorted`
+        found += (unit > bound).astype(np.uint8)
+    pairs = found.reshape(*scales.shape[:-1], scales.shape[-1] * BLOCK // 2, 2)
+    return pairs[..., 0] | (pairs[..., 1] << np.uint8(4))
+
+
+def _blocks(weight: Any, xp: Any) -> Any:
+    """Return the weights as blocks, [..., blocks, 64], the last of which is filled with zeros."""
+    size = weight.shape[-1]
+    padding = [(0, 0)] * (weight.ndim - 1) + [(0, -size % BLOCK)]
+    return xp.pad(weight, padding).reshape(*weight.shape[:-1], -(-size // BLOCK), BLOCK)
+
+
+def decode(codes: jax.Array, scales: jax.Array, size: int) -> jax.Array:
+    """Return the weights, float32[..., size].
+
+    Args:
+      codes: The codes, as `codes_of` returns them.
+      scales: The scales, as `scales_of` returns them.
+      size: The last dimension of the weight, without padding.
+    """
+    values = jnp.stack([_value(codes), _value(codes >> 4)], -1)
+    blocks = values.reshape(*scales.shape, BLOCK) * scales.astype(jnp.float32)[..., None]
+    whole = blocks.reshape(*scales.shape[:-1], scales.shape[-1] * BLOCK)
+    return whole if whole.shape[-1] == size else whole[..., :size]
+
+
+def _value(codes: jax.Array) -> jax.Array:
+    """Return the values of the low four bits. Fifteen choices, as TPUs look up single values slowly."""
+    found: list[Any] = list(VALUES)
+    for bit in range(4):
+        is_set = (codes >> bit) & 1 == 1
+        found = [jnp.where(is_set, one, zero) for zero, one in zip(found[::2], found[1::2], strict=True)]
+    return found[0]

@@ -1,0 +1,123 @@
+"""Held to what PEFT and PyTorch made of the same files: see golden/make.py."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.arrays import cast
+from meshwright.errors import CheckpointError, UsageError
+from meshwright.formats import open_source
+from meshwright.models import decoder, gpt2, hugging_face, t5
+from meshwright.tuning import export_adapter, merged_source, read_adapter
+
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = Path(__file__).parents[1] / "models" / "golden"
+NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir() and path.name[0] != "_")
+ALIKE = [name for name in NAMES if name != "qwen3"]  # whose scales differ between layers
+
+
+def base_of(name):
+    return cast(hugging_face.open_model(MODELS / name), [(".*", "float32")])
+
+
+def arrays(path):
+    return {name: np.asarray(x) for name, x in open_source(path).arrays().items()}
+
+
+def logits_of(name, params):
+    cfg, given = hugging_face.config(MODELS / name), arrays(MODELS / name / "expected.safetensors")
+    if isinstance(cfg, t5.Config):
+        return jax.jit(functools.partial(t5.logits, cfg))(
+            params, given["input_ids"], given["decoder_input_ids"]
+        )
+    model = gpt2 if isinstance(cfg, gpt2.Config) else decoder
+    return jax.jit(functools.partial(model.logits, cfg))(params, given["input_ids"])
+
+
+def assert_logits(name, params):
+    wanted = arrays(GOLDEN / name / "expected.safetensors")["logits"]
+    np.testing.assert_allclose(logits_of(name, params), wanted, rtol=1e-4, atol=2e-5)
+
+
+def some(names):
+    """The others are slow: each compiles a model."""
+    return [
+        pytest.param(x, marks=() if x in ("llama", "llama3", "gpt2") else pytest.mark.slow) for x in names
+    ]
+
+
+@pytest.mark.parametrize("name", some(NAMES))
+def test_logits_with_an_adapter_of_peft_are_those_of_pytorch(name):
+    lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
+    base = mw.arrays.load(base_of(name))
+    assert_logits(name, lora.effective({"base": base, "adapter": adapter}))
+
+
+@pytest.mark.parametrize("name", some(["llama", "gemma", "gpt2"]))
+def test_logits_of_merged_weights_are_those_of_the_adapter(name):
+    lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
+    assert_logits(name, mw.arrays.load(merged_source(base_of(name), adapter, lora)))
+    assert_logits(name, lora.merged({"base": mw.arrays.load(base_of(name)), "adapter": adapter}))
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_is_written_is_what_peft_wrote(name, tmp_path):
+    lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
+    export_adapter(adapter, tmp_path, lora, MODELS / name)
+    theirs, ours = (arrays(place / "adapter_model.safetensors") for place in (GOLDEN / name, tmp_path))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[key], theirs[key]) for key in theirs)
+    theirs, ours = (
+        json.loads((place / "adapter_config.json").read_text()) for place in (GOLDEN / name, tmp_path)
+    )
+    same = ("r", "lora_alpha", "use_dora", "use_rslora", "peft_type", "task_type", "bias", "rank_pattern")
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": "all"}, "bias='all', which is not known here"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\], which is not known here"),
+        ({"peft_type": "IA3"}, "is of a 'IA3' adapter; only LORA"),
+        ({"r": "x"}, "has r='x' and lora_alpha=6; expected numbers above 0"),
+        ({"use_dora": True}, "each adapter must have lora_a, lora_b, magnitude, but layers/"),
+    ],
+)
+def test_an_adapter_that_is_not_computed_here_is_refused_by_name(change, message, tmp_path):
+    said = json.loads((GOLDEN / "llama" / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(said | change))
+    shutil.copy(GOLDEN / "llama" / "adapter_model.safetensors", tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        read_adapter(tmp_path, MODELS / "llama")
+
+
+def test_an_adapter_of_another_family_is_refused():
+    with pytest.raises(CheckpointError, match=r"the model has no place for base_model\.model\.transformer"):
+        read_adapter(GOLDEN / "gpt2", MODELS / "llama")
+    with pytest.raises(CheckpointError, match="which describes the adapter, does not exist"):
+        read_adapter(GOLDEN, MODELS / "llama")
+
+
+def test_what_peft_has_no_name_for_is_not_written(tmp_path):
+    adapter = {"embedding": {"lora_a": np.ones((48, 1)), "lora_b": np.ones((1, 24))}}
+    with pytest.raises(UsageError, match="no place for the adapter of embedding"):
+        export_adapter(adapter, tmp_path, mw.lora("embedding", rank=1), MODELS / "llama")
+
+
+def test_adapters_of_some_weights_of_one_module_become_one_of_a_larger_rank(tmp_path):
+    lora = mw.lora("layers/(q|v)", rank=2, alpha=3, rslora=True)
+    rng, base = np.random.default_rng(0), mw.arrays.load(base_of("gpt2"))
+    params = lora.beside(base, jax.random.key(0))
+    params["adapter"] = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params["adapter"])
+    export_adapter(params["adapter"], tmp_path, lora, MODELS / "gpt2")
+    again, adapter = read_adapter(tmp_path, MODELS / "gpt2")
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["rank_pattern"].popitem()[1] == 4
+    wanted, found = lora.merged(params), again.merged({"base": base, "adapter": adapter})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)

@@ -1,0 +1,136 @@
+"""From a folder and a file of tokens to an adapter or a model, in one call or one command."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.cli import main
+from meshwright.errors import InputError, UsageError
+from meshwright.models import decoder, hugging_face
+from meshwright.tuning import read_adapter, read_rows, split_rows, tune, tuning
+from meshwright.tuning._rows import rows_loss, rows_score
+
+LLAMA = str(Path(__file__).parents[1] / "models" / "golden" / "llama")
+CFG = hugging_face.config(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A file of sentences that count up, whose first tokens do not count in the loss."""
+    file = tmp_path_factory.mktemp("data") / "data.jsonl"
+    rng = np.random.default_rng(0)
+    with file.open("w") as lines:
+        for first in rng.integers(3, 20, size=60):
+            tokens = [1, *range(int(first), int(first) + int(rng.integers(4, 8)))]
+            lines.write(json.dumps({"tokens": tokens, "weights": [0, 0] + [1] * (len(tokens) - 2)}) + "\n")
+    return str(file)
+
+
+QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 2e-2, "lora": 4, "held_out": 0.1, "mesh": "data=-1"}
+
+
+def held_out_loss(params, data):
+    _, rows = split_rows(read_rows(data, 2048), 0.1, 0)
+    return mean(rows_loss(CFG, params, rows, "nothing"))
+
+
+def mean(found):
+    return float(found.total.sum() / found.count.sum())
+
+
+def floats(source):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), mw.arrays.load(source))
+
+
+@pytest.mark.slow
+def test_an_adapter_is_tuned_and_its_best_checkpoint_written(data, tmp_path):
+    tuned = tune(LLAMA, data, str(tmp_path), **QUICK)
+    assert [path.name for path in tuned.files] == ["adapter_model.safetensors", "adapter_config.json"]
+    lora, adapter = read_adapter(tmp_path / "adapter", LLAMA)
+    assert (lora.rank, lora.alpha) == (4, 8)
+    base = hugging_face.open_model(LLAMA)
+    before, after = floats(base), lora.effective({"base": floats(base), "adapter": adapter})
+    assert held_out_loss(after, data) < held_out_loss(before, data) - 0.2
+    np.testing.assert_allclose(held_out_loss(after, data), tuned.outcome.scores["held_out/loss"], rtol=0.02)
+
+
+@pytest.mark.slow
+def test_the_command_tunes_beside_four_bits_and_writes_a_merged_model(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = [f"{name}={value}" for name, value in (QUICK | {"epochs": 1}).items()]
+    assert main(["tune", LLAMA, data, "--base", "nf4", "--merge", "--json", "workdir=run", *settings]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(path).name for path in found["files"]] == ["model.safetensors", "config.json"]
+    merged = hugging_face.open_model("run/model").arrays()
+    assert {x.dtype.name for x in merged.values()} == {"bfloat16"}
+    checkpoint = mw.arrays.subtree(mw.open_source("run/checkpoints"), "params/adapter")
+    assert "params/base/layers/q/codes" not in mw.open_source("run/checkpoints").arrays()
+    assert "layers/gate/lora_a" in checkpoint.arrays()
+
+
+@pytest.mark.slow
+def test_all_parameters_are_tuned_and_written_in_the_dtypes_of_the_files(data, tmp_path):
+    tuned = tune(LLAMA, data, str(tmp_path), full=True, **QUICK | {"epochs": 1})
+    assert tuned.outcome.state.params["layers"]["q"].dtype == np.float32
+    written = hugging_face.open_model(tmp_path / "model").arrays()
+    assert {x.dtype.name for x in written.values()} == {"bfloat16"}
+
+
+def test_the_loss_is_that_of_the_tokens_that_count():
+    params = floats(hugging_face.open_model(LLAMA))
+    batch = {
+        "tokens": np.array([[1, 5, 6, 7], [1, 9, 0, 0]], np.int32),
+        "segments": np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.int32),
+        "weights": np.array([[0, 0, 1, 0.5], [0, 1, 0, 0]], np.float32),
+    }
+
+    @jax.jit
+    def computed(params, batch):
+        scores = rows_score(CFG, params, batch)["loss"]
+        return decoder.logits(CFG, params, batch["tokens"]), rows_loss(CFG, params, batch, "nothing"), scores
+
+    logits, loss, scores = computed(params, batch)
+    logits -= np.logaddexp.reduce(logits, -1, keepdims=True)
+    wanted = -(logits[0, 1, 6] + 0.5 * logits[0, 2, 7] + logits[1, 0, 9]) / 2.5
+    np.testing.assert_allclose([mean(loss), mean(scores)], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "hello"}', "line 2 has no tokens: .* found the keys text. Turn texts into tokens"),
+        ('{"tokens": [1]}', "line 2 has no tokens"),
+        ('{"tokens": [1, -2]}', "line 2 has no tokens"),
+        ('{"tokens": [1, 2], "weights": [1]}', "line 2: weights must be 2 numbers"),
+        ("[1, 2]", "line 2: expected an object"),
+        ("{", "line 2: "),
+    ],
+)
+def test_a_line_of_another_form_is_named(line, message, tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"tokens": [1, 2]}\n' + line)
+    with pytest.raises(InputError, match=message):
+        read_rows(file, 8)
+
+
+def test_rows_are_cut_and_padded(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"tokens": [1, 2, 3]}\n\n{"tokens": [4, 5, 6, 7, 8]}\n')
+    rows = read_rows(file, 4)
+    assert rows["tokens"].tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
+    assert rows["segments"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert rows["weights"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+def test_settings_that_make_no_sense_are_refused(data):
+    with pytest.raises(UsageError, match="base='nf4' stores weights that are frozen, but full=True"):
+        tuning(LLAMA, data, full=True, base="nf4")
+    with pytest.raises(UsageError, match=r"held_out=1.5 of 60 examples"):
+        tuning(LLAMA, data, held_out=1.5)
+    with pytest.raises(UsageError, match="is not a decoder"):
+        tuning(LLAMA.replace("llama", "gpt2"), data)
