@@ -19,8 +19,9 @@ def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Show where all processes stand when one of them stands still for longer than is usual for the run.
 
     Args:
-      progress: The file in which process 0 reports; beside it, with the suffix `.board`, is the path of the
-      board. say: Shows a text to the user.
+      progress: The file in which process 0 reports. Beside it, with the suffix `.board`, is the path of the
+        board.
+      say: Shows a text to the user.
     """
     over = threading.Event()
     thread = threading.Thread(target=_look_out, args=(progress, say, over), daemon=True)
