@@ -29,7 +29,16 @@ def deployer():
         yield made
 
 
+PAIRS = {"chosen": [], "rejected": []}
+
 REFUSE = {
+    "launch.launch_hosts": lambda place: launch.launch_hosts(
+        ["true"], 1, at="127.0.0.1:1", hosts=1, logs=place
+    ),
+    "tuning.export_adapter": lambda place: mw.tuning.export_adapter({}, place, mw.lora("w", 1), "."),
+    "tuning.read_rows": lambda place: mw.tuning.read_rows(place, 8),
+    "tuning.read_adapter": lambda place: mw.tuning.read_adapter(place, "."),
+    "tuning.with_reference": lambda place: mw.tuning.with_reference(PAIRS, None, {}, None, kept=place),
     "launch.launch_local": lambda place: launch.launch_local(["true"], 1, logs=place),
     "launch.launch_ray": lambda place: launch.launch_ray(["true"], 1, logs=place),
     "arrays.local": lambda place: arrays.local(place),
@@ -73,6 +82,8 @@ TAKE = {  # what takes addresses, as tests elsewhere show
     "report.write_page",
     "experiment.evaluate",
     "experiment.evaluate_checkpoint",
+    "experiment.state_of_checkpoint",
+    "experiment.texts_of_checkpoint",
 }
 
 

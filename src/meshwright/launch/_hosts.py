@@ -88,7 +88,7 @@ def launch_hosts(
     check(grace_seconds, num_processes, restarts, None)
     check_command(command)
     wanted = _wanted(hosts, min_hosts, wait_seconds)
-    address = split(at)
+    address, directory_of_logs = split(at), local_path(logs) if logs else None
     job = hashlib.sha256(repr((__version__, tuple(command), wanted, restarts)).encode()).hexdigest()[:16]
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     free = f"{own_address(address)}:{free_port()}"
@@ -96,7 +96,7 @@ def launch_hosts(
     with (
         tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory,
         _leading(address, status, wanted, restarts),
-        Output(hosts * num_processes, local_path(logs) if logs else None) as output,
+        Output(hosts * num_processes, directory_of_logs) as output,
         passing_on_signals() as running,
     ):
         start = _Start(

@@ -59,10 +59,8 @@ def export_adapter(
         for.
       CheckpointError: `described` describes no known model, or the adapter does not fit it.
     """
-    cfg, place = (
-        hugging_face.config(described),
-        local_path(directory, "Export to a disk, and copy the files."),
-    )
+    place = local_path(directory, "Export to a disk, and copy the files.")
+    cfg = hugging_face.config(described)
     names = hugging_face.parameter_map(cfg)
     told = str(_directory(local_path(described)).absolute()) if base is None else base
     source = source_of(adapter, "the adapter")
