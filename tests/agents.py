@@ -102,7 +102,7 @@ class World:
     # The launchers.
 
     def boot(self, machine):
-        machine.life += 1
+        machine.life, machine.left_with, machine.told = machine.life + 1, None, None
         name = f"{machine.number}.{machine.life}"
         mine = Status(
             name, f"host{machine.number}", "job", machine.clock(self.now), 2, f"host{machine.number}:1"
@@ -229,7 +229,10 @@ class World:
         if machine.leader is not None and not _lead.is_done(machine.leader, machine.clock(self.now)):
             machine.left_with = None  # the launcher with the leader stays until all know
             return
+        is_replaced = machine.agent.status.signal and machine.number and self.drawn.random() < 0.5
         machine.agent = machine.leader = None
+        if is_replaced and not self.is_calm():
+            self.after(self.drawn.uniform(1, 30), self.boot, machine)
 
     def start(self, machine, order):
         generation = (order.leader, order.generation)

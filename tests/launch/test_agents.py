@@ -6,6 +6,8 @@ import pytest
 
 from agents import play
 from meshwright.launch import _follow, _lead
+from meshwright.launch._lead import Leader, Seen, Wanted
+from meshwright.launch._members import Status
 from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
 from soak import SEED, cases
 
@@ -80,3 +82,26 @@ def test_a_broken_rule_is_found(what, monkeypatch):
     monkeypatch.setattr(*BROKEN[what])
     with pytest.raises(AssertionError):
         play_many(what, 4000, FIRST_FOUND.get(what, 0))
+
+
+def status(agent, **more):
+    return Status(agent, agent, more.pop("job", "job"), sent=1.0, num_processes=1, address="a:1", **more)
+
+
+def leader_of(*statuses, members, gone=()):
+    seen = {one.agent: Seen(one, at=0.0, is_gone=one.agent in gone) for one in statuses}
+    wanted = Wanted(hosts=3, min_hosts=2, wait_seconds=60)
+    return Leader("the leader", "a", "job", wanted, Restarts(3), 0, 0, members=members, seen=seen)
+
+
+def test_a_machine_that_left_and_was_replaced_does_not_count_when_another_one_leaves():
+    left, leaving = status("b", signal=15), status("d", signal=15)
+    leader = leader_of(status("a"), left, status("c"), leaving, members=("a", "c", "d"), gone=("b",))
+    assert not _lead._is_to_stop(leader)
+    assert _lead._is_to_stop(leader_of(status("a"), left, leaving, members=("a", "b", "d")))
+
+
+def test_ctrl_c_at_another_program_that_reports_here_stops_nothing():
+    leader = leader_of(status("a"), members=("a",))
+    assert _lead.heard(leader, status("x", job="another", signal=2), now=1.0) == leader
+    assert _lead.order(leader, status("x", job="another", signal=2)).exit_code == 2

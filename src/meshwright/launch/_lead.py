@@ -78,9 +78,12 @@ class Leader:
 
 
 def heard(leader: Leader, status: Status, now: float) -> Leader:
-    """Return the state of the leader after a status; one that is older than the newest is ignored."""
+    """Return the state of the leader after a status.
+
+    One that is older than the newest is ignored, and so is that of another program, which `order` refuses.
+    """
     before = leader.seen.get(status.agent)
-    if before and before.status.sent >= status.sent:
+    if status.job != leader.job or (before and before.status.sent >= status.sent):
         return leader
     newest = max((step for step in (leader.saved, status.saved) if step is not None), default=None)
     return replace(
@@ -120,10 +123,10 @@ def order(leader: Leader, status: Status) -> Order:
         return Order(leader.name, status.sent, newest, exit_code=EXIT_USAGE, text=text)
     if leader.phase is Phase.OVER:
         return Order(leader.name, status.sent, newest, exit_code=leader.exit_code, text=leader.text)
-    if leader.phase is Phase.RUNNING and leader.order:
+    if leader.phase is Phase.RUNNING and leader.order and not (status.signal and _is_spare(leader, status)):
         signal = _stop_of(leader) if _is_to_stop(leader) else 0
         return replace(leader.order, answers=status.sent, signal=signal)
-    if leader.phase is Phase.GATHERING and status.signal and not status.is_running:
+    if leader.phase is not Phase.STOPPING and status.signal and not status.is_running:  # it leaves
         code = max((end.exit_code for end in status.ended), default=0)
         return Order(leader.name, status.sent, newest, exit_code=code if code > 0 else 128 + status.signal)
     return Order(leader.name, status.sent, leader.generation)
@@ -238,8 +241,8 @@ def _is_lost(leader: Leader, name: str, now: float) -> bool:
 
 def _is_here(leader: Leader, name: str, now: float) -> bool:
     seen = leader.seen[name]
-    fits = seen.status.job == leader.job and not seen.status.signal and not seen.status.is_over
-    return fits and not seen.is_gone and not _is_lost(leader, name, now)
+    stays = not seen.status.signal and not seen.status.is_over
+    return stays and not seen.is_gone and not _is_lost(leader, name, now)
 
 
 def _is_ready(leader: Leader, name: str) -> bool:
@@ -276,21 +279,35 @@ def _is_of_another(leader: Leader, status: Status) -> bool:
     return status.generation > 0 and status.leader != leader.name
 
 
+def _is_spare(leader: Leader, status: Status) -> bool:
+    """Return whether an agent has no part in the newest generation."""
+    return bool(leader.members) and status.agent not in leader.members
+
+
 def _is_to_stop(leader: Leader) -> bool:
     """Return whether the run ends because machines were told to stop.
 
     Ctrl-C on any machine ends it, as does any signal on that of the leader. A machine that gets SIGTERM
     leaves, and the others go on if they are enough.
     """
-    told = [seen.status for seen in leader.seen.values() if seen.status.signal]
-    too_few = bool(told) and leader.wanted.hosts - len(told) < leader.wanted.min_hosts
+    told = _told_to_stop(leader)
+    leaving = [one for one in told if not _is_spare(leader, one)]
+    too_few = bool(leaving) and leader.wanted.hosts - len(leaving) < leader.wanted.min_hosts
     return too_few or any(one.signal == SIGINT or one.agent == leader.own for one in told)
 
 
 def _stop_of(leader: Leader) -> int:
     """Return the signal with which a machine was told to stop; 2 before all others; 0 for none."""
-    signals = {seen.status.signal for seen in leader.seen.values()} - {0}
-    return min(signals, default=0)
+    return min((status.signal for status in _told_to_stop(leader)), default=0)
+
+
+def _told_to_stop(leader: Leader) -> list[Status]:
+    """Return the agents that were told to stop, without those that left before the newest generation."""
+    return [
+        seen.status
+        for name, seen in leader.seen.items()
+        if seen.status.signal and (name in leader.members or not seen.is_gone)
+    ]
 
 
 def _missing(leader: Leader, here: list[str]) -> str:
