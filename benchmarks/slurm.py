@@ -31,7 +31,8 @@ def end_time(slurm, job):
 
 
 def preempt(slurm, job):
-    urgent = ("sbatch", "-p", "urgent", "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+    nodes = f"-N{len(slurm.names)}"
+    urgent = ("sbatch", "-p", "urgent", nodes, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
     slurm.run(*urgent, cwd=slurm.folder)
 
 

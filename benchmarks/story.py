@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from slurm import EVENTS
+
 from clusters.slurm import Slurm, missing, wait_until
 from clusters.test_slurm import PATHS, Submitted, train
 from end_to_end.running import losses
@@ -44,25 +46,12 @@ def fill_the_disk(slurm, job):
     full.unlink()
 
 
-def end_time(slurm, job):
-    slurm.run("scancel", "--batch", "--signal=USR1", job.number)
-
-
-def preempt(slurm, job):
-    urgent = ("sbatch", "-p", "urgent", "-N5", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 5")
-    slurm.run(*urgent, cwd=slurm.folder)
-
-
-def lose_a_node(slurm, job):
-    slurm.cut_power(slurm.run("scontrol", "show", "hostnames", slurm.job(job.number)["NodeList"]).split()[-1])
-
-
 FAULTS = {
     "task 2 is killed": kill(2),
     "the disk is full for 10 s": fill_the_disk,
-    "the time is nearly up": end_time,
-    "preempted by a more urgent job": preempt,
-    "a node is lost for good": lose_a_node,
+    "the time is nearly up": EVENTS["the time is nearly up"],
+    "preempted by a more urgent job": EVENTS["preempted"],
+    "a node is lost for good": EVENTS["a node is lost"],
     "process 0 is killed": kill(0),
 }
 

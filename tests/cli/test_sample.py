@@ -17,6 +17,7 @@ from meshwright.errors import UsageError
 from meshwright.experiment import texts_of_checkpoint
 from meshwright.models import decoder
 
+pytestmark = pytest.mark.slow
 CFG = decoder.Config(vocabulary=256, model=16, layers=1, heads=2, feed_forward=16)
 TEXT = "Once upon a time there was a mesh. "
 

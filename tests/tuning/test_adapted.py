@@ -79,6 +79,7 @@ def test_a_checkpoint_refers_to_the_base_and_does_not_copy_it(tuned):
     assert str(LLAMA) in (run / "began_from.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_of_an_adapter_continues_to_the_bit(tuned, tmp_path):
     _, whole = tuned
     mw.run(experiment(tmp_path, max_steps=1))

@@ -141,7 +141,7 @@ def _leading(address: tuple[str, int], own: Status, wanted: Wanted, restarts: in
     name = f"leader of {own.agent}"
     leader = Leader(name, own.agent, own.job, wanted, Restarts(restarts), born=now, since=now)
     if wanted.hosts > 1:
-        say(f"this machine leads; waiting for {wanted.hosts - 1} others at {address[0]}:{address[1]}")
+        say(f"this machine leads; machines to wait for at {address[0]}:{address[1]}: {wanted.hosts - 1}")
     seat = Seat(server, leader, _tell)
     try:
         yield
