@@ -5,8 +5,9 @@ import math
 
 import pytest
 
+from meshwright.engine._ledger import saving_remark
 from meshwright.report import Ledger, list_runs, prometheus_text, read_ledger, read_run, runs_table, summary
-from meshwright.report._ledger import PARTS, WORK
+from meshwright.report._ledger import PARTS, WORK, saving_told
 from report.runs import page_of, write_run
 from soak import cases, rng
 
@@ -75,6 +76,16 @@ def test_the_interval_between_saves_is_that_of_young_and_daly():
     ledger = Ledger({"step": 980.0, "save": 20.0, "waiting": 500.0}, attempts=3, failures=2, saves=10)
     assert ledger.best_save_seconds == math.sqrt(2 * 2.0 * 500.0)
     assert ledger.seconds_between_saves == 98.0
+
+
+def test_saves_that_cost_nothing_and_attempts_that_fail_at_once_call_for_no_interval():
+    free = Ledger({"step": 10.0}, attempts=2, failures=1, saves=2)
+    assert free.best_save_seconds is None
+    assert saving_told(free) == (
+        "a save costs 0 s, and one is made every 5 s of work; an attempt fails every 10 s"
+    )
+    assert saving_remark(free) is None
+    assert saving_remark(Ledger({"waiting": 3.0}, attempts=2, failures=1, saves=1)) is None
 
 
 def test_a_ledger_is_read_as_it_was_written(tmp_path):

@@ -138,7 +138,7 @@ def test_what_layers_keep_is_split_in_a_plan():
     layers = {name: params["layers"][name] for name in ("gate", "up", "down")}
     params, batch = (
         {"embed": params["embedding"], **layers},
-        {"tokens": jax.ShapeDtypeStruct((16, 4096), int)},
+        {"tokens": jax.ShapeDtypeStruct((16, 4096), jnp.int32)},
     )
     remat = functools.partial(loss, remat=True)
     layout, tx = layout_for(params, remat, batch, mesh="tensor=8"), optax.sgd(1.0)

@@ -93,13 +93,14 @@ class Ledger:
 
     @property
     def best_save_seconds(self) -> float | None:
-        """The time between saves that loses the least, in seconds of work; None without a failure or a save.
+        """The time between saves that loses the least, in seconds of work; None without a failure, or without
+        a save that took any time.
 
         It is sqrt(2 · cost of a save · mean time between failures): J. W. Young, "A first order approximation
         to the optimum checkpoint interval", CACM 17 (1974), and J. T. Daly, FGCS 22 (2006).
         """
         cost, between = self.save_seconds, self.seconds_between_failures
-        return None if cost is None or between is None else math.sqrt(2 * cost * between)
+        return math.sqrt(2 * cost * between) if cost and between else None
 
     @property
     def seconds_between_saves(self) -> float | None:
@@ -213,9 +214,11 @@ def saving_told(ledger: Ledger) -> str | None:
     if cost is None or now is None:
         return None
     facts = f"a save costs {number(cost)} s, and one is made every {number(now)} s of work"
-    if best is None or ledger.seconds_between_failures is None:
+    if ledger.seconds_between_failures is None:
         return f"{facts}; no attempt has failed so far"
     often = f"an attempt fails every {number(ledger.seconds_between_failures)} s"
+    if best is None:
+        return f"{facts}; {often}"
     return f"{facts}; {often}, so that a save every {number(best)} s would lose the least (Young and Daly)"
 
 
