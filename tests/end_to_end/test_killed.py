@@ -54,7 +54,7 @@ def interrupted(shell):
     """A run told to stop by SIGTERM, then by Ctrl-C, then left to end; with what the attempts answered."""
     command, run = ("demo", "digits", "workdir=interrupted", *SHORT), shell.folder / "interrupted"
     answers = []
-    for number, step in ((signal.SIGTERM, 11), (signal.SIGINT, 33)):
+    for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 15)):
         child = shell.start(*command)
         wait_for(reached(run, step), child)
         child.send_signal(number)

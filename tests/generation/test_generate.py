@@ -64,7 +64,8 @@ def test_prompts_from_an_iterator_are_read_as_slots_become_free(params, drawn):
     assert [found[number] for number in range(len(PROMPTS))] == drawn
 
 
-@pytest.mark.parametrize("text", [pytest.param("data=8", marks=pytest.mark.slow), "data=2,fsdp=2,tensor=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["data=8", "data=2,fsdp=2,tensor=2"])
 def test_any_mesh_gives_what_one_device_gives(params, drawn, text):
     placed = jax.device_put(params, mw.Layout(mw.make_mesh(text), decoder.RULES).shardings(params))
     assert lists(mw.generate(with_cache(CFG), placed, PROMPTS, DRAWN, seed=1, slots=4)) == drawn

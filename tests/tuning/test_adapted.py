@@ -25,6 +25,7 @@ from meshwright.tuning import (
     quantised_source,
 )
 
+pytestmark = pytest.mark.slow
 MODELS = Path(__file__).parents[1] / "models" / "golden"
 LLAMA = MODELS / "llama"
 CFG = hugging_face.config(LLAMA)
@@ -79,7 +80,6 @@ def test_a_checkpoint_refers_to_the_base_and_does_not_copy_it(tuned):
     assert str(LLAMA) in (run / "began_from.txt").read_text()
 
 
-@pytest.mark.slow
 def test_a_run_of_an_adapter_continues_to_the_bit(tuned, tmp_path):
     _, whole = tuned
     mw.run(experiment(tmp_path, max_steps=1))
@@ -106,7 +106,6 @@ def test_a_quantised_base_is_read_part_by_part_onto_a_mesh(kind, tmp_path, mesh)
     np.testing.assert_allclose(magnitude, np.linalg.norm(weight, axis=-2), rtol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_an_adapter_learns_beside_a_quantised_base_on_a_mesh(kind, tmp_path):
     examples = {"tokens": np.tile(np.arange(3, 13), (32, 1))}
