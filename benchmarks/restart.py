@@ -3,15 +3,24 @@
 Four processes train a state of 100 MB and save every five steps. Again and again one process, process 0 or
 two processes are killed. It measures the time from SIGKILL to the report of the first step after it, with the
 start of Python and JAX, connecting, compiling from the cache, and restoring.
+
+Then a deep network, whose step takes long to compile, goes on with three of four processes: with the step
+compiled ahead for three, and without. It tells what a step takes while the others compile, against after it.
+
+`--equal` looks at the end in place of the time: one of four processes is killed, then process 0 of the three
+that are left. Each step must be reported once, with the loss of a run that was resized at those steps.
 """
 
+import contextlib
 import os
+import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from meshwright.metrics import read_jsonl
@@ -29,21 +38,46 @@ def slowly(example):
     return example
 
 def experiment(workdir: str) -> mw.Experiment:
-    shape = (3584, 3584)  # two of 51 MB
+    shape = (3600, 3600)  # two of 52 MB, which two, three and four processes can share
+    each = np.random.default_rng(0).uniform(0.5, 1.5, (4096, 4)).astype(np.float32)
     return mw.Experiment(
         workdir=workdir,
         model=lambda key: {"a": jnp.ones(shape), "b": jnp.ones(shape)},
         loss=loss,
-        optimizer=optax.sgd(1e-3),
-        input=mw.Input(mw.mapped(slowly, {"x": np.ones((4096, 4), np.float32)}), batch_size=8, num_threads=1),
+        optimizer=optax.sgd(1e5),  # the gradient of a mean of millions is small
+        input=mw.Input(mw.mapped(slowly, {"x": each}), batch_size=12, num_threads=1),
         max_steps=1_000_000,
         mesh="fsdp=-1",
         save=mw.Save(when=5),
         logging=mw.Logging(every=1),
     )
 """
+DEEP = """
+
+def deep_loss(params, batch):
+    x = batch["x"]
+    for w, v in params:
+        x = x + jnp.tanh(x @ w) * jax.nn.sigmoid(x @ v)
+    return jnp.mean(x**2)
+
+def deep(workdir: str) -> mw.Experiment:
+    model = lambda key: [(0.1 * jnp.ones((64, 64)), 0.1 * jnp.ones((64, 64))) for _ in range(48)]
+    data = mw.mapped(slowly, {"x": np.ones((4096, 64), np.float32)})
+    return mw.Experiment(
+        workdir=workdir,
+        model=model,
+        loss=deep_loss,
+        optimizer=optax.adam(1e-3),
+        input=mw.Input(data, batch_size=12, num_threads=1),
+        max_steps=1_000_000,
+        mesh="data=-1",
+        save=mw.Save(when=5),
+        logging=mw.Logging(every=1),
+    )
+"""
 KILLED = {"any one": (2,), "process 0": (0,), "two": (1, 3)}
 REPETITIONS = 5
+LAST = 100
 
 
 def newest(run):
@@ -68,7 +102,7 @@ def ranks(launcher):
     for pid in children:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         number = [line for line in environ if line.startswith(b"JAX_PROCESS_ID=")]
-        if number:
+        if number and b"MESHWRIGHT_ONLY_COMPILE=1" not in environ:
             found[int(number[0].partition(b"=")[2])] = int(pid)
     return found
 
@@ -93,31 +127,123 @@ def measure(run, launcher, numbers):
     return time.monotonic() - start
 
 
-def main():
-    seconds = {name: [] for name in KILLED}
+@contextlib.contextmanager
+def training(folder, name, *options, number=4, settings=()):
+    """Start a program; yield its run, its launcher, and what reads its output."""
+    run, environ = Path(folder, "run"), {**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": folder}
+    environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+    Path(folder, "killed.py").write_text(PROGRAM + DEEP)
+    train = [sys.executable, "-m", "meshwright", "train", f"killed:{name}", "--fake-devices", "1"]
+    command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", str(number), *options, "--"]
+    path = Path(folder, "out")
+    with (
+        path.open("w") as out,
+        subprocess.Popen(
+            [*command, *train, f"workdir={run}", *settings], env=environ, stdout=out, stderr=out
+        ) as launcher,
+    ):
+        try:
+            yield run, launcher, path.read_text
+        except AssertionError:
+            print(path.read_text()[-3000:])
+            raise
+        finally:
+            launcher.send_signal(signal.SIGTERM)
+            launcher.wait()
+
+
+def step_seconds(run, since, until):
+    """Return the median time from a step to the next one, of those between two times."""
+    times = [report["time"] for report in read_jsonl(run / "metrics.jsonl") if "loss" in report]
+    each = [after - before for before, after in pairwise(times) if since < before and after < until]
+    return statistics.median(each)
+
+
+def go_on_with_three(*options):
+    """Return the seconds until three processes train after one of four was killed, those that compiling took,
+    and by what factor a step takes longer while the step is compiled ahead.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        training(folder, "deep", "--restarts", "9", "--min-processes", "3", *options) as (
+            run,
+            launcher,
+            said,
+        ),
+    ):
+        slower = 1.0
+        if not options:
+            wait_for(lambda: "compiled the step ahead" in said(), 300)
+            over = time.time()
+            began = over - float(re.search(r"compiled the step ahead .* in ([\d.]+) s", said())[1])
+            time.sleep(over - began)
+            slower = step_seconds(run, began, over) / step_seconds(run, over, time.time())
+        seconds = measure(run, launcher, (2,))
+        compiling = float(re.findall(r"step compiled in ([\d.]+) s", said())[1])
+        return seconds, compiling, slower
+
+
+def losses(run):
+    """Return the loss of each step, and check that each is reported once."""
+    reports = [report for report in read_jsonl(run / "metrics.jsonl") if "loss" in report]
+    assert [report["step"] for report in reports] == list(range(1, LAST + 1))
+    return [report["loss"] for report in reports]
+
+
+def equal_to_a_resized_run():
+    """Kill processes of a run, do the same on purpose with another, and compare their losses."""
+    settings = (f"max_steps={LAST}",)
     with tempfile.TemporaryDirectory() as folder:
-        run, environ = Path(folder, "run"), {**os.environ, "JAX_PLATFORMS": "cpu"}
-        environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
-        Path(folder, "killed.py").write_text(PROGRAM)
-        train = [sys.executable, "-m", "meshwright", "train", "killed:experiment", "--fake-devices", "1"]
-        command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "4", "--restarts", "9", "--"]
-        with (
-            Path(folder, "out").open("w") as out,
-            subprocess.Popen(
-                [*command, *train, f"workdir={run}"], env=environ, stdout=out, stderr=out
-            ) as launcher,
-        ):
-            try:
-                wait_for(lambda: newest(run) >= 20)
-                for _ in range(REPETITIONS):
-                    for name, numbers in KILLED.items():
-                        seconds[name].append(measure(run, launcher, numbers))
-            except AssertionError:
-                print(Path(folder, "out").read_text()[-3000:])
-                raise
-            finally:
-                launcher.send_signal(signal.SIGTERM)
-                launcher.wait()
+        options = ("--restarts", "9", "--min-processes", "2", "--no-compile-ahead")
+        with training(folder, "experiment", *options, settings=settings) as (run, launcher, _):
+            for after, number in ((20, 2), (60, 0)):
+                wait_for(lambda after=after: newest(run) >= after, 300)
+                os.kill(ranks(launcher)[number], signal.SIGKILL)
+                wait_for(lambda after=after: newest(run) > after + 20, 300)
+            assert launcher.wait(300) == 0
+        killed = losses(run)
+        names = sorted(path.stem for path in (run / "attempts").glob("step_*.txt"))
+    resized_at = [int(re.search(r"\d+", name)[0]) for name in names]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, until in zip((4, 3, 2), (*resized_at[1:], LAST), strict=True):
+            settings = (f"max_steps={until}",)
+            with training(folder, "experiment", number=number, settings=settings) as (run, launcher, _):
+                assert launcher.wait(300) == 0
+        resized = losses(run)
+    apart = max(abs(one / other - 1) for one, other in zip(killed, resized, strict=True))
+    assert apart < 1e-6, apart
+    print(
+        f"killed and resized at steps {resized_at[1:]}: {LAST} steps, each once; losses from {killed[0]:.3f} "
+        f"to {killed[-1]:.3f}, at most {apart:.1e} apart"
+    )
+
+
+def main():
+    if "--equal" in sys.argv:
+        equal_to_a_resized_run()
+        return
+    if "--ahead" not in sys.argv:
+        same_number()
+    for name, options in {"ahead": (), "not ahead": ("--no-compile-ahead",)}.items():
+        found = [go_on_with_three(*options) for _ in range(REPETITIONS)]
+        seconds, compiling, slower = (statistics.median(each) for each in zip(*found, strict=True))
+        print(
+            f"three of four, compiled {name}: median {seconds:.1f} s, {compiling:.1f} s of them compiling; "
+            f"steps take {slower:.2f} x while compiling   ({' '.join(f'{each[0]:.1f}' for each in found)})",
+            flush=True,
+        )
+
+
+def same_number():
+    seconds = {name: [] for name in KILLED}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        training(folder, "experiment", "--restarts", "9") as (run, launcher, _),
+    ):
+        wait_for(lambda: newest(run) >= 20)
+        for _ in range(REPETITIONS):
+            for name, numbers in KILLED.items():
+                seconds[name].append(measure(run, launcher, numbers))
     for name, each in seconds.items():
         listed = " ".join(f"{value:.1f}" for value in sorted(each))
         print(f"{name:10} median {statistics.median(each):.1f} s   ({listed})")

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,29 +18,25 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from slurm import EVENTS
-
+from clusters.engines import PATHS, OnSlurm, newest, processes, reach, train
 from clusters.slurm import Slurm, missing, wait_until
-from clusters.test_slurm import PATHS, Submitted, train
 from end_to_end.running import losses
 from meshwright.launch import launch_local
-from meshwright.metrics import read_jsonl
 
 FULL_SECONDS = 10
 
 
 def kill(number):
-    def fault(slurm, job):
-        listed = ["pgrep", "-f", f"^{sys.executable}.*workdir={job.run}"]
-        for pid in subprocess.run(listed, capture_output=True, text=True).stdout.split():
-            with contextlib.suppress(OSError):
+    def fault(job):
+        for pid in processes(job.run):
+            with contextlib.suppress(OSError):  # it has just ended
                 if f"SLURM_PROCID={number}\0" in Path(f"/proc/{pid}/environ").read_text():
-                    subprocess.run(["kill", "-9", pid])
+                    os.kill(pid, signal.SIGKILL)
 
     return fault
 
 
-def fill_the_disk(slurm, job):
+def fill_the_disk(job):
     full = job.run.parent / "full"
     subprocess.run(["dd", "if=/dev/zero", f"of={full}", "bs=1M"], capture_output=True)
     time.sleep(FULL_SECONDS)
@@ -49,9 +46,9 @@ def fill_the_disk(slurm, job):
 FAULTS = {
     "task 2 is killed": kill(2),
     "the disk is full for 10 s": fill_the_disk,
-    "the time is nearly up": EVENTS["the time is nearly up"],
-    "preempted by a more urgent job": EVENTS["preempted"],
-    "a node is lost for good": EVENTS["a node is lost"],
+    "the time is nearly up": OnSlurm.reach_the_time_limit,
+    "preempted by a more urgent job": OnSlurm.preempt,
+    "a node is lost for good": OnSlurm.lose_a_node,
     "process 0 is killed": kill(0),
 }
 
@@ -60,11 +57,7 @@ def continued(job):
     return job.said().count("continuing after step")
 
 
-def newest(job):
-    return max(report["step"] for report in read_jsonl(job.run / "metrics.jsonl"))
-
-
-def play(slurm, job, minutes, seed):
+def play(job, minutes, seed):
     """Let the faults happen, at random moments of equal parts of the time; print each."""
     drawn = random.Random(seed)
     names = [*FAULTS]
@@ -73,10 +66,10 @@ def play(slurm, job, minutes, seed):
     for place, name in enumerate(names):
         moment = begin + part * (place + drawn.uniform(0.2, 0.8))
         time.sleep(max(0, moment - time.monotonic()))
-        at = newest(job)
-        wait_until(lambda at=at: newest(job) >= at + 20, 90, job.said)  # it trains
+        at = newest(job.run)
+        wait_until(lambda at=at: newest(job.run) >= at + 20, 90, job.said)  # it trains
         before, start = continued(job), time.monotonic()
-        FAULTS[name](slurm, job)
+        FAULTS[name](job)
         wait_until(lambda before=before: continued(job) > before, 240, job.said)
         wait_until(lambda: " step=" in job.said().rpartition("continuing after step")[2], 90, job.said)
         seconds = time.monotonic() - start
@@ -94,7 +87,7 @@ def main():
     if lacking := missing():
         print(f"not played: {lacking}")
         return
-    steps = f"max_steps={round(options.minutes * 60 * 4)}"
+    steps = f"max_steps={round(options.minutes * 60 * 5.5)}"  # a step takes 0.16 s, the faults 100 s
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         disk = folder / "disk"
@@ -102,10 +95,11 @@ def main():
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(disk)], check=True)
         stack.callback(subprocess.run, ["umount", "--lazy", str(disk)])
         slurm = stack.enter_context(Slurm(folder, num_nodes=5))
-        job = Submitted(slurm, disk, "-n", "4", pause=0.01, settings=(steps,))
-        job.reach(30)
+        job = OnSlurm(slurm, disk, disk / "run", "-n", "4", pause=0.01, settings=(steps,))
+        job.start()
+        reach(job, 30)
         begin = time.monotonic()
-        play(slurm, job, options.minutes, options.seed)
+        play(job, options.minutes, options.seed)
         state = slurm.wait_for(job.number, ("COMPLETED", "FAILED", "CANCELLED"), seconds=3600)
         seconds = time.monotonic() - begin
         assert state["JobState"] == "COMPLETED", job.said()

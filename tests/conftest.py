@@ -5,6 +5,7 @@ compile quickly (`flags.py`); and what it has compiled is kept for all tests of 
 that they start.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -45,6 +46,11 @@ from storage.stores import (  # noqa: F401 - fixtures
     s3_run,
 )
 from warm.python import python  # noqa: F401 - a fixture
+
+# What JAX is made of stays for the whole session, and need not be looked through again and again.
+gc.collect()
+gc.freeze()
+gc.set_threshold(20_000, 20, 50)
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")

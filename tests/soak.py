@@ -6,6 +6,7 @@ and is marked `@pytest.mark.soak`. `SEED=7 make soak` repeats a run.
 
 import os
 import random
+from collections.abc import Callable
 
 SOAKING = "SOAK" in os.environ
 SEED = int(os.environ.get("SEED", "20261122"))
@@ -19,3 +20,21 @@ def cases(few: int, many: int) -> int:
 def rng(name: str) -> random.Random:
     """Return a generator that is the test's own, so that one test's cases do not depend on another's."""
     return random.Random(f"{SEED}/{name}")
+
+
+def play_many(play: Callable[[str], object], name: str, number: int, first: int = 0) -> None:
+    """Play random histories, each from a seed of its own, which is added to the error of one that fails.
+
+    Args:
+      play: Plays and checks the history that follows from a seed.
+      name: The name of the histories, which is a part of their seeds.
+      number: The number of histories.
+      first: The number of the first one.
+    """
+    for history in range(first, first + number):
+        seed = f"{SEED}/{name}/{history}"
+        try:
+            play(seed)
+        except Exception as error:
+            error.add_note(f"the history of the seed {seed!r}")
+            raise

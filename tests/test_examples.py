@@ -12,9 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 OF_DIGITS = [
-    name
-    for name in EXAMPLES
-    if "source_code" not in name and name not in ("decoder.py", "policy_gradient.py", "federated.py")
+    name for name in EXAMPLES if name.startswith(("digits", "batch_norm")) or name == "finetune.py"
 ]  # others have their tests
 GOLDEN = json.loads((ROOT / "tests/golden/5ef2e64/losses.json").read_text())["examples"]
 
@@ -47,12 +45,13 @@ def test_an_example_learns_the_digits(name, printed):
 
 # The others are left to `tests/golden/make.py`: finetune.py prints no loss, and the rounding of convolutions
 # in batch_norm.py, which depends on flags of XLA, grows to a hundredth of its loss.
-@pytest.mark.parametrize("name", [name for name in OF_DIGITS if name.startswith("digits")])
+@pytest.mark.parametrize("name", [in_every_test(name) for name in OF_DIGITS if name.startswith("digits")])
 def test_an_example_comes_to_the_loss_that_it_came_to_at_5ef2e64(name, printed):
     loss = float(re.search(r"loss ([\d.]+)", printed(name))[1])
     assert loss == pytest.approx(GOLDEN[name.removesuffix(".py")]["fit 0"]["end"]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_another_text_is_another_mesh_with_the_same_result(printed):
     texts = printed("digits.py"), printed("digits.py", "fsdp=4,tensor=2")
     whole, split = (float(re.search(r"loss ([\d.]+)", text)[1]) for text in texts)
@@ -109,5 +108,30 @@ def test_an_agent_learns_which_action_is_rewarded(printed):
     assert first < 0.5 < 0.8 < last
 
 
+@pytest.mark.slow
 def test_eight_clients_learn_together_what_none_of_them_knows(printed):
     assert float(re.search(r"accuracy ([\d.]+)", printed("federated.py"))[1]) > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "score", "least"),
+    [
+        ("text_to_text.py", "exact", 0.8),
+        ("image_to_text.py", "exact", 0.9),
+        ("text_to_image.py", "drawn", 0.9),
+    ],
+)
+def test_an_example_generates_what_it_was_taught(name, score, least, printed):
+    assert float(re.search(rf"{score} ([\d.]+)", printed(name))[1]) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # three programs
+def test_a_language_model_answers_and_learns_another_task_by_an_adapter(printed):
+    programs = ("language_model.py", "language_model_inference.py", "language_model_lora.py")
+    trained, answered, adapted = (float(re.search(r"exact ([\d.]+)", printed(name))[1]) for name in programs)
+    assert trained >= 0.8
+    assert answered >= 0.9
+    assert adapted >= 0.6
+    assert "'four hundred twenty-one'" in printed("language_model_inference.py")

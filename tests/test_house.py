@@ -18,6 +18,7 @@ GROUND = {
     "arguments",
     "crc32",
     "collector",
+    "corpus",
     "crc32c",
     "description",
     "docstrings",
@@ -32,6 +33,7 @@ GROUND = {
     "shown",
     "tables",
     "times",
+    "tokens",
     "tree",
     "unknown_arguments",
     "process",
@@ -40,14 +42,14 @@ GROUND = {
 } | VERSION
 FLOORS = [
     GROUND,
-    {"program", "hlo"},
+    {"program", "hlo", "machine"},
     {"sharding", "input", "metrics", "arrays", "profile"},
     {"train", "checkpoint", "nn"},
     {"formats", "adapters", "predict", "generation"},
-    {"models", "report", "evaluation"},
+    {"models", "report", "evaluation", "exports", "server"},
     {"engine"},
     {"experiment", "deployer", "functions"},
-    {"predictor", "plan"},
+    {"predictor", "plan", "replay"},
     {"trainer", "tuning"},
     {"demo", "launch"},
     {"cli"},
@@ -55,7 +57,7 @@ FLOORS = [
 ]
 MAY_IMPORT = {
     # train is handed its save and its data; it knows neither checkpoints nor sources.
-    "train": {"sharding", "metrics"},
+    "train": {"program", "sharding", "metrics"},
     "hlo": set(),
     "profile": {"hlo"},
     "program": set(),
@@ -78,8 +80,14 @@ LIBRARIES = {
     "obstore",
     "ray",
     "tokenizers",
+    "lm_eval",
+    "fastapi",
+    "gguf",
+    "uvicorn",
+    "pyarrow",
+    "pynvml",
 }
-TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
+TRACKERS = {"wandb", "clearml", "mlflow", "trackio", "opentelemetry"}
 OPTIONAL = LIBRARIES | TRACKERS
 
 
@@ -258,7 +266,7 @@ def test_the_package_holds_code_and_the_few_files_that_it_reads():
         for path in PACKAGE.rglob("*")
         if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     }
-    known = {"demo/digits.npz", "py.typed", "report/page.css", "report/sort.js"}
+    known = {"demo/digits.npz", "py.typed", "server/page.html", "report/page.css", "report/sort.js"}
     assert others == known, "the package gets a new file that is not code: is it meant to be installed?"
 
 

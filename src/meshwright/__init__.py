@@ -15,16 +15,19 @@ if TYPE_CHECKING:
         arguments,
         arrays,
         checkpoint,
+        corpus,
         engine,
         errors,
         evaluation,
         events,
         experiment,
+        exports,
         formats,
         generation,
         hlo,
         input,
         launch,
+        machine,
         metrics,
         models,
         nn,
@@ -33,9 +36,12 @@ if TYPE_CHECKING:
         process,
         profile,
         program,
+        replay,
         report,
+        server,
         sharding,
         storage,
+        tokens,
         train,
         tree,
         tuning,
@@ -43,12 +49,13 @@ if TYPE_CHECKING:
     )
     from meshwright.adapters import functional
     from meshwright.arrays import restore
-    from meshwright.checkpoint import Checkpoints
+    from meshwright.checkpoint import Checkpoints, InMemory
     from meshwright.deployer import Deployer
-    from meshwright.engine import Compile, Logging, Profile, Stop, Watchdog, early_stopping
+    from meshwright.engine import Compile, Logging, Profile, Spikes, Stop, Watchdog, early_stopping
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import (
         Evaluation,
+        EvaluationFunction,
         Experiment,
         Generation,
         Input,
@@ -57,14 +64,16 @@ if TYPE_CHECKING:
         from_checkpoint,
         run,
     )
+    from meshwright.exports import export
     from meshwright.formats import open_source
-    from meshwright.generation import Decoding, generate
-    from meshwright.input import Batched, Bucketed, batches, mapped
+    from meshwright.generation import Decoding, generate, lm_eval, score
+    from meshwright.input import Batched, Bucketed, batches, mapped, mixture, text
     from meshwright.metrics import Mean
-    from meshwright.nn import attention, cross_entropy
+    from meshwright.nn import attention, cross_entropy, layers
     from meshwright.patterns import optional
     from meshwright.predictor import Predictor
     from meshwright.sharding import Layout, auto, make_mesh, match, override
+    from meshwright.tokens import chat, train_tokenizer
     from meshwright.train import Step, Trainable, TrainState, fit, make_step
     from meshwright.trainer import Trainer
     from meshwright.tuning import lora
@@ -73,20 +82,26 @@ _MORE_ROOMS = (
     "adapters",
     "arguments",
     "arrays",
+    "corpus",
     "engine",
     "evaluation",
     "events",
     "experiment",
+    "exports",
     "formats",
     "generation",
     "hlo",
     "launch",
+    "machine",
     "nn",
     "patterns",
     "profile",
     "program",
+    "replay",
     "report",
+    "server",
     "storage",
+    "tokens",
     "tuning",
 )
 """Rooms that are rarely needed by name, and so are not in `__all__`."""
@@ -100,8 +115,10 @@ __all__ = [
     "Decoding",
     "Deployer",
     "Evaluation",
+    "EvaluationFunction",
     "Experiment",
     "Generation",
+    "InMemory",
     "Input",
     "Layout",
     "Logging",
@@ -110,6 +127,7 @@ __all__ = [
     "Predictor",
     "Profile",
     "Save",
+    "Spikes",
     "Step",
     "Stop",
     "TrainState",
@@ -120,22 +138,27 @@ __all__ = [
     "attention",
     "auto",
     "batches",
+    "chat",
     "checkpoint",
     "cross_entropy",
     "early_stopping",
     "errors",
     "evaluate",
+    "export",
     "fit",
     "from_checkpoint",
     "functional",
     "generate",
     "input",
+    "layers",
+    "lm_eval",
     "lora",
     "make_mesh",
     "make_step",
     "mapped",
     "match",
     "metrics",
+    "mixture",
     "models",
     "open_source",
     "optional",
@@ -144,8 +167,11 @@ __all__ = [
     "process",
     "restore",
     "run",
+    "score",
     "sharding",
+    "text",
     "train",
+    "train_tokenizer",
     "tree",
     "when",
 ]
@@ -153,22 +179,24 @@ __all__ = [
 _NAMES = {
     "adapters": ("functional",),
     "arrays": ("restore",),
-    "checkpoint": ("Checkpoints",),
+    "checkpoint": ("Checkpoints", "InMemory"),
     "deployer": ("Deployer",),
-    "engine": ("Compile", "Logging", "Profile", "Stop", "Watchdog", "early_stopping"),
+    "engine": ("Compile", "Logging", "Profile", "Spikes", "Stop", "Watchdog", "early_stopping"),
     "errors": ("MeshwrightError",),
     "experiment": (
-        *("Evaluation", "Experiment", "Generation", "Input", "Save"),
+        *("Evaluation", "EvaluationFunction", "Experiment", "Generation", "Input", "Save"),
         *("evaluate", "from_checkpoint", "run"),
     ),
+    "exports": ("export",),
     "formats": ("open_source",),
-    "generation": ("Decoding", "generate"),
-    "input": ("Batched", "Bucketed", "batches", "mapped"),
+    "generation": ("Decoding", "generate", "lm_eval", "score"),
+    "input": ("Batched", "Bucketed", "batches", "mapped", "mixture", "text"),
     "metrics": ("Mean",),
-    "nn": ("attention", "cross_entropy"),
+    "nn": ("attention", "cross_entropy", "layers"),
     "patterns": ("optional",),
     "predictor": ("Predictor",),
     "sharding": ("Layout", "auto", "make_mesh", "match", "override"),
+    "tokens": ("chat", "train_tokenizer"),
     "train": ("Step", "TrainState", "Trainable", "fit", "make_step"),
     "trainer": ("Trainer",),
     "tuning": ("lora",),

@@ -8,7 +8,20 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file atomically and flush it to the disk.
+    """Write a file atomically, and flush it and its directory to the disk.
+
+    Args:
+      path: The file. An existing one is replaced.
+      content: The bytes of the file, or pieces of them that are made on demand.
+    """
+    write_one_of_many(path, content)
+    fsync_directory(path.parent)
+
+
+def write_one_of_many(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file as `write_whole` does, but leave it to the caller to flush its directory.
+
+    After a power cut before that, the file is complete, or is as it was before, or does not exist.
 
     Args:
       path: The file. An existing one is replaced.
@@ -46,6 +59,24 @@ def open_ordinary(path: Path, flags: int) -> int:
 
 def _not_ordinary(path: Path) -> OSError:
     return OSError(errno.EINVAL, "is a link, a pipe or a device where an ordinary file belongs", str(path))
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents as needed, and flush the entries that lead to it.
+
+    Those that exist are flushed, too: a process may have been killed after it created them. It ends at the
+    root of the file system, or below a directory that this process may not change.
+
+    Args:
+      path: The directory.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    for parent in path.resolve().parents:
+        if not os.access(parent, os.R_OK | os.W_OK):
+            break
+        fsync_directory(parent)
+        if parent.is_mount():
+            break
 
 
 def fsync_directory(path: Path) -> None:

@@ -8,6 +8,7 @@
     │   ├── ExamplesError           examples do not make a batch
     │   └── CheckpointError         a checkpoint is missing, or does not match the state
     │       └── DamagedError            a file is missing, or does not have the bytes that were written
+    ├── OutOfMemoryError       1    a device has no memory left; the message says what held it
     ├── DivergedError          4    the loss, or the state to save, is not finite
     ├── PeersError             6    other processes of the run did not arrive, or are gone: run it again
     └── Interrupted        75, 130  stopped from outside with the state saved: run the same command again
@@ -88,6 +89,10 @@ class DamagedError(CheckpointError):
     Only after this error does a resumed run fall back to an older checkpoint. If a checkpoint does not
     *match*, the user must decide.
     """
+
+
+class OutOfMemoryError(MeshwrightError):
+    """A device has no memory left, for compiling or for running a program."""
 
 
 class DivergedError(MeshwrightError):

@@ -1,10 +1,12 @@
 """Policies that say at which steps something is due: a report, an evaluation, a checkpoint.
 
 A policy is a function of the step, so that all processes get the same answer without asking each other: rule
-7 of docs/design.md. `every_minutes` reads a clock, and so asks process 0.
+7 of docs/design.md. `every_minutes` and `whenever_free` read a clock, and so ask process 0.
 """
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -180,6 +182,87 @@ class EveryMinutes:
         if due:
             self._last = self.clock()
         return due
+
+
+def whenever_free(
+    *, share: float = 0.01, asked_every: int = 10, clock: Callable[[], float] = time.monotonic
+) -> When:
+    """Return a policy for saves that is due as often as saves cost at most a share of the loop's time.
+
+    The cost is measured, on process 0: the time of the steps just after a save, less the usual time of so
+    many steps. After a save that cost c seconds, the next one is due c / share seconds later; if it cost
+    nothing that could be measured, after the next `asked_every` steps. The first save is due as soon as the
+    usual time is known. A save that is still being written when the next one begins makes that one wait, so
+    a slow disk has its saves less often, too.
+
+    The policy is collective, as `every_minutes` is. Each run needs one of its own.
+
+    Args:
+      share: The largest share of the loop's time that the saves may cost, above 0 and below 1.
+      asked_every: The number of steps between two looks at the clock, over which times are averaged.
+      clock: Returns the time in seconds, from any origin.
+
+    Raises:
+      UsageError: `share` is not between 0 and 1, or `asked_every` is below 1.
+
+    Example:
+      >>> now = 0.0
+      >>> due = mw.when.whenever_free(share=0.1, asked_every=1, clock=lambda: now)
+      >>> saved = []
+      >>> for step in range(1, 60):
+      ...     now += 1.0  # the step
+      ...     if due(step):
+      ...         now, saved = now + 2.0, [*saved, step]  # a save costs two seconds: due each 20 seconds
+      >>> saved
+      [5, 23, 41, 59]
+    """
+    if not 0 < share < 1 or asked_every < 1:
+        raise UsageError(
+            f"whenever_free(share={share}, asked_every={asked_every}): `share` is a part of the loop's time, "
+            "between 0 and 1, such as 0.01, and `asked_every` is at least 1."
+        )
+    return WheneverFree(share, asked_every, clock)
+
+
+_FEWEST_TIMES, _MOST_TIMES = 3, 32
+_MOST_COSTS = 3  # the median of so many ignores one that an evaluation made look large
+
+
+@dataclass(eq=False)
+class WheneverFree:
+    """The policy that `whenever_free` makes. It keeps times, so each run needs its own."""
+
+    share: float
+    asked_every: int
+    clock: Callable[[], float] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self._looked: float | None = None
+        self._saved_at: float | None = None
+        self._is_after_save = True  # the first steps compile and fill caches, so they count as unusual
+        self._usual, self._costs = deque[float](maxlen=_MOST_TIMES), deque[float](maxlen=_MOST_COSTS)
+
+    def __call__(self, step: int) -> bool:
+        return step > 0 and step % self.asked_every == 0 and process.agree(self._look(self.clock()))
+
+    def _look(self, now: float) -> bool:
+        """Note the time since the last look, and return whether a save is due now."""
+        before, self._looked = self._looked, now
+        if before is None:
+            return False
+        if not self._is_after_save:
+            self._usual.append(now - before)
+        elif self._saved_at is not None:
+            self._costs.append(max(0.0, now - before - statistics.median(self._usual)))
+        self._is_after_save = len(self._usual) >= _FEWEST_TIMES and self._is_free(now)
+        if self._is_after_save:
+            self._saved_at = now
+        return self._is_after_save
+
+    def _is_free(self, now: float) -> bool:
+        if self._saved_at is None:
+            return True
+        return now - self._saved_at >= statistics.median(self._costs) / self.share
 
 
 class Due:

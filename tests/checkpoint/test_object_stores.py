@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints, convert, last
+from meshwright.checkpoint import Checkpoints, InMemory, convert, last
 from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._layout import layouts
 from meshwright.checkpoint._format._manifest import Manifest, manifest_text
@@ -28,7 +28,7 @@ from meshwright.checkpoint._format._write import write_part
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.formats import contents, export_safetensors, open_source, pin, verify
 from meshwright.storage import ObjectPath, _settings, location
-from meshwright.when import Tick, every
+from meshwright.when import Tick, at, every
 from storage.stores import objects
 
 
@@ -53,6 +53,27 @@ def test_a_state_is_saved_and_restored_onto_another_mesh(run, state, same_bytes)
     assert same_bytes(restore(source, target), state)
     assert (source.step, source.extra, str(source)) == (800, {"note": "hello"}, f"{run}/step_00000800")
     assert same_bytes(restore(open_source(f"{run}/step_00000800"), state), state)
+
+
+def test_a_run_in_a_store_continues_from_the_memory_of_its_host(run, tmp_path):
+    memory = InMemory(every=2, budget_nbytes=1 << 20, directory=str(tmp_path))
+    target = {"x": np.zeros(3)}
+
+    def killed_after_step_2():
+        with Checkpoints(run, memory=memory) as checkpoints:
+            save = checkpoints.saver(at(1))
+            for step in (1, 2):
+                save(Tick(step), {"x": np.full(3, float(step))}, None, {})
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        killed_after_step_2()
+    with Checkpoints(run, memory=memory) as checkpoints:
+        state = checkpoints.resume(target, None, otherwise=pytest.fail)
+        assert (checkpoints.resumed, checkpoints.is_from_memory) == (2, True)
+        assert (state["x"] == 2).all()
+        checkpoints.save(2, state)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_is_its_data_files_and_a_manifest_that_names_them(run, state):
@@ -207,6 +228,7 @@ with mw.Checkpoints(sys.argv[1], keep=mw.checkpoint.last(1)) as checkpoints:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_save_and_restore_over_http(python, s3_run):
     environ = {
         name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")

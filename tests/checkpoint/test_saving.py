@@ -5,7 +5,8 @@ import pytest
 
 from checkpoint.test_checkpoints import no_room_for_more_than
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import MeshwrightError
+from meshwright.checkpoint._session import Session
+from meshwright.errors import MeshwrightError, PeersError
 
 pytestmark = pytest.mark.timeout(60, method="thread")  # who waits for ever cannot be woken by an error
 
@@ -43,3 +44,22 @@ def test_what_must_never_be_behind_is_done_before_a_checkpoint_counts(tmp_path):
         for step in (1, 2):
             checkpoints.save(step, STATE)
     assert seen == [None, 1]
+
+
+def test_a_process_that_loses_another_one_at_the_end_ends_its_own_part_and_leaves(tmp_path):
+    class Saving:
+        step, joined = 1, False
+
+        def finish(self):
+            raise PeersError("process 1 is gone")
+
+        def join(self):
+            self.joined = True
+
+    session = Session(tmp_path)
+    session.open()
+    session.saving = saving = Saving()
+    with pytest.raises(PeersError):
+        session.leave(None)
+    assert saving.joined
+    assert not session.is_open

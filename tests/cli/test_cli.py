@@ -211,6 +211,7 @@ def test_a_damaged_description_is_told(tmp_path, capsys):
     assert "is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_doctor_proves_attention_on_this_hardware(monkeypatch, capsys):
     proofs = mw.nn.proofs
     monkeypatch.setattr(mw.nn, "proofs", lambda: proofs(num_cases=1))

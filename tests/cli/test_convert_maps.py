@@ -187,7 +187,7 @@ def test_what_a_map_has_no_row_for_is_refused_before_anything_is_written(mine, c
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["huggingface"], "--map 'huggingface' is unknown. Write hugging-face, or module:map"),
+        (["huggingface"], "--map 'huggingface' is unknown. Write hugging-face, t5x, or module:map"),
         (["my_name:NAMES"], "there is no module 'my_name'"),
         (["my_names:NAMS"], "module my_names has no map 'NAMS'. Did you mean 'NAMES'?"),
         (["to-my_names:number"], "--map my_names:number must return an mw.models.Map; it returned"),

@@ -114,6 +114,7 @@ def test_evaluations_stay_on_a_terminal(trained):
     assert any("60/60" in line and "━" in line for line in trained)
 
 
+@pytest.mark.slow
 def test_verbose_shows_a_table_that_fits_and_every_check(here):
     words = (
         "train",
@@ -164,6 +165,7 @@ def test_in_a_file_the_first_step_is_a_line_and_no_report(here, tmp_path, comman
     assert 1 not in {report["step"] for report in reports}
 
 
+@pytest.mark.slow
 def test_the_time_is_written_in_one_way(here, tmp_path):
     (tmp_path / "trainer.py").write_text(TRAINER)
     done = subprocess.run([sys.executable, "trainer.py"], cwd=tmp_path, capture_output=True, text=True)

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,8 +26,9 @@ class JobSet:
         (self.workers,) = spec["replicatedJobs"]
         self.job = self.workers["template"]["spec"]
         self.policy, self.restarts, self.log = spec["failurePolicy"], 0, []
-        self.pods = {}
-        self._evicted = set()
+        self.pods, self.ended, self.codes = {}, None, []
+        """How the JobSet has ended, None before; and the first exit code of each start that failed."""
+        self._evicted, self._deleted = set(), False
         self.hook = lambda: None
         """Called again and again while the pods run."""
         indices = [(r, i) for r in range(self.workers["replicas"]) for i in range(self.job["completions"])]
@@ -42,10 +44,14 @@ class JobSet:
         self._evicted.clear()
         self.log.append("started")
         container = self.job["template"]["spec"]["containers"][0]
+        command = container["command"]
+        if command[0] == "meshwright":  # as installed in an image
+            command = [sys.executable, "-m", *command]
         for job, index in self._indices:
             annotations = {
                 "batch.kubernetes.io/job-completion-index": str(index),
                 "jobset.sigs.k8s.io/job-index": str(job),
+                "jobset.sigs.k8s.io/restart-attempt": str(self.log.count("started") - 1),
             }
             given = {each["name"]: _value(each, annotations) for each in container["env"]}
             cluster = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": str(index)}
@@ -53,7 +59,7 @@ class JobSet:
             inside = f'mount --bind {self.folder}/hosts /etc/hosts; hostname {host}; exec "$@"'
             with (self.folder / f"{host}.out").open("a") as out:
                 self.pods[job, index] = subprocess.Popen(
-                    [*_OWN_HOST, inside, host, *container["command"]],
+                    [*_OWN_HOST, inside, host, *command],
                     env={**self.environ, **cluster, **given},
                     stdout=out,
                     stderr=out,
@@ -64,15 +70,34 @@ class JobSet:
         self._evicted.add(pod)
         self.pods[pod].send_signal(signal.SIGTERM)
 
+    def lose(self, pod):
+        """End a pod as when its node is lost: Kubernetes marks it as disrupted when it notices."""
+        self._evicted.add(pod)
+        self.pods[pod].kill()
+
+    def delete(self):
+        """Delete the JobSet, as `kubectl delete` does; `play` ends the pods."""
+        self._deleted = True
+
     def play(self, seconds=150):
         """Wait for the end, and start all pods again where the rules say so; return how it ended."""
+        self.ended = self._play(seconds)
+        return self.ended
+
+    def _play(self, seconds):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.hook()
+            if self._deleted:
+                self._stop()
+                self.codes.append(self.pods[0, 0].wait())
+                return "Deleted"
             codes = {pod: process.poll() for pod, process in self.pods.items()}
             failed = {pod: code for pod, code in codes.items() if code}
             if failed:
-                action = self._action(*min(failed.items(), key=lambda item: self._reason(*item)[0] is None))
+                pod, code = min(failed.items(), key=lambda item: self._reason(*item)[0] is None)
+                self.codes.append(code)
+                action = self._action(pod, code)
                 self.log.append(action)
                 self._stop()
                 if action == "FailJobSet":

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from clusters.engines import PATHS
 from clusters.pods import python_environ
 from clusters.slurm import missing
-from clusters.test_slurm import PATHS
 
 pytestmark = pytest.mark.clusters
 START = "from meshwright import process; process.start(timeout_seconds=15)"

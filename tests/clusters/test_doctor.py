@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
+from clusters.engines import MESHWRIGHT, PATHS, submit
 from clusters.pods import python_environ
 from clusters.slurm import missing
-from clusters.test_slurm import MESHWRIGHT, PATHS
 
 pytestmark = pytest.mark.clusters
 
@@ -33,3 +33,12 @@ def test_a_directory_that_is_not_shared_is_told(tmp_path):
     done = doctor(folder, "unshare", "--mount", "sh", "-c", own, "sh")
     assert done.returncode == 1
     assert f"not all processes see the files of process 0 in {folder}" in done.stdout
+
+
+def test_the_nodes_of_a_slurm_job_are_checked_together(slurm, tmp_path):
+    out = tmp_path / "out.txt"
+    words = ("--sbatch", f"output={out}", "--", *MESHWRIGHT, "doctor", "--fake-devices", "1")
+    state = slurm.wait_for(submit(slurm, tmp_path, *words), ("COMPLETED", "FAILED"))
+    assert state["JobState"] == "COMPLETED", out.read_text()
+    for said in ("the same number and kind on all", "shared directory", "process 1: ok"):
+        assert said in out.read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from clusters.engines import MESHWRIGHT, PATHS, train
 from clusters.pods import python_environ
 from clusters.slurm import missing, wait_until
-from clusters.test_slurm import MESHWRIGHT, PATHS, train
 from end_to_end.running import losses
 from meshwright.launch import launch_local
 from meshwright.metrics import read_jsonl

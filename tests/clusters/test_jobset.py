@@ -5,12 +5,11 @@ import sys
 
 import pytest
 
+from clusters.engines import PATHS, newest, train
 from clusters.pods import JobSet, python_environ
 from clusters.slurm import missing, wait_until
-from clusters.test_slurm import PATHS, train
 from end_to_end.running import losses
 from meshwright.launch import Job, Pods, jobset_manifest
-from meshwright.metrics import read_jsonl
 
 pytestmark = [
     pytest.mark.clusters,
@@ -25,7 +24,7 @@ def play(tmp_path):
 
     def start(command, replicas=1, pause=0.0005, restarts=3):
         job = Job(command, 2, name="digits", restarts=restarts, save_seconds=20)
-        manifest = jobset_manifest(job, Pods("none", replicas=replicas))
+        manifest = jobset_manifest(job, Pods("none", replicas=replicas, mounts=(f"runs:{tmp_path}",)))
         started.append(JobSet(manifest, tmp_path, {**python_environ(PATHS), "PAUSE": str(pause)}))
         started[-1].start()
         return started[-1]
@@ -33,11 +32,6 @@ def play(tmp_path):
     yield start
     for each in started:
         each.close()
-
-
-def newest(run):
-    metrics = run / "metrics.jsonl"
-    return max((report["step"] for report in read_jsonl(metrics)), default=0) if metrics.exists() else 0
 
 
 def reach(run, step):
@@ -67,6 +61,9 @@ def test_an_evicted_pod_starts_all_again_without_counting_and_a_killed_one_count
         "started",
     ]
     assert jobset.restarts == 1
+    told = (tmp_path / "digits.launch/summaries.txt").read_text()
+    assert told.startswith("start 1: process 0 of 2 failed first, with signal SIGKILL")
+    assert "process 0 of 2 failed first" in (tmp_path / "digits-workers-0-1.out").read_text()
     undisturbed = play(train(tmp_path / "undisturbed"), pause=0)
     assert undisturbed.play() == "Completed"
     assert losses(run) == losses(tmp_path / "undisturbed")
@@ -78,10 +75,12 @@ def test_a_usage_error_fails_at_once(play):
     assert jobset.log == ["started", "FailJobSet"]
 
 
-def test_a_run_that_always_fails_ends_after_its_restarts(play):
+def test_a_run_that_always_fails_ends_after_its_restarts(play, tmp_path):
     jobset = play((sys.executable, "-c", "raise SystemExit(1)"), restarts=2)
     assert jobset.play() == "Failed"
     assert jobset.log.count("started") == 3
+    told = (tmp_path / "digits.launch/summaries.txt").read_text()
+    assert [f"start {start}: process " in told for start in range(3)] == [True] * 3
 
 
 def test_several_jobs_are_one_run(play, tmp_path):

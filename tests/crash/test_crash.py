@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-KILLS = int(os.environ.get("KILLS", "50"))
+KILLS = int(os.environ.get("KILLS", "25"))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_save_may_end_before_each_of_its_file_operations(play, directory, faul
     assert play("at_each_file_operation", directory, fault=fault)["operations"] > 10
 
 
-@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("killed", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_what_is_pinned_during_its_removal_is_not_lost(play, directory, killed):
     assert set(play("pinned_in_a_removal", directory, killed=killed)) == {"pinned", "refused"}
 
@@ -48,6 +48,7 @@ def test_a_directory_that_turns_read_only_costs_no_checkpoint(play, directory):
         assert re.search(r"Read-only file system|Permission denied", said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["stay", "leave"])
 def test_a_save_may_be_interrupted_before_each_of_its_lines(play, directory, then):
     assert play("interrupted_before_each_line", directory, then=then)["lines"] > 100

@@ -47,6 +47,7 @@ def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(
         assert {"outcome.json", "experiment.json", "logs"} <= {path.name for path in there.iterdir()}
 
 
+@pytest.mark.slow
 def test_each_of_two_processes_has_a_log_there_and_one_of_them_the_reports(
     s3_run, python, tmp_path, undisturbed
 ):

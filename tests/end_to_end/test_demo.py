@@ -39,6 +39,7 @@ def test_its_screen_shows_the_checks_and_the_progress(digits):
     )
 
 
+@pytest.mark.slow
 def test_the_commands_that_it_suggests_work_when_pasted(digits, shell):
     suggested = [line.strip() for line in digits.stdout.splitlines() if line.startswith("   ")]
     assert len(suggested) == 3

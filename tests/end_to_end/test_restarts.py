@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clusters.engines import Local, reach
+from clusters.slurm import wait_until
 from end_to_end.running import Shell, losses, reached, wait_for
 
 pytestmark = pytest.mark.slow
@@ -30,7 +32,7 @@ def undisturbed(shell):
     return losses(shell.folder / "undisturbed")
 
 
-@pytest.mark.parametrize(("more", "rtol"), [((), 0), (("--min-processes", "1"), 1e-6)])
+@pytest.mark.parametrize(("more", "rtol"), [((), 0), (("--min-processes", "1", "--no-compile-ahead"), 1e-6)])
 def test_a_killed_process_costs_nothing_but_time(shell, undisturbed, more, rtol):
     run = shell.folder / "killed"
     shell.environ["PAUSE"] = "0.0005"
@@ -49,3 +51,29 @@ def test_a_killed_process_costs_nothing_but_time(shell, undisturbed, more, rtol)
     found = losses(run)
     assert found.keys() == undisturbed.keys()
     np.testing.assert_allclose([found[i] for i in found], [undisturbed[i] for i in found], rtol=rtol)
+
+
+def test_processes_that_go_on_without_another_do_not_compile_the_step_again(tmp_path):
+    own_cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    engine = Local(
+        tmp_path / "out", tmp_path / "run", own_cache, ["batch_size=12", "max_steps=100000"], pause=0.01
+    )
+    # In a folder that the environment names, JAX keeps only what took a second; in the user's folder, all.
+    del engine.environ["JAX_COMPILATION_CACHE_DIR"]
+    engine.options = ("--restarts", "1", "--min-processes", "2", "-n", "3", "--grace", "20")
+    engine.start()
+    try:
+        reach(engine, 1)
+        wait_until(lambda: "compiled the step ahead for 2 processes" in engine.said(), 120, engine.said)
+        engine.kill()
+        wait_until(lambda: "continuing after step" in engine.said(), 60, engine.said)
+        engine.preempt()
+        wait_until(lambda: engine.ended() is not None, 60, engine.said)
+    finally:
+        engine.close()
+    logs = sorted((engine.run / "logs").glob("*.log"))
+    steps = [[line for line in log.read_text().splitlines() if "the step was" in line] for log in logs]
+    assert [len(each) for each in steps] == [2, 2, 1]
+    assert all(each[0].endswith("compiled") for each in steps)
+    assert all(each[1].endswith("read from the compile cache") for each in steps[:2])
+    assert "read from the cache; state" in engine.said()

@@ -71,6 +71,7 @@ def evaluated(run):
     return [report["step"] for report in read_jsonl(run / "metrics.jsonl") if "all/loss" in report]
 
 
+@pytest.mark.slow
 def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(cold_shell, monkeypatch):
     shell = cold_shell
     monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
@@ -93,6 +94,7 @@ def launched(shell, *words):
     return shell.start("launch", "local", "-n", "2", "--", *command)
 
 
+@pytest.mark.slow
 def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell, cold_shell):
     launcher, run = launched(cold_shell, "slow:evaluating", "workdir=both"), shell.folder / "both"
     try:

@@ -23,7 +23,13 @@ def noisy(model, batch, key):
 
 
 @pytest.mark.parametrize("num_examples", [50, 48, 5], ids=["with a rest", "without", "less than a batch"])
-@pytest.mark.parametrize("mesh", ["data=2,tensor=4", "fsdp=4,tensor=2", "tensor=8"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        "fsdp=4,tensor=2",
+        *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("data=2,tensor=4", "tensor=8")),
+    ],
+)
 def test_what_a_loss_draws_in_evaluation_does_not_depend_on_the_mesh(mesh, num_examples):
     of_meshes = [
         trainer(mesh=each, loss=noisy).evaluate(first(num_examples), batch_size=16)
@@ -32,6 +38,7 @@ def test_what_a_loss_draws_in_evaluation_does_not_depend_on_the_mesh(mesh, num_e
     assert of_meshes[0] == pytest.approx(of_meshes[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_nor_do_the_scores_of_a_fit():
     by = {"loss": noisy, "rules": (mw.match("w", "tensor"),)}
     found = [

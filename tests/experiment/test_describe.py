@@ -236,6 +236,7 @@ def test_a_policy_that_keeps_time_is_the_same_text_later():
     )
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_text():
     """Under different hash seeds, which order sets differently and lay objects elsewhere."""
     script = (

@@ -133,6 +133,7 @@ def test_scores_of_what_was_later_count_no_more(tmp_path):
     assert len(read_run(tmp_path).scores["all/loss"].steps) == 4
 
 
+@pytest.mark.slow
 def test_at_an_address_it_goes_back_too_and_only_manifests_are_renamed(s3_run):
     mw.run(described(s3_run))
     mw.run(described(s3_run, max_steps=5), from_step=4)

@@ -139,6 +139,18 @@ def test_the_shapes_of_a_loader_can_be_told(tmp_path, capsys, caplog):
     assert "compiled again" not in caplog.text
     mw.run(experiment(tmp_path / "untold", input=mw.Input(untold, 16), **described))
     assert caplog.text.count("compiled again") == 1
+    assert "where x was float32[16, 2], is float32[16, 4]" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_shape_that_was_not_told_can_end_the_run(tmp_path):
+    padded = [{"x": np.ones((16, n), np.float32)} for n in (2, 4)]
+    described = {
+        "model": lambda key: {"w": jnp.float32(1)},
+        "loss": lambda params, batch, key: (params["w"] * batch["x"]).mean(),
+        "compile": mw.Compile(late="refuse"),
+    }
+    with pytest.raises(UsageError, match=r"x was float32\[16, 2\], is float32\[16, 4\]"):
+        mw.run(experiment(tmp_path, input=mw.Input(mw.Batched(padded), 16), **described))
 
 
 def test_the_description_shows_how_examples_are_read(tmp_path):

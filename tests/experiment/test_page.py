@@ -34,12 +34,14 @@ def test_the_experiment_is_described_as_the_page_says(experiment):
 
 
 def test_the_run_directory_holds_what_the_page_says_and_nothing_else(run):
-    patterns = re.findall(r"^\| `([^`]+)` \|", PAGE, re.M)
+    files = PAGE.partition("## The run directory\n")[2].partition("\n### ")[0]
+    patterns = re.findall(r"^\| `([^`]+)` \|", files, re.M)
     found = [path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()]
     unsaid = [name for name in found if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     unseen = [pattern for pattern in patterns if not fnmatch.filter(found, pattern)]
-    # This run began from no checkpoint, and does not go on.
-    assert (unsaid, unseen) == ([], ["began_from.txt", "board/process-*.json"])
+    # This run began from no checkpoint, saw no spike and no NaN, and does not go on.
+    absent = ["began_from.txt", "spikes.jsonl", "nan/step_*", "board/process-*.json"]
+    assert (unsaid, unseen) == ([], absent)
 
 
 def test_its_files_hold_what_the_page_says(run):

@@ -91,6 +91,7 @@ def test_a_trainer_tells_of_another_loss_too(tmp_path, capsys):
     assert capsys.readouterr().err.count("the program of the training step differs") == 1
 
 
+@pytest.mark.slow
 def test_the_digest_of_a_program_is_the_same_in_every_process():
     found = {
         subprocess.run(

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from experiment.runs import EXAMPLES, experiment, init, loss, losses, measure
+from meshwright.engine import StepOptions
 from meshwright.errors import DivergedError, InputError, UsageError
 
 
@@ -383,6 +384,12 @@ def test_a_refused_option_is_named_with_the_hardware_before_the_model_is_built(t
 def test_the_first_lines_of_a_run_say_which_options_are_set(tmp_path, caplog):
     mw.run(experiment(tmp_path, max_steps=1, compile=mw.Compile(options={"xla_cpu_enable_fast_math": False})))
     assert "options of the compiler for cpu: xla_cpu_enable_fast_math=False" in caplog.text
+
+
+def test_the_share_of_a_gpu_s_memory_is_told(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    found = StepOptions("NVIDIA H100 80GB HBM3", {}, memory_nbytes=72 << 30)
+    assert [*found.told()] == ["72 GiB of a device's memory for arrays: XLA_PYTHON_CLIENT_MEM_FRACTION=0.9"]
 
 
 def test_a_run_says_that_nothing_is_recommended_for_its_devices(tmp_path, caplog):

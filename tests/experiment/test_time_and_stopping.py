@@ -28,6 +28,7 @@ def evaluated(tmp_path):
     return [report["step"] for report in reports if any(name.startswith("all/") for name in report)]
 
 
+@pytest.mark.slow
 def test_attempts_that_time_ends_evaluate_where_an_undisturbed_run_does(tmp_path):
     mw.run(described(tmp_path / "undisturbed"))
     slow = lambda step, values: time.sleep(0.2)

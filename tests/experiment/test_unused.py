@@ -34,10 +34,13 @@ def with_metrics(params, batch):
     return loss(params, batch), shown
 
 
+TOLD = ("no influence", "batch statistics", "have segments")
+
+
 def warnings(run, caplog, **more):
     caplog.set_level("INFO", "meshwright")
     mw.run(experiment(run, **{"model": init, "loss": loss, "max_steps": 2} | more))
-    return [said for said in caplog.messages if "no influence" in said or "batch statistics" in said]
+    return [said for said in caplog.messages if any(word in said for word in TOLD)]
 
 
 def test_parameters_without_influence_on_the_loss_are_named_with_their_number(tmp_path, caplog):
@@ -141,3 +144,13 @@ def test_of_a_model_of_real_size_only_what_is_forgotten_is_named(name):
     [said] = unused(mw.engine.Training(layout, target, case.batch, step, **parts))
     assert said.startswith("1 of ")
     assert ": params/spare. Use" in said
+
+
+def test_segments_of_packed_texts_that_the_loss_does_not_read_are_named(tmp_path, caplog):
+    packed = {"x": np.ones((16, 4), np.float32), "segments": np.ones((16, 4), np.int32)}
+    options = {"model": lambda key: {"w": jnp.ones((4, 2))}, "input": mw.Input(packed, batch_size=8)}
+    [said] = warnings(tmp_path / "ignored", caplog, **options)
+    assert "have segments, from which the loss is not computed" in said
+    caplog.clear()
+    reading = lambda params, batch: loss(params, batch) * (batch["segments"] > 0).mean()
+    assert not warnings(tmp_path / "read", caplog, **options, loss=reading)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from jax.experimental import multihost_utils
 
 import meshwright as mw
 
-ROWS, AT = 64, 60
+ROWS = 64
 FAULT = []
 """What the process that has the fault does, in its memory: nothing that the processes compare may show it."""
 
@@ -54,8 +55,8 @@ ACTS = {
 class Rows:
     """Examples, the reading of which may stand still or be slow."""
 
-    def __init__(self):
-        self._left = 16 // 4 * (AT + 10)
+    def __init__(self, at: int):
+        self._left = 16 // 4 * (at + 10)
 
     def __len__(self) -> int:
         return ROWS
@@ -64,6 +65,8 @@ class Rows:
         self._left -= 1
         if does("data") and self._left < 0:
             time.sleep(1000)
+        if does("no data") and self._left < 0:
+            raise IndexError("there are no more rows")
         if does("slow"):
             time.sleep(0.05)
         return {"x": np.full(4, i / ROWS, np.float32)}
@@ -73,7 +76,7 @@ def measure(params, batch):
     return {"loss": jnp.square(batch["x"] @ params["w"]).sum(-1)}
 
 
-def experiment(run: str, steps: int) -> mw.Experiment:
+def experiment(run: str, steps: int, at: int) -> mw.Experiment:
     """Return the experiment, the same on all processes."""
 
     def loss(params, batch, key):
@@ -82,19 +85,21 @@ def experiment(run: str, steps: int) -> mw.Experiment:
         return measure(params, batch)["loss"].mean()
 
     def when(step):
-        for what in FAULT if step == AT else ():
+        for what in FAULT if step == at else ():
             ACTS.get(what, lambda: None)()
         return step % 20 == 0
 
     def keep(scores):
-        if does("save") and AT in scores:
+        if does("save") and at in scores:
             time.sleep(1000)
+        if does("full disk") and at in scores:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return set(scores)
 
     @contextlib.contextmanager
     def tracker():
         def write(step, values):
-            if does("tracker") and step == AT:
+            if does("tracker") and step == at:
                 time.sleep(1000)
 
         yield write
@@ -104,24 +109,26 @@ def experiment(run: str, steps: int) -> mw.Experiment:
         model=lambda key: {"w": jax.random.normal(key, (4, 2))},
         loss=loss,
         optimizer=optax.sgd(0.01),
-        input=mw.Input(Rows(), batch_size=16),
+        input=mw.Input(Rows(at), batch_size=16),
         max_steps=steps,
         evaluations={"all": mw.Evaluation(measure, {"x": np.ones((64, 4), np.float32)}, when, batch_size=16)},
         save=mw.Save(when=20, keep=keep),
-        logging=mw.Logging(every=10, trackers=(tracker,)),
+        logging=mw.Logging(every=10, trackers=(tracker,), machine_seconds=1),
         watchdog=mw.Watchdog(learned="end", shortest_seconds=4),
         compile=mw.Compile(cache=False),
     )
 
 
 def main(said: str) -> None:
-    """Play what is said in JSON: the run directory, what happens to whom, and the number of steps."""
-    run, what, who, steps = json.loads(said)
+    """Play what is said in JSON: the run directory, what happens to whom, the number of steps, and when it
+    happens.
+    """
+    run, what, who, steps, at = json.loads(said)
     jax.config.update("jax_platforms", "cpu")
     mw.process.start()
     if jax.process_index() == who:
         FAULT.append(what)
-    mw.run(experiment(run, steps))
+    mw.run(experiment(run, steps, at))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def drawn():
     random = rng("faults of one of four processes")
     places = itertools.chain.from_iterable(random.sample([*PHASES], len(PHASES)) for _ in itertools.count())
     found = []
-    for what in itertools.islice(itertools.cycle(WHATS), cases(few=4, many=100)):
+    for what in itertools.islice(itertools.cycle(WHATS), cases(few=2, many=100)):
         where = next(place for place in places if (what, place) not in CANNOT_BE)
         found.append((what, where, random.randrange(NUM_PROCESSES)))
     return found

@@ -1,5 +1,6 @@
 """Runs of four processes, one of which stands still: the launcher says which and where, and all end."""
 
+import itertools
 import json
 import os
 import re
@@ -11,27 +12,35 @@ import pytest
 
 from flags import QUICK
 from meshwright.errors import EXIT_HUNG
-from soak import cases
+from soak import cases, rng
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = "import sys; from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"
 WAIT = "; the others wait for it"
 HANGS = {
-    ("data", 2): rf"Process 2 stands in the phase input, at .*hanging.py:\d+ in __getitem__.*{WAIT}",
-    ("sleep", 1): rf"Process 1 stands in the phase evaluation, at .*hanging.py:\d+ in .*{WAIT}",
-    ("lock", 3): rf"Process 3 stands in the phase evaluation, at .*hanging.py:\d+ in wait_for_a_lock{WAIT}",
-    ("save", 0): r"Process 0 stands in the phase save, at ",
-    ("tracker", 0): rf"Process 0 stands in the phase report, at .*hanging.py:\d+ in write{WAIT}",
-    ("branch", 2): r"but process 2 waits elsewhere, in the phase evaluation, at .* in take_another_branch",
-    ("stop", 2): rf"Process 2 is stopped by a signal{WAIT}. To let it go on: `kill -CONT \d+` on ",
-    ("interpreter", 2): rf"Process 2 does not answer: .*keeps Python's lock{WAIT}",
+    "data": rf"Process WHO stands in the phase input, at .*hanging.py:\d+ in __getitem__.*{WAIT}",
+    "sleep": rf"Process WHO stands in the phase evaluation, at .*hanging.py:\d+ in .*{WAIT}",
+    "lock": rf"Process WHO stands in the phase evaluation, at .*hanging.py:\d+ in wait_for_a_lock{WAIT}",
+    "save": r"Process WHO stands in the phase save, at ",
+    "tracker": rf"Process WHO stands in the phase report, at .*hanging.py:\d+ in write{WAIT}",
+    "branch": r"but process WHO waits elsewhere, in the phase evaluation, at .* in take_another_branch",
+    "stop": rf"Process WHO is stopped by a signal{WAIT}. To let it go on: `kill -CONT \d+` on ",
+    "interpreter": rf"Process WHO does not answer: .*keeps Python's lock{WAIT}",
 }
-"""The sentence that follows, by what a process does and which process it is."""
+"""The sentence that follows from what a process does; WHO is its number."""
+ENDS = {
+    "kill": (137, "process WHO of 4 failed first, with signal SIGKILL"),
+    "no data": (1, "process WHO of 4 failed first.*IndexError: there are no more rows"),
+    "full disk": (1, r"the save of step \d+ failed.*No space left on device"),
+}
+"""The exit code and what the launcher says, by what ends a process."""
+LEAD_ALONE = ("save", "tracker", "full disk")
+"""What only process 0 does."""
 
 
-def launched(run, what, who, steps=200):
+def launched(run, what, who, steps=200, at=60):
     """Return a launch that has ended, of four processes on the CPU."""
-    program = [sys.executable, "-m", "faults.hanging", json.dumps([str(run), what, who, steps])]
+    program = [sys.executable, "-m", "faults.hanging", json.dumps([str(run), what, who, steps, at])]
     command = [sys.executable, "-c", LAUNCH, "launch", "local", "-n", "4", "--grace", "3", "--", *program]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "XLA_FLAGS": QUICK}
     return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
@@ -39,12 +48,17 @@ def launched(run, what, who, steps=200):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(("what", "who"), HANGS, ids=[what for what, _ in HANGS])
-def test_who_stands_still_and_where_is_said_and_all_end_with_5(tmp_path, what, who):
-    ended = launched(tmp_path / "run", what, who)
+@pytest.mark.parametrize("what", HANGS)
+def test_who_stands_still_and_where_is_said_and_all_end_with_5(tmp_path, what):
+    who = 0 if what in LEAD_ALONE else 2
+    check_named(launched(tmp_path / "run", what, who), what, who)
+
+
+def check_named(ended, what, who):
+    """Check that all say which process stands still and where, and end with the code of a hang."""
     print(ended.stderr)
     said = ended.stderr.partition("meshwright launch: the run stands still:")[2]
-    assert re.search(HANGS[what, who], said)
+    assert re.search(HANGS[what].replace("WHO", str(who)), said)
     assert ended.returncode == EXIT_HUNG
     speakers = set(re.findall(r"\[(\d)\] meshwright: process \d stands still", ended.stderr))
     assert speakers >= {"0", "1", "2", "3"} - ({str(who)} if what in ("stop", "interpreter") else set())
@@ -52,11 +66,34 @@ def test_who_stands_still_and_where_is_said_and_all_end_with_5(tmp_path, what, w
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_a_peer_that_is_killed_without_a_word_is_named(tmp_path):
-    ended = launched(tmp_path / "run", "kill", 2)
-    assert ended.returncode == 137
-    assert "process 2 of 4 failed first, with signal SIGKILL" in ended.stderr
+@pytest.mark.parametrize("what", ENDS)
+def test_a_peer_that_ends_is_named_with_its_reason_and_nobody_is_said_to_stand_still(tmp_path, what):
+    who = 0 if what in LEAD_ALONE else 2
+    check_ended(launched(tmp_path / "run", what, who), what, who)
+
+
+def check_ended(ended, what, who):
+    """Check that the launcher says which process has ended, and why."""
+    print(ended.stderr)
+    exit_code, says = ENDS[what]
+    assert ended.returncode == exit_code
+    assert re.search(says.replace("WHO", str(who)), ended.stderr, re.DOTALL)
     assert "stands still" not in ended.stderr
+
+
+def drawn():
+    """Return what happens, to whom and after how many steps: all kinds in turn, the rest at random."""
+    random, kinds = rng("hangs of one of four processes"), itertools.cycle([*HANGS, *ENDS])
+    for what in itertools.islice(kinds, cases(few=10, many=200)):
+        yield what, 0 if what in LEAD_ALONE else random.randrange(4), 20 * random.randrange(2, 8)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("what", "who", "at"), [*drawn()])
+def test_whoever_has_a_fault_is_named_and_nobody_else(tmp_path, what, who, at):
+    ended = launched(tmp_path / "run", what, who, at=at)
+    (check_named if what in HANGS else check_ended)(ended, what, who)
 
 
 @pytest.mark.slow
@@ -71,3 +108,15 @@ def test_nothing_is_said_of_a_run_that_gets_on(tmp_path, what, steps):
     print(ended.stderr)
     assert ended.returncode == 0
     assert "stands still" not in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_process_that_is_slower_than_its_peers_is_named_with_its_figure(tmp_path):
+    ended = launched(tmp_path / "run", "slow", 2, 300)
+    print(ended.stderr)
+    named = re.findall(
+        r"process (\d) is slower than the others by \d+ % of each step: it waits for examples", ended.stderr
+    )
+    assert set(named) == {"2"}
+    assert ended.returncode == 0

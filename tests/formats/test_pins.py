@@ -22,7 +22,7 @@ def test_a_pin_is_on_the_disk_when_pin_returns(save, monkeypatch):
     path, synced = save({"x": 1}), []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
     pin(path)
-    assert synced == [path / "PINNED", path]
+    assert synced == [path / "PINNED", path, path.parent]
 
 
 def test_a_pin_that_comes_while_the_checkpoint_is_removed_is_refused(save, monkeypatch):

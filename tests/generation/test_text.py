@@ -41,7 +41,7 @@ def test_a_file_is_read_by_the_package_tokenizers(tmp_path, monkeypatch):
         def from_str(text):
             assert text == '{"model": "words"}'
             made = types.SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
-            made.encode = lambda text: types.SimpleNamespace(ids=[len(word) for word in text.split()])
+            made.encode = lambda text, **_: types.SimpleNamespace(ids=[len(word) for word in text.split()])
             return made
 
     monkeypatch.setitem(sys.modules, "tokenizers", types.SimpleNamespace(Tokenizer=Tokenizer))

@@ -42,6 +42,7 @@ LENGTHS = [1 + i % 8 for i in range(40)]
 TEXTS = [{"x": np.full(n, 1 + i, np.float32), "id": np.int32(i)} for i, n in enumerate(LENGTHS)]
 
 
+@pytest.mark.slow
 def test_batches_of_several_lengths_are_those_of_one_process_also_after_a_restart(run, tmp_path):
     w, ids = alone(tmp_path / "one", mw.Bucketed(TEXTS, LENGTHS, (2, 4, 8), {"x": 0}))
     assert reported(run[0], "bucketed") == ids

@@ -1,6 +1,7 @@
 """Random histories of launchers on several machines: messages lost, late and twice, and sudden deaths."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -9,22 +10,16 @@ from meshwright.launch import _follow, _lead
 from meshwright.launch._lead import Leader, Seen, Wanted
 from meshwright.launch._members import Status
 from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
-from soak import SEED, cases
+from soak import cases, play_many
 
 
-def play_many(name, number, first=0):
-    for history in range(first, first + number):
-        seed = f"{SEED}/{name}/{history}"
-        try:
-            play(seed, share_late=0.1 if name == "agents" else 0.5)
-        except AssertionError as error:
-            error.add_note(f"the history of the seed {seed!r}")
-            raise
+def play_agents(name, number, first=0):
+    play_many(partial(play, share_late=0.1 if name == "agents" else 0.5), name, number, first)
 
 
 @pytest.mark.soak
 def test_every_history_ends_and_no_two_generations_run_at_the_same_time():
-    play_many("agents", cases(few=200, many=100_000))
+    play_agents("agents", cases(few=200, many=100_000))
 
 
 def obey_late_orders(agent, order, now):
@@ -81,7 +76,7 @@ FIRST_FOUND = {
 def test_a_broken_rule_is_found(what, monkeypatch):
     monkeypatch.setattr(*BROKEN[what])
     with pytest.raises(AssertionError):
-        play_many(what, 4000, FIRST_FOUND.get(what, 0))
+        play_agents(what, 4000, FIRST_FOUND.get(what, 0))
 
 
 def status(agent, **more):

@@ -87,6 +87,7 @@ def test_what_would_fail_again_ends_all_with_its_code_and_reason(machines):
     assert [process.returncode for process in both] == [3, 3]
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_one_machine_ends_all(machines, tmp_path):
     both = machines("import signal; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); time.sleep(600)")
     wait_for(tmp_path / "0-0")

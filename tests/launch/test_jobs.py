@@ -1,8 +1,12 @@
 """What is submitted to schedulers, and from the command line."""
 
+import json
+import lzma
 import subprocess
 import sys
+from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -84,6 +88,29 @@ def test_a_job_is_named_after_its_program():
     assert name_of(("./program",)) == "train"
 
 
+SKY = json.loads(lzma.decompress(Path(__file__).with_name("sky.schema.json.xz").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"accelerators": "H100:8", "spot": True, "setup": "pip install x", "mounts": ("s3://b/runs:/runs",)},
+    ],
+    ids=["plain", "with all options"],
+)
+def test_a_task_has_only_what_skypilot_knows(options):
+    task = yaml.safe_load(sky_task(Job(("python", "train.py"), 2), **options))
+    jsonschema.validate(task, SKY["task"])
+    jsonschema.validate(task["resources"], SKY["resources"])
+
+
+def test_a_field_that_skypilot_does_not_know_is_found():
+    task = yaml.safe_load(sky_task(Job(("python", "train.py"), 2)))
+    with pytest.raises(jsonschema.ValidationError, match="num_hosts"):
+        jsonschema.validate(task | {"num_hosts": 2}, SKY["task"])
+
+
 @pytest.mark.parametrize("place", ["slurm", "jobset", "sky"])
 def test_print_shows_what_would_be_submitted_and_submits_nothing(place, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
@@ -111,3 +138,18 @@ def test_without_ray_the_extra_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["launch", "ray", "-n", "2", "--", "python", "train.py"]) == 2
     assert 'pip install "meshwright[ray]"' in capsys.readouterr().err
+
+
+def test_a_job_may_have_the_name_of_a_command(capsys):
+    assert main(["launch", "slurm", "-n", "2", "--name", "train", "--print", "--", "true"]) == 0
+    assert "--job-name=train" in capsys.readouterr().out
+
+
+def test_after_a_jobset_is_created_the_command_that_shows_its_output_is_told(tmp_path, capfd, monkeypatch):
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    words = ["-n", "9", "--image", "r/x:1", "--namespace", "lab", "--name", "gpt", "--", "true"]
+    assert main(["launch", "jobset", *words]) == 0
+    shown = "logs -f -l jobset.sigs.k8s.io/jobset-name=gpt --prefix --tail=-1 --max-log-requests=9 -n lab"
+    assert f"to follow it: kubectl {shown}\n" in capfd.readouterr().err

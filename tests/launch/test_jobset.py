@@ -49,6 +49,7 @@ def test_a_pod_is_a_process_that_jax_finds_without_asking_the_cluster():
         "JAX_COORDINATOR_ADDRESS": "gpt-workers-0-0.gpt:55527",
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": None,
+        "MESHWRIGHT_START": None,
     }
     assert (job["parallelism"], job["completions"]) == (4, 4)
 
@@ -58,6 +59,14 @@ def test_no_shell_stands_between_the_pod_and_its_signals():
         "containers"
     ]
     assert container["command"] == list(COMMAND)
+
+
+def test_on_a_volume_each_pod_leaves_its_end_for_the_summary():
+    (container,) = manifest(pods=Pods("r/x:1", mounts=("runs:/runs",)))["spec"]["replicatedJobs"][0][
+        "template"
+    ]["spec"]["template"]["spec"]["containers"]
+    before = ["meshwright", "launch", "pod", "--name", "gpt", "--shared", "/runs", "--"]
+    assert container["command"] == [*before, *COMMAND]
 
 
 def test_tpus_are_chosen_by_their_labels():

@@ -219,6 +219,16 @@ def test_a_signal_is_passed_on_also_if_it_does_not_wake_the_launcher(launcher):
     assert lines(process, 2) == ["[0] heard\n", "[1] heard\n"]
 
 
+def test_children_hear_of_ctrl_c_though_what_started_them_blocks_it(capfd):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        program = "import signal; print('blocked:', [*signal.pthread_sigmask(signal.SIG_BLOCK, [])])"
+        assert launch_local(python(program), 1) == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert "blocked: []" in capfd.readouterr().out
+
+
 def test_who_is_patient_after_ctrl_c_may_be(launcher):
     process = launcher(DEAF, grace_seconds=0)
     lines(process, 2)

@@ -17,6 +17,22 @@ def test_equal_lines_of_many_processes_are_shown_once():
     assert sum(line.endswith("compiling") for line in out.getvalue().splitlines()) <= 3
 
 
+def test_lines_of_1000_processes_cost_little_and_none_is_lost():
+    def seconds():
+        out, begin = io.StringIO(), time.process_time()
+        with Output(1000) as output:
+            for step in range(50):
+                for process in range(1000):
+                    output.add(process, f"step={step}", out)
+                    output.add(process, f"process {process} did step {step}", out)
+        lines = out.getvalue().splitlines()
+        assert sum("did step" in line for line in lines) == 50_000
+        assert len(lines) < 60_000
+        return time.process_time() - begin
+
+    assert any(seconds() < 1 for _ in range(3))  # of a core, for 100,000 lines
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"))))
 def test_the_lines_of_each_process_stay_in_their_order(written):
     lines = Lines()

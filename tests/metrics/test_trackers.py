@@ -81,6 +81,7 @@ def test_clearml_has_numbers_histograms_and_images_and_tells_the_rest(found):
     assert {"step 50, note: so *far*", "step 100, loss: nan"} <= set(log.splitlines())
 
 
+@pytest.mark.slow
 def test_mlflow_has_numbers_texts_and_images(found):
     status, history, note, num_pictures = found["mlflow"]
     assert (status, note, num_pictures) == ("FINISHED", "so *far*", 1)
@@ -88,6 +89,7 @@ def test_mlflow_has_numbers_texts_and_images(found):
     assert history == numbers | {"learning_rate/._": [[100, "0.5"]]}
 
 
+@pytest.mark.slow
 def test_trackio_has_all_kinds(found):
     (first, early), (second, late) = found["trackio"]
     assert (first, early["loss"], early["note"]["_value"]) == (50, 0.5, "so *far*")
@@ -96,7 +98,7 @@ def test_trackio_has_all_kinds(found):
     assert late["picture"]["file_path"].endswith(".png")
 
 
-@pytest.mark.parametrize("name", ["wandb", "clearml", "mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "clearml", "mlflow", "trackio", "opentelemetry"])
 def test_where_it_is_not_installed_that_is_said(name, tmp_path, monkeypatch):
     (tmp_path / name).mkdir()  # as its runs may leave behind
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

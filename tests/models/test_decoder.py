@@ -102,6 +102,20 @@ def test_padding_and_the_first_tokens_of_segments_are_not_counted():
     assert found.total == pytest.approx(float(losses[:, :3].sum() + losses[:, 4:6].sum()), rel=1e-5)
 
 
+def test_each_token_counts_by_its_weight_in_the_loss_and_in_the_evaluation():
+    segments = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0]] * 8)
+    weights = np.random.default_rng(1).uniform(0, 2, (8, 12)).astype(np.float32)
+    batch = {"tokens": TOKENS, "segments": segments, "weights": weights}
+    both = jax.jit(lambda p: (decoder.loss(PLAIN, p, batch), decoder.losses(PLAIN, p, TOKENS, segments)))
+    found, losses = both(params_of(PLAIN))
+    counted = weights[:, 1:] * np.isin(np.arange(11), [0, 1, 2, 4, 5])
+    assert float(found) == pytest.approx(float(np.average(losses, weights=counted)), rel=1e-5)
+    scores = mw.evaluation.token_means(losses, TOKENS, segments, weights)
+    assert float(found) == pytest.approx(
+        float(scores["loss"].total.sum() / scores["loss"].count.sum()), rel=1e-5
+    )
+
+
 def test_what_is_kept_for_the_gradient_does_not_change_it():
     @functools.partial(jax.jit, static_argnames="remat")
     def gradient(params, remat):

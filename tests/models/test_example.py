@@ -58,6 +58,7 @@ def test_it_learns_the_bytes_of_a_file(experiment, tmp_path):
     assert losses[-1] < losses[0] - 0.3
 
 
+@pytest.mark.slow
 def test_what_a_plan_says_to_change_does_so_after_the_experiments_name(experiment, capsys):
     site = plan.site_of(experiment(batch_size=64, length=256), plan.hardware_named("h100:1x8"))
     changes = [*plan.tried(site, [{"remat": "dots"}, {"mesh": "data=2,fsdp=4", "microbatches": 2}])]

@@ -40,6 +40,31 @@ def test_the_loss_is_the_cross_entropy_of_each_token_but_the_first(params):
     found = gpt2.loss(CFG, params, {"tokens": TOKENS, "is_token": is_token})
     losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, TOKENS)[:, :-1], TOKENS[:, 1:])
     assert (found.count, float(found)) == (64, pytest.approx(float(losses[:, :8].mean()), rel=1e-5))
+    weights = np.random.default_rng(1).uniform(0, 2, (8, 12)).astype(np.float32)
+    found = gpt2.loss(CFG, params, {"tokens": TOKENS, "is_token": is_token, "weights": weights})
+    expected = np.average(losses, weights=(weights * is_token)[:, 1:])
+    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_packed_texts_have_the_losses_that_each_has_alone(params):
+    lengths = 5, 4
+    packed = {
+        "tokens": TOKENS[:1],
+        "segments": np.array([[1] * 5 + [2] * 4 + [0] * 3]),
+        "positions": np.array([[*range(5), *range(4), 0, 0, 0]]),
+    }
+    alone = [
+        gpt2.loss(CFG, params, {"tokens": TOKENS[:1, :5]}),
+        gpt2.loss(CFG, params, {"tokens": TOKENS[:1, 5:9]}),
+    ]
+    found = gpt2.loss(CFG, params, packed)
+    expected = sum(float(loss) * (length - 1) for loss, length in zip(alone, lengths, strict=True)) / 7
+    assert (found.count, float(found)) == (7, pytest.approx(expected, rel=1e-5))
+    losses = gpt2.losses(CFG, params, packed["tokens"], packed["segments"])
+    means = mw.evaluation.token_means(losses, packed["tokens"], packed["segments"])
+    assert float(means["loss"].value[0]) == pytest.approx(expected, rel=1e-5)
+    del packed["positions"]
+    assert float(gpt2.loss(CFG, params, packed)) == pytest.approx(float(found), rel=1e-6)
 
 
 def test_the_smallest_has_as_many_parameters_as_published():

@@ -49,7 +49,7 @@ def test_logits_of_gpt2_are_those_of_pytorch():
     np.testing.assert_allclose(logits, golden["logits"], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["t5", "t5v1_1"])
+@pytest.mark.parametrize("name", ["t5", "t5v1_1", "umt5"])
 def test_logits_of_t5_are_those_of_pytorch(name):
     cfg, golden = hugging_face.config(GOLDEN / name), expected(name)
     logits = jax.jit(functools.partial(t5.logits, cfg))(
@@ -58,7 +58,7 @@ def test_logits_of_t5_are_those_of_pytorch(name):
     np.testing.assert_allclose(logits, golden["logits"], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", [*DECODERS, "gpt2", "t5", "t5v1_1"])
+@pytest.mark.parametrize("name", [*DECODERS, "gpt2", "t5", "t5v1_1", "umt5"])
 def test_what_is_exported_is_what_was_read(name, tmp_path):
     theirs = open_source(GOLDEN / name)
     names = hugging_face.parameter_map(hugging_face.config(GOLDEN / name))

@@ -150,3 +150,17 @@ def test_arrays_that_do_not_fit_their_row_are_named(row, theirs, message):
 def test_and_so_they_are_on_the_way_back(row, ours, message):
     with pytest.raises(CheckpointError, match=message):
         Map((row,)).to_theirs(as_source(ours, "odd"))
+
+
+def test_layers_may_lie_along_a_dimension_of_one_array():
+    names = Map((Row("w", "scanned", (Transpose(),), layers_dim=1), Row("b/{}", "biases", layers_dim=0)))
+    theirs = {"scanned": np.arange(24).reshape(2, 4, 3), "biases": np.arange(8).reshape(4, 2)}
+    ours = read(names.to_ours(as_source(theirs, "theirs")))
+    assert ours["w"].shape == (4, 3, 2)
+    np.testing.assert_array_equal(ours["w"][3], theirs["scanned"][:, 3].T)
+    np.testing.assert_array_equal(ours["b/2"], theirs["biases"][2])
+    assert_equal(read(names.to_theirs(names.to_ours(as_source(theirs, "theirs")))), theirs)
+    with pytest.raises(CheckpointError, match=r"scanned of shape \(5,\) has no dimension 1 for the layers"):
+        names.to_ours(as_source({"scanned": np.ones(5)}, "theirs"))
+    with pytest.raises(UsageError, match="for one layer and layers_dim for all"):
+        Row("w", "h.{}.w", layers_dim=0)

@@ -31,6 +31,7 @@ def test_targets_see_all_inputs_and_none_that_follow(params):
     assert (np.abs(logits(params, inputs, TARGETS)[:, 0] - expected[:, 0]).max(-1) > 1e-4).all()
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(params):
     is_input = np.arange(12) < np.full((8, 1), 9)
     found = logits(params, INPUTS, TARGETS, is_input)
@@ -52,6 +53,13 @@ def test_the_loss_is_the_cross_entropy_of_each_target_given_those_before_it(para
     before = np.concatenate([np.zeros((8, 1), int), TARGETS[:, :-1]], axis=1)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, INPUTS, before), TARGETS)
     assert (found.count, float(found)) == (72, pytest.approx(float(losses[:, :9].mean()), rel=1e-5))
+    np.testing.assert_allclose(
+        t5.losses(CFG, params, {"inputs": INPUTS, "targets": TARGETS}), losses, rtol=1e-4
+    )
+    weights = np.random.default_rng(1).uniform(0, 2, (8, 12)).astype(np.float32)
+    batch = {"inputs": INPUTS, "targets": TARGETS, "is_target": is_target, "weights": weights}
+    expected = np.average(losses, weights=weights * is_target)
+    assert float(t5.loss(CFG, params, batch)) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_nothing_is_as_large_as_the_square_of_the_length():
@@ -102,3 +110,9 @@ def test_distances_beyond_the_largest_share_a_bucket():
     assert found.tolist() == [15, 15, 15, 3, 0, 19, 31]
     found = t5.bucket(t5.Config(), np.array([-500, -20, -3, 0, 3]), bidirectional=False)
     assert found.tolist() == [31, 17, 3, 0, 0]
+
+
+def test_packed_rows_are_refused_and_not_read_as_one_text(params):
+    batch = {"inputs": INPUTS, "targets": TARGETS, "segments": np.ones_like(INPUTS)}
+    with pytest.raises(mw.errors.UsageError, match="has segments, but T5 takes one text in each row"):
+        t5.loss(CFG, params, batch)

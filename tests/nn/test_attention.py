@@ -1,5 +1,8 @@
 """Attention in every form is what its definition says: values, gradients, logarithms of sums."""
 
+import importlib.machinery
+import sys
+import types
 from functools import partial
 
 import jax
@@ -19,6 +22,7 @@ from meshwright.nn._dense import plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
 from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
+from meshwright.program import program_of, walk
 from soak import cases
 
 DEFAULTS = {"causal": False, "segments": None, "window": None, "softcap": None, "scale": None, "bias": None}
@@ -188,6 +192,7 @@ def test_no_array_of_queries_times_keys_is_there_in_the_gradient_of_long_rows():
     assert largest <= T * T / 8
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_near_to_float32_as_the_dense_form():
     q, k, v = (x.astype(jnp.bfloat16) for x in arrays((1, 40, 2, 8)))
     exact = plain(given_of(*(x.astype(jnp.float32) for x in (q, k, v)), causal=True))[0]
@@ -196,6 +201,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_dense_form():
     np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=0.03)
 
 
+@pytest.mark.slow
 def test_it_is_mapped_over_further_axes():
     q, k, v = (jnp.stack([x, 2 * x]) for x in arrays((1, 20, 2, 4)))
     call = partial(mw.attention, causal=True, form="blockwise")
@@ -268,6 +274,70 @@ def test_cudnn_is_refused_by_name_where_it_does_not_compute_what_is_asked_for():
     q, k, v = arrays((1, 4, 2, 8))
     with pytest.raises(UsageError, match="does not support these arguments: it needs an NVIDIA GPU"):
         mw.attention(q, k, v, form="cudnn")
+
+
+@pytest.mark.parametrize(
+    ("form", "no", "why"),
+    [
+        ("cudnn", {"softcap": 2.0}, "no soft cap"),
+        ("splash", {"bias": jnp.zeros((1, 1, 1024, 1024))}, "no bias"),
+    ],
+)
+def test_a_plan_traces_a_kernel_without_its_library(form, no, why):
+    """What the kernel cannot compute is refused there as on the hardware."""
+    q, k, v = (x.astype(jnp.bfloat16) for x in arrays((8, 1024, 2, 64)))
+    planned = AbstractMesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    with mw.sharding.in_mesh(planned):
+        traced = jax.make_jaxpr(partial(mw.attention, causal=True, form=form))(q, k, v)
+        with pytest.raises(UsageError, match=f"it (has|takes) {why}"):
+            mw.attention(q, k, v, form=form, **no)
+    products = [x for x in walk(program_of(traced)) if x.kind == "dot_general"]
+    assert products
+    assert all(x.is_fused_attention for x in products)
+
+
+@pytest.fixture
+def tokamax(monkeypatch):
+    """A stand-in for the package, which records its arguments; `doctor --attention` asks the real one."""
+    calls = []
+
+    def dot_product_attention(q, k, v, **asked):
+        calls.append(asked)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=asked["is_causal"], scale=asked["scale"])
+
+    package = types.ModuleType("tokamax")
+    package.__spec__ = importlib.machinery.ModuleSpec("tokamax", None)
+    package.dot_product_attention = dot_product_attention
+    monkeypatch.setitem(sys.modules, "tokamax", package)
+    return calls
+
+
+def test_tokamax_is_asked_by_name_only_and_over_the_mesh(tokamax):
+    q, k, v = arrays((2, 1024, 2, 64))
+    with mw.sharding.in_mesh(mw.make_mesh("data=2,tensor=2", jax.devices()[:4])):
+        chosen_form = jax.jit(partial(mw.attention, causal=True))(q, k, v)
+        assert tokamax == []
+        asked = jax.jit(partial(mw.attention, causal=True, window=9, softcap=2.0, form="tokamax"))
+        whole = jax.jit(partial(mw.attention, causal=True, form="tokamax"))(q, k, v)
+        assert "shard_map" in str(jax.make_jaxpr(asked)(q, k, v))
+    np.testing.assert_allclose(whole, chosen_form, atol=1e-5)
+    assert {**tokamax[-1]} == {
+        "scale": 0.125,
+        "is_causal": True,
+        "local_window_size": (8, 0),
+        "logits_soft_cap": 2.0,
+        "implementation": ("mosaic", "triton", "xla_chunked"),
+    }
+
+
+def test_what_tokamax_does_not_compute_or_lacks_is_refused(tokamax, monkeypatch):
+    q, k, v = arrays((1, 128, 2, 64))
+    with mw.sharding.in_mesh(mw.make_mesh("data=1", jax.devices()[:1])):
+        with pytest.raises(UsageError, match="segments only as a mask"):
+            mw.attention(q, k, v, segments=jnp.zeros((1, 128), int), form="tokamax")
+        monkeypatch.delitem(sys.modules, "tokamax")
+        with pytest.raises(UsageError, match=r"tokamax is not installed.*meshwright\[tokamax\]"):
+            mw.attention(q, k, v, form="tokamax")
 
 
 @pytest.mark.parametrize(

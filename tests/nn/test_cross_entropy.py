@@ -104,6 +104,7 @@ def test_it_is_the_same_on_a_mesh(mesh, gather):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
+@pytest.mark.slow
 def test_microbatches_and_a_mesh_come_to_the_same_gradient():
     hidden, head, labels, weights = arrays((32, 9, 8), 16)
     batch = {"hidden": hidden, "labels": labels, "weights": weights}

@@ -100,6 +100,7 @@ def test_without_a_compiler_it_is_estimated_and_says_what_to_install(monkeypatch
     assert "meshwright[cuda13]" in plan.described(found)
 
 
+@pytest.mark.slow
 def test_a_product_without_tiles_is_compiled_without_triton_and_the_plan_says_so(monkeypatch):
     """As those of 197 positions of a vision transformer, when the GPU is absent."""
     site = plan.site_of(experiment(), "cpu:8")
@@ -223,3 +224,37 @@ def test_what_is_over_the_chip_does_not_fit():
 )
 def test_times_are_told_in_units_of_their_size(value, text):
     assert plan.seconds(value) == text
+
+
+@pytest.mark.parametrize(("on", "has"), [("h100:8", True), ("v5e:2x4", True), ("cpu:8", False)])
+def test_a_plan_lists_the_options_that_are_recommended_for_the_hardware(on, has):
+    found = planned(on)
+    text = plan.described(found)
+    assert bool(found.recommended) == has == ("compile.recommended=True" in text)
+    assert all(f"  {name}={value}" in text for name, value in found.recommended.items())
+
+
+def attending(attend):
+    """A loss of 1,024 tokens a row, with one layer of attention."""
+
+    def loss(params, batch):
+        x = (
+            batch["x"].astype("bfloat16")[:, :1, None, None] * jnp.ones((1, 1024, 8, 64), "bfloat16")
+        ) * params["w"]
+        return (attend(x, x, x) ** 2).mean(dtype="float32")
+
+    return {"loss": loss, "model": lambda key: {"w": jnp.ones((8, 64), "bfloat16")}, "rules": None}
+
+
+def test_attention_by_cudnn_is_planned_without_cudnn():
+    attends = (lambda *x: mw.attention(*x, form="cudnn"), mw.attention)
+    by_name, by_itself = (planned("h100:8", mesh="data=8", **attending(each)) for each in attends)
+    assert by_name.time == by_itself.time
+    assert by_name.memory == by_itself.memory
+    assert by_name.time.compute > 0
+
+
+def test_a_model_that_calls_cudnn_itself_is_told_what_to_do():
+    attend = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    with pytest.raises(UsageError, match=r"implementation='cudnn'.*\n.*mw\.attention.*nvidia-cudnn-cu13"):
+        planned("h100:8", mesh="data=8", **attending(attend))

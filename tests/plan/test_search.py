@@ -8,7 +8,9 @@ import meshwright as mw
 from meshwright import plan
 from meshwright.demo import text
 from meshwright.errors import LayoutError
-from meshwright.plan._changes import _until_it_fits, meshes_of
+from meshwright.models import decoder
+from meshwright.plan._changes import meshes_of
+from meshwright.plan._search import Search
 
 ROUND = plan.Rates({"float32": 1e12}, memory=1e12, link=1e11, network=1e10, source="round")
 
@@ -83,15 +85,125 @@ def test_changes_for_memory_take_less_of_it(settings):
     assert change.plan.memory.peak < here.plan().memory.peak
 
 
-@pytest.mark.parametrize(("fits", "last"), [(1, 1), (8, 8), (1000, 64)])
-def test_a_search_takes_as_few_microbatches_as_fit_and_at_most_64(monkeypatch, fits, last):
+@pytest.fixture
+def small(monkeypatch):
+    """A search on a chip with this memory, where temporary memory is 64 bytes, divided by microbatches."""
+
+    def of(available):
+        here = site("h100:1x1", mesh="data=1")
+        whole = here.plan()
+
+        def tried(site, candidates):
+            for settings in candidates:
+                temporary = 64 // settings.get("microbatches", 1)
+                memory = plan.Memory(0, 0, 0, 0, 0, temporary, available)
+                yield plan.Change(settings, dataclasses.replace(whole, memory=memory))
+
+        monkeypatch.setattr("meshwright.plan._search.tried", tried)
+        return Search(here)
+
+    return of
+
+
+@pytest.mark.parametrize(("available", "last"), [(64, None), (8, 8), (1, 64), (0, 64)])
+def test_a_search_takes_as_few_microbatches_as_fit_and_at_most_64(small, available, last):
+    found = small(available)
+    found.fewest_microbatches({"remat": "dots"})
+    numbers = [change.settings.get("microbatches", 1) for change in found.ranked()]
+    assert max(numbers) == (last or 1)
+    assert len(numbers) <= 2  # numbers that cannot be enough are not planned
+
+
+def of_decoder(on, **more):
+    """A decoder whose layers keep nothing, as its model says."""
+    cfg = decoder.Config(layers=2)
+    return site(on, loss=lambda params, batch: decoder.loss(cfg, params, batch, remat="nothing"), **more)
+
+
+def with_memory(site, nbytes):
+    chip = dataclasses.replace(site.hardware.chip, memory_bytes=nbytes)
+    return dataclasses.replace(site, hardware=dataclasses.replace(site.hardware, chip=chip))
+
+
+@pytest.mark.slow
+def test_a_search_finds_what_layers_should_keep():
+    found = plan.search(of_decoder("h100:1x2"))
+    assert found[0].settings["remat"] == "layers:everything"
+    assert found[0].plan.hardware_flops == found[0].plan.model_flops
+
+
+@pytest.mark.slow
+def test_a_search_in_ever_less_memory_offloads_and_takes_more_microbatches():
+    here = of_decoder("h100:1x2", mesh="fsdp=2")
+    least, fitting = here.plan().memory.peak, [None, None]
+    while len(fitting) > 1:
+        found = plan.search(with_memory(here, least))
+        fitting = [change for change in found if change.plan.memory.fits]
+        least = min(change.plan.memory.peak for change in fitting) - 1
+    assert fitting == found[:1]
+    assert "offload_opt_state" in str(found[0])
+    assert found[0].settings["microbatches"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [decoder.RULES, None], ids=["given rules", "inferred rules"])
+def test_meshes_with_as_many_devices_for_the_batch_share_a_trace_and_plan_as_with_their_own(rules):
+    settings = {"rules": rules, "remat": "layers:dots"}
+    here = site("h100:2x4", **settings)
+    meshes = ["data=8", "data=4,fsdp=2", "fsdp=8", "data=2,tensor=4", "fsdp=2,tensor=4"]
+    shared = [change.plan for change in plan.tried(here, ({"mesh": mesh} for mesh in meshes))]
+    assert len(here.traces) == 3
+    assert shared == [site("h100:2x4", **settings, mesh=mesh).plan() for mesh in meshes]
+
+
+def test_offloading_takes_time():
+    here = site(mesh="fsdp=4", on="h100:1x4")
+    here = dataclasses.replace(here, given_rates=dataclasses.replace(ROUND, host=1e9))
+    (change,) = plan.tried(here, [{"offloaded": True}])
+    moved = 2 * here.plan().memory.optimizer  # there and back
+    assert change.plan.time.host == pytest.approx(moved / 1e9, rel=1e-3)
+    assert change.plan.memory.optimizer < 100
+    assert "to and from the host" in plan.described(change.plan)
+
+
+def test_activations_in_the_hosts_memory_take_none_of_the_device():
+    remats = ("layers:dots_no_batch", "layers:offload_dots_no_batch")
+    kept, offloaded = plan.tried(of_decoder("h100:1x1"), [{"remat": remat} for remat in remats])
+    assert offloaded.plan.memory.temporary < kept.plan.memory.temporary
+
+
+def compiled_with(temporary):
+    """A compiler that says how much temporary memory a step takes, or that it is too much, if None."""
+
+    def compile_step(settings):
+        if temporary[settings["remat"]] is None:
+            raise plan.NotCompiledError("RESOURCE_EXHAUSTED: out of memory")
+        return plan.Compiled([], temporary[settings["remat"]])
+
+    return compile_step
+
+
+@pytest.fixture(scope="module")
+def of_policies():
     here = site("h100:1x1", mesh="data=1")
+    remats = ("layers:everything", "layers:dots", "layers:nothing")
+    return here, plan.ranked([*plan.tried(here, ({"remat": remat} for remat in remats))])
 
-    def tried(site, candidates):
-        for settings in candidates:
-            memory = 0 if settings["microbatches"] < fits else 1e12
-            yield of_memory(plan.Change(settings, here.plan()), memory)
 
-    monkeypatch.setattr("meshwright.plan._changes.tried", tried)
-    found = [*_until_it_fits(here, {"mesh": "data=1", "remat": "dots"})]
-    assert found[-1].settings["microbatches"] == last
+@pytest.mark.parametrize("too_much", [10**15, None], ids=["by its figure", "by its refusal"])
+def test_a_finalist_that_does_not_fit_as_compiled_is_not_recommended(of_policies, too_much):
+    here, found = of_policies
+    first = found[0].settings["remat"]
+    compile_step = compiled_with({change.settings["remat"]: 1000 for change in found} | {first: too_much})
+    judged = plan.with_finalists(here, found, compile_step)
+    assert [change.settings["remat"] for change in judged][-1] == first
+    assert not judged[-1].plan.memory.fits
+    assert judged[0].plan.compiled
+    assert "  compiled" in plan.described_search(judged)
+
+
+def test_no_more_finalists_are_compiled_than_are_needed(of_policies):
+    here, found = of_policies
+    seen = []
+    plan.with_finalists(here, found * 3, lambda settings: seen.append(settings) or plan.Compiled([], 10))
+    assert len(seen) == 3

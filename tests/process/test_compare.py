@@ -124,6 +124,7 @@ def test_a_script_that_would_wait_for_ever_ends_with_the_code_of_a_mistake(pytho
     assert all(f"[{i}]   max_steps: 4 on process 0, 8 on 1\n" in said for i in range(2))
 
 
+@pytest.mark.slow
 def test_processes_that_jax_brought_together_compare_as_well(python):
     exit_code, seconds, said = launched(python, INITIALISED_BEFORE)
     assert exit_code == 3
@@ -135,7 +136,7 @@ def test_flags_are_compared_before_jax_joins_but_for_paths(python):
     exit_code, _, said = launched(python, FLAGGED)
     assert exit_code == 2
     assert "XLA_FLAGS --xla_cpu_enable_fast_math: f on process 0, t on 1" in said
-    assert "dump" not in said
+    assert "dump" not in said.partition("to go on, correct that")[0]  # the command has the flag
 
 
 FAILING = """

@@ -77,7 +77,7 @@ def test_examples_that_end_together_end_the_run(python, tmp_path):
     ("kind", "lengths", "last", "ended", "other"),
     [
         pytest.param("experiment", ("32", "80"), 12, 0, 1, marks=pytest.mark.slow),
-        ("trainer", ("80", "32"), 4, 1, 0),
+        pytest.param("trainer", ("80", "32"), 4, 1, 0, marks=pytest.mark.slow),
         pytest.param("loop", ("32", "80"), 8, 0, 1, marks=pytest.mark.slow),
     ],
 )

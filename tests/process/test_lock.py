@@ -106,6 +106,13 @@ def test_without_locks_a_process_of_another_machine_is_never_taken_for_dead(tmp_
     process.lock_directory(tmp_path / ".lock").close()
 
 
+def test_who_was_killed_while_it_removed_the_name_of_a_dead_one_is_no_hindrance(tmp_path):
+    name = left_by(tmp_path / ".lock")
+    name.with_name(f"{name.name}.{json.loads(name.read_text())['token']}").touch()
+    process.lock_directory(tmp_path / ".lock").close()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
 def test_where_a_lock_is_had_a_name_from_another_machine_is_told(tmp_path, caplog):
     left_by(tmp_path / ".lock", machine="another", host="far")
     process.lock_directory(tmp_path / ".lock").close()

@@ -77,6 +77,7 @@ def test_scopes_have_the_time_of_all_operations(traced):  # noqa: F811
     assert sum(each.seconds for each in named) > 0.8 * sum(each.seconds for each in found.scopes)
 
 
+@pytest.mark.slow
 def test_the_command_shows_layers_as_deep_as_asked(traced, capsys):  # noqa: F811
     assert main(["trace", str(traced), "--depth", "1"]) == 0
     shown = capsys.readouterr().out

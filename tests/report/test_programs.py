@@ -27,17 +27,17 @@ def machine(tmp_path):
 
 
 def test_where_both_are_nothing_is_said_or_done(machine):
-    assert machine("google-chrome", "dot", user=0) == ""
+    assert machine("google-chrome", "dot", "curl", user=0) == ""
 
 
 def test_root_installs_what_is_missing(machine):
-    assert machine("dot", "apt-get", user=0) == "Installing chromium for the tests (once)\n"
+    assert machine("dot", "curl", "apt-get", user=0) == "Installing chromium for the tests (once)\n"
 
 
 @pytest.mark.parametrize("user", [0, 1000])
 def test_who_cannot_install_is_told_what_is_missing(machine, user):
     assert machine(user=user) == (
-        "Not found and not installed: chromium graphviz. Tests that need them will fail.\n"
+        "Not found and not installed: chromium graphviz curl. Tests that need them will fail.\n"
     )
 
 

@@ -91,11 +91,12 @@ def test_experts_are_split_over_their_axis_and_their_features_over_tensor():
     assert found["model/layers/0/moe/gate/kernel"] == P()
 
 
-def test_data_and_sequence_split_no_parameter():
+def test_data_splits_no_parameter_and_sequence_splits_them_as_fsdp_does():
     params = ZOO["llama"]()
     rule = mw.auto(params)
-    assert set(specs(params, rule, "data=2,sequence=4").values()) == {P()}
-    assert specs(params, rule, "sequence=4,tensor=2") == specs(params, rule, "data=4,tensor=2")
+    assert set(specs(params, rule, "data=8").values()) == {P()}
+    by_sequence, by_fsdp = (specs(params, rule, f"{axis}=4,tensor=2") for axis in ("sequence", "fsdp"))
+    assert str(by_sequence).replace("sequence", "fsdp") == str(by_fsdp)
 
 
 def test_the_users_rules_come_first():

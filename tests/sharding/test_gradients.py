@@ -159,6 +159,7 @@ def wrong(found, expected):
     ]
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_axes_that_leave_the_batch_whole():
     assert not wrong(gradients(QUICK, "data=2,tensor=4"), gradients(QUICK, "data=1", 1))
 

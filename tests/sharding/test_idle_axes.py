@@ -28,7 +28,7 @@ def step_on(mesh, loss=loss, rules=(), **more):
     return mw.make_step(loss, TX, layout).compile(mw.train.abstract_state(init, TX, layout), ROWS)
 
 
-@pytest.mark.parametrize("axis", ["pipeline", "sequence", "expert", "tensor"])
+@pytest.mark.parametrize("axis", ["sequence", "expert", "tensor"])
 def test_an_axis_that_only_repeats_work_is_refused(axis):
     with pytest.raises(LayoutError, match=f"mesh axis '{axis}' of size 4 only repeats work"):
         step_on(f"{axis}=4,fsdp=2")
@@ -92,14 +92,14 @@ def trainer(deployer):
 
 
 def test_a_trainer_is_refused_and_where_there_are_several_each_is_told(capsys):
-    deployer = mw.Deployer(seed=0, mesh="pipeline=4,data=2")
+    deployer = mw.Deployer(seed=0, mesh="sequence=4,data=2")
     one = trainer(deployer)
     examples = {"x": np.ones((32, 8), np.float32)}
-    with pytest.raises(LayoutError, match="'pipeline' of size 4 only repeats"):
+    with pytest.raises(LayoutError, match="'sequence' of size 4 only repeats"):
         one.fit(examples, 8, max_steps=1)
     for each in (one, trainer(deployer)):
         each.fit(examples, 8, max_steps=1)
-    assert capsys.readouterr().err.count("'pipeline' of size 4 only repeats") == 2
+    assert capsys.readouterr().err.count("'sequence' of size 4 only repeats") == 2
 
 
 def test_a_predictor_tells_it_once(capsys):

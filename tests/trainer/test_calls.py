@@ -112,6 +112,7 @@ def test_checkpoints_tell_all_of_the_newest_calls_alone(tmp_path, few_kept):
     assert str(positions[-1]).count("'fingerprint'") == 2
 
 
+@pytest.mark.slow
 def test_older_calls_return_at_once_too_and_the_last_one_goes_on(tmp_path, few_kept):
     def six_calls(made, **options):
         for _ in range(6):

@@ -10,6 +10,10 @@ from meshwright.errors import ExamplesError, LayoutError, UsageError
 from trainer.runs import EXAMPLES, deployer, fit, init, loss, saved, trainer
 
 
+def descended(state, batch):
+    return state.replace(step=state.step + 1), {"loss": batch["y"].mean()}
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -25,6 +29,10 @@ from trainer.runs import EXAMPLES, deployer, fit, init, loss, saved, trainer
         ({"microbatches": 0}, "microbatches=0"),
         ({"compute_dtype": "int8"}, "compute_dtype='int8' is not a floating dtype"),
         ({"trainable": "("}, "is not a regular expression"),
+        (
+            {"compile": mw.Compile({"xla_fast": True})},
+            r"compile\.options: .*'xla_fast', of the compiler for cpu",
+        ),
         ({"model": None, "loss": lambda params, batch: 0.0}, "no parameters to train"),
         ({"opt_state": ()}, "give params, too"),
         ({"params": init, "model_state": {}}, "the model has no state"),
@@ -153,3 +161,12 @@ def test_a_batch_that_is_wider_than_what_is_to_be_computed_in_is_told(capsys):
     made = trainer(given=mw.Deployer(0, mesh="data=-1"), compute_dtype="bfloat16")
     fit(made, epochs=1)
     assert "x, y of the batch are wider than bfloat16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [{}, {"loss": None, "train_step": descended}])
+def test_options_of_the_compiler_reach_it_and_are_told(how, tmp_path, capsys):
+    options = {"xla_dump_to": str(tmp_path / "dumped"), "xla_dump_hlo_as_text": True}
+    made = trainer(given=mw.Deployer(0, mesh="data=-1"), compile=mw.Compile(options), **how)
+    fit(made, epochs=1)
+    assert [*(tmp_path / "dumped").glob("*.txt")]
+    assert f"options of the compiler for cpu: xla_dump_to={tmp_path}/dumped" in capsys.readouterr().err

@@ -99,6 +99,7 @@ def jittered(example, rng):
     return {**example, "x": example["x"] + rng.normal(size=4).astype(np.float32)}
 
 
+@pytest.mark.slow
 def test_what_is_drawn_for_examples_is_the_same_on_every_mesh_and_after_a_restart(tmp_path):
     one, other = trainer(), trainer(mesh="data=2,fsdp=4")
     for made in (one, other):

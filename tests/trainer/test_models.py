@@ -98,6 +98,7 @@ def test_a_loss_says_which_parameters_are_split_over_tensor():
     assert specs["out/kernel"] == P("tensor")
 
 
+@pytest.mark.slow
 def test_a_model_may_say_how_its_batch_is_split_also_in_the_last_of_an_evaluation():
     def constrained(params, x):
         return apply(params, jax.lax.with_sharding_constraint(x, P("data")))

@@ -65,6 +65,24 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, undisturbed):
     assert everything(second, tmp_path) == undisturbed
 
 
+def test_killed_with_its_newest_steps_in_memory_only(tmp_path, undisturbed):
+    folder, root = tmp_path / "run", tmp_path / "memory"
+    root.mkdir()
+    memory = mw.InMemory(every=2, budget_nbytes=1 << 20, directory=str(root))
+    options = RUN | {"save_when": 1000, "memory": memory}
+    stopped(folder, 9, crash, Crash, **options)
+    newest = max(int(path.name.removeprefix("step_")) for path in root.glob("*/step_*"))
+    assert saved(folder) == [0]
+    assert newest >= 2
+    logged = []
+    tracker = lambda step, values: logged.append(step) if "loss" in values else None
+    second = trainer(given=deployer(folder, trackers=[tracker]))
+    fit(second, **options)
+    assert min(logged) == newest + 1
+    assert everything(second, folder) == undisturbed
+    assert list(root.iterdir()) == []
+
+
 def test_two_runs_cannot_share_a_workdir_nor_an_experiment_s_directory(tmp_path):
     def start_another():
         (before,) = reports(tmp_path)[-1:]
@@ -154,6 +172,7 @@ def test_a_run_that_is_done_can_be_told_to_go_further(tmp_path, undisturbed):
     assert everything(made, tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["fsdp=4,tensor=2"])
 def test_another_mesh_goes_on_with_a_run(tmp_path, undisturbed, mesh):
     stopped(tmp_path, 5, sigterm, Interrupted)

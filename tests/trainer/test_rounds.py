@@ -80,6 +80,7 @@ def test_finished_rounds_are_skipped(tmp_path, undisturbed):
     assert entered == []
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_from_those_that_are_finished(tmp_path, undisturbed):
     play(deployer(tmp_path), num_rounds=2)
     entered = []
@@ -157,6 +158,7 @@ def test_a_page_is_drawn_while_a_loop_goes_on_but_rarely(tmp_path, monkeypatch):
         made.fit(EXAMPLES, batch_size=16, epochs=1)
 
 
+@pytest.mark.slow
 def test_a_loop_that_was_killed_and_made_anew_reports_each_step_once(tmp_path):
     with pytest.raises(Crash):
         play(deployer(tmp_path), hit=crash_at("3 half way"))

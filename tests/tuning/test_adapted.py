@@ -38,8 +38,8 @@ def measure(params, batch):
     return {"nll": decoder.losses(CFG, params, batch["tokens"])}
 
 
-def experiment(workdir, kind=None, lora=LORA, base=LLAMA, **more):
-    init, opened = functools.partial(decoder.init, CFG, dtype=jnp.bfloat16), hugging_face.open_model
+def experiment(workdir, kind=None, lora=LORA, base=LLAMA, dtype="bfloat16", **more):
+    init, opened = functools.partial(decoder.init, CFG, dtype=dtype), hugging_face.open_model
     if kind:
         init = quantised_init(init, WEIGHTS, kind)
         opened = lambda path: quantised_source(hugging_face.open_model(path), WEIGHTS, kind)
@@ -49,7 +49,12 @@ def experiment(workdir, kind=None, lora=LORA, base=LLAMA, **more):
         loss=lambda params, batch: decoder.loss(CFG, params, batch, remat="nothing"),
         optimizer=optax.adam(1e-2),
         rules=decoder.RULES,
-        init_state_builder=mw.from_checkpoint(str(base), assign=[("params/(.*)", r"\1")], open_with=opened),
+        init_state_builder=mw.from_checkpoint(
+            str(base),
+            assign=[("params/(.*)", r"\1")],
+            casts=[] if dtype == "bfloat16" else [(".*", dtype)],
+            open_with=opened,
+        ),
         **{"max_steps": 2, "mesh": "data=2,fsdp=2,tensor=2", "input": mw.Input(ROWS, batch_size=8)} | more,
     )
     return adapted(whole, lora)

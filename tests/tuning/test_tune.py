@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.arrays import cast
 from meshwright.cli import main
 from meshwright.errors import InputError, UsageError
 from meshwright.models import decoder, hugging_face
-from meshwright.tuning import read_adapter, read_rows, split_rows, tune, tuning
-from meshwright.tuning._rows import rows_loss, rows_score
+from meshwright.tuning import merged_source, read_adapter, read_rows, split_rows, tune, tuning
+from meshwright.tuning._families import rows_score
+from meshwright.tuning._tune import adapter_of
 
 LLAMA = str(Path(__file__).parents[1] / "models" / "golden" / "llama")
 CFG = hugging_face.config(LLAMA)
@@ -36,7 +38,7 @@ QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 2e-2, "lora": 4, "held_o
 
 def held_out_loss(params, data):
     _, rows = split_rows(read_rows(data, 2048), 0.1, 0)
-    return mean(rows_loss(CFG, params, rows, "nothing"))
+    return mean(decoder.loss(CFG, params, rows))
 
 
 def mean(found):
@@ -81,6 +83,56 @@ def test_all_parameters_are_tuned_and_written_in_the_dtypes_of_the_files(data, t
     assert {x.dtype.name for x in written.values()} == {"bfloat16"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("gpt2", {}),
+        ("t5v1_1", {"base": "nf4"}),
+        ("gpt2", {"full": True}),
+        ("umt5", {"full": True}),
+    ],
+    ids=str,
+)
+def test_models_of_other_families_are_tuned_and_written(name, how, data, tmp_path):
+    model, run = LLAMA.replace("llama", name), tmp_path / "run"
+    data = pairs(tmp_path / "pairs.jsonl") if "t5" in name else data
+    tuned = tune(model, data, str(run), **QUICK | {"epochs": 3} | how)
+    history = mw.metrics.read_jsonl(run / "metrics.jsonl")
+    scores = [each["held_out/loss"] for each in history if "held_out/loss" in each]
+    assert min(scores) < scores[0] - 0.1
+    base = hugging_face.open_model(model)
+    saved = mw.arrays.subtree(mw.open_source(run / "checkpoints", step=tuned.step), "params")
+    if "full" in how:
+        written = hugging_face.open_model(run / "model").arrays()
+        assert all(
+            np.array_equal(written[each], x.astype(written[each].dtype)) for each, x in saved.arrays().items()
+        )
+        assert {each: x.dtype for each, x in written.items()} == {
+            each: x.dtype for each, x in base.arrays().items()
+        }
+        return
+    lora, adapter = read_adapter(run / "adapter", model)
+    again = lora.merged({"base": floats(base), "adapter": adapter})
+    lora_of_run = adapter_of(hugging_face.config(model), 4, None)
+    expected = merged_source(
+        cast(base, [(".*", "float32")]), mw.arrays.subtree(saved, "adapter"), lora_of_run
+    )
+    for each, x in expected.arrays().items():
+        np.testing.assert_allclose(mw.tree.named_leaves(again)[each], np.asarray(x), rtol=1e-4, atol=1e-5)
+
+
+def pairs(file):
+    """Write pairs whose targets are their inputs, counted up."""
+    rng = np.random.default_rng(0)
+    rows = [[int(x) for x in rng.integers(3, 20, 4)] for _ in range(60)]
+    lines = [
+        json.dumps({"inputs": [*row, 1], "targets": [row[0], row[0] + 1, row[0] + 2, 1]}) for row in rows
+    ]
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
 def test_the_loss_is_that_of_the_tokens_that_count():
     params = floats(hugging_face.open_model(LLAMA))
     batch = {
@@ -92,7 +144,7 @@ def test_the_loss_is_that_of_the_tokens_that_count():
     @jax.jit
     def computed(params, batch):
         scores = rows_score(CFG, params, batch)["loss"]
-        return decoder.logits(CFG, params, batch["tokens"]), rows_loss(CFG, params, batch, "nothing"), scores
+        return decoder.logits(CFG, params, batch["tokens"]), decoder.loss(CFG, params, batch), scores
 
     logits, loss, scores = computed(params, batch)
     logits -= np.logaddexp.reduce(logits, -1, keepdims=True)
@@ -103,9 +155,12 @@ def test_the_loss_is_that_of_the_tokens_that_count():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "hello"}', "line 2 has no tokens: .* found the keys text. Turn texts into tokens"),
-        ('{"tokens": [1]}', "line 2 has no tokens"),
-        ('{"tokens": [1, -2]}', "line 2 has no tokens"),
+        ('{"text": "hello"}', "line 2: this line needs a tokenizer: give the folder of the model"),
+        ('{"texts": "hello"}', "line 2: expected .*messages.* found the keys texts"),
+        ('{"prompt": "hello"}', "line 2: expected .*messages.* found the keys prompt"),
+        ('{"tokens": [1]}', "line 2: tokens must be a list of two"),
+        ('{"tokens": [1, -2]}', "line 2: tokens must be a list of two"),
+        ('{"tokens": [1, 48]}', "line 2 has the token 48, but the model has 48, numbered from 0"),
         ('{"tokens": [1, 2], "weights": [1]}', "line 2: weights must be 2 numbers"),
         ("[1, 2]", "line 2: expected an object"),
         ("{", "line 2: "),
@@ -115,7 +170,7 @@ def test_a_line_of_another_form_is_named(line, message, tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text('{"tokens": [1, 2]}\n' + line)
     with pytest.raises(InputError, match=message):
-        read_rows(file, 8)
+        read_rows(file, 8, vocabulary=48)
 
 
 def test_rows_are_cut_and_padded(tmp_path):
@@ -132,5 +187,3 @@ def test_settings_that_make_no_sense_are_refused(data):
         tuning(LLAMA, data, full=True, base="nf4")
     with pytest.raises(UsageError, match=r"held_out=1.5 of 60 examples"):
         tuning(LLAMA, data, held_out=1.5)
-    with pytest.raises(UsageError, match="is not a decoder"):
-        tuning(LLAMA.replace("llama", "gpt2"), data)

@@ -1,4 +1,4 @@
-"""A process of a run that trains an adapter of a split base, and merges and writes it."""
+"""A process of a run that trains an adapter on a mesh that is its argument, and merges and writes it."""
 
 import sys
 from pathlib import Path
@@ -13,9 +13,12 @@ from meshwright.tuning import export_adapter, merged_source  # noqa: E402
 from tuning.test_adapted import LLAMA, LORA, experiment  # noqa: E402
 
 place = Path(sys.argv[1])
-outcome = mw.run(experiment(place / "run", mesh="fsdp=8,tensor=2"))
+mesh = sys.argv[2]
+outcome = mw.run(
+    experiment(place / "run", mesh=mesh, dtype="float32", max_steps=4, logging=mw.Logging(every=1))
+)
 adapter = outcome.state.params["adapter"]
-assert not outcome.state.params["base"]["layers"]["q"].is_fully_addressable
+assert mesh == "data=1" or not outcome.state.params["base"]["layers"]["q"].is_fully_addressable
 export_adapter(adapter, place / "adapter", LORA, LLAMA)
 hugging_face.export_model(
     merged_source(hugging_face.open_model(LLAMA), adapter, LORA), place / "merged", LLAMA

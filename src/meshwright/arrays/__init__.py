@@ -31,7 +31,7 @@ from meshwright.arrays._exported import (
     refuse_dtypes,
     source_of,
 )
-from meshwright.arrays._keys import keys_as_data, type_name
+from meshwright.arrays._keys import keys_as_data, saved_structs, type_name
 from meshwright.arrays._lazy import Index, LazyArray, concatenate, in_memory, stack
 from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
@@ -88,6 +88,7 @@ __all__ = [
     "restore",
     "restore_lazily",
     "row_major",
+    "saved_structs",
     "shares_of",
     "slabs",
     "source_of",

@@ -47,3 +47,22 @@ def keys_as_data(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     impls = {name: leaf.key_impl for name, leaf in leaves.items() if getattr(leaf, "key_impl", None)}
     data = {name: jax.random.key_data(leaf) for name, leaf in typed.items()}
     return {**leaves, **data}, impls | {name: key_type(leaf)[0] for name, leaf in typed.items()}
+
+
+def saved_structs(leaves: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shapes that leaves have when they are saved, as structs with shardings; numbers stay.
+
+    Args:
+      leaves: Arrays, structs or numbers, by name. Typed PRNG keys become structs of their data.
+      dtypes: By name, the dtypes of leaves that are cast.
+    """
+
+    def struct(name: str, leaf: Any) -> Any:
+        if is_key(leaf):
+            return jax.ShapeDtypeStruct(key_type(leaf)[1], "uint32")
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(leaf.shape, dtypes.get(name, leaf.dtype), sharding=sharding)
+
+    return {name: struct(name, leaf) for name, leaf in leaves.items()}

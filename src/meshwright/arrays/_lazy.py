@@ -211,14 +211,15 @@ def in_memory(array: Any) -> LazyArray:
     return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
 
 
-def stack(arrays: Sequence[LazyArray]) -> LazyArray:
-    """Return arrays stacked along a new first dimension, lazily.
+def stack(arrays: Sequence[LazyArray], dim: int = 0) -> LazyArray:
+    """Return arrays stacked along a new dimension, lazily.
 
     Args:
       arrays: One array or more, all of the same shape and dtype.
+      dim: The new dimension, from 0 to the number of dimensions that an array has.
 
     Raises:
-      UsageError: There are none, or they differ in shape or dtype.
+      UsageError: There are none, they differ in shape or dtype, or they have too few dimensions.
     """
     kinds = {(array.shape, array.dtype.name, array.key_impl) for array in arrays}
     if len(kinds) != 1:
@@ -226,17 +227,19 @@ def stack(arrays: Sequence[LazyArray]) -> LazyArray:
             f"cannot stack arrays of {len(kinds)} kinds; all must have one shape and dtype, and these have "
             f"{sorted(map(str, kinds))}."
         )
-    shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
+    one, dtype, before = arrays[0].shape, arrays[0].dtype, (slice(None),) * dim
+    if dim > len(one):
+        raise UsageError(f"cannot stack arrays of shape {one} along dimension {dim}.")
+    shape = (*one[:dim], len(arrays), *one[dim:])
 
     def parts(indices: Sequence[Index]) -> list[np.ndarray]:
         found = [np.empty(shape_of(index, shape), dtype) for index in indices]
-        places = [range(len(arrays))[index[0]] for index in indices]
+        places = [range(len(arrays))[index[dim]] for index in indices]
+        rest = [index[:dim] + index[dim + 1 :] for index in indices]
         for number, array in enumerate(arrays):
             wanting = [each for each, among in enumerate(places) if number in among]
-            for each, part in zip(
-                wanting, array.read_parts([indices[each][1:] for each in wanting]), strict=True
-            ):
-                found[each][places[each].index(number)] = part
+            for each, part in zip(wanting, array.read_parts([rest[each] for each in wanting]), strict=True):
+                found[each][*before, places[each].index(number)] = part
         return found
 
     return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None)

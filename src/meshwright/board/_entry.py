@@ -11,7 +11,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from meshwright.documents import parse_object, read_file
 from meshwright.errors import printable
 from meshwright.storage import is_address, local_path
 
-_NBYTES = 2048
+_NBYTES = 4096
 """The size of a file. Writes of equal size in place cost a shared file system less than new files do."""
 _MOST_CHARACTERS = 160
 _MOST_PROCESSES = 2**20
+_MOST_READINGS = 40
 _LONGEST_BEAT_SECONDS = 10.0
 
 
@@ -65,6 +66,8 @@ class Entry:
     """The line of source where the main thread stands."""
     others: Sequence[str]
     """Lines of the user's code where other threads stand, such as those that read examples."""
+    readings: Mapping[str, float] = field(default_factory=dict)
+    """What its machine and devices tell, and the seconds of its steps, by name."""
 
 
 def board_directory(place: str) -> Path:
@@ -148,7 +151,7 @@ def read_entries(directory: Path) -> dict[int, Entry]:
     """
     found: dict[int, Entry] = {}
     for path in sorted(directory.glob("process-*.json")) if directory.is_dir() else ():
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError, AttributeError):
             entry = _entry_in(parse_object(read_file(path)))
             found[entry.process] = entry
     first = next(iter(found.values()), None)
@@ -181,7 +184,13 @@ def _entry_in(told: Mapping[str, Any]) -> Entry:
         beat_seconds=min(_seconds(told["beat_seconds"]), _LONGEST_BEAT_SECONDS),
         is_waiting=bool(told["is_waiting"]),
         others=[_text(each) for each in list(told["others"])[:2]],
+        readings=_readings(told["readings"]),
     )
+
+
+def _readings(told: Mapping[str, Any]) -> dict[str, float]:
+    found = {_text(name): float(value) for name, value in list(told.items())[:_MOST_READINGS]}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _text(value: Any) -> str:

@@ -1,9 +1,10 @@
 """Checkpoints in Meshwright's own open format: saved in the background, kept by a policy, verified when read.
 
 `Checkpoints` is a directory that one run holds open. `_format` reads and writes the files, `_saving` is one
-save, `_retention` has the policies, `_directory` and `_remote` the names in a directory or a store. May
-import `arrays` and ground rooms. Add a policy to `_retention`. Change the files in `_format`, together with
-docs/checkpoint-format.md. Other formats are read and written in `formats`.
+save, `_retention` has the policies, `_directory` and `_remote` the names in a directory or a store, `_tier`
+the checkpoints in the memory of the hosts. May import `arrays` and ground rooms. Add a policy to
+`_retention`. Change the files in `_format`, together with docs/checkpoint-format.md. Other formats are read
+and written in `formats`.
 """
 
 from meshwright.checkpoint._checkpoints import Checkpoints
@@ -44,6 +45,7 @@ from meshwright.checkpoint._retention import (
 )
 from meshwright.checkpoint._scores import Mode, kept_by, mode_of, score_and_mode
 from meshwright.checkpoint._staging import UNFINISHED, staged
+from meshwright.checkpoint._tier import InMemory
 
 __all__ = [
     "HOST_NBYTES",
@@ -52,6 +54,7 @@ __all__ = [
     "UNFINISHED",
     "Checkpoints",
     "Damage",
+    "InMemory",
     "Keep",
     "Mode",
     "NativeSource",

@@ -13,13 +13,14 @@ from meshwright import tree
 from meshwright.arrays import Casts, Names
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
-from meshwright.checkpoint._format import HOST_NBYTES, Manifest, layouts
-from meshwright.checkpoint._resume import newest_intact, pass_over
+from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, layouts
+from meshwright.checkpoint._resume import Candidate, newest_intact, not_complete, pass_over
 from meshwright.checkpoint._retention import Keep
 from meshwright.checkpoint._saved import Saved
 from meshwright.checkpoint._saving import begin_attempt, start_saving, writer_of
 from meshwright.checkpoint._scores import numbers
 from meshwright.checkpoint._session import Session
+from meshwright.checkpoint._tier import InMemory, Tier
 from meshwright.errors import MeshwrightError
 from meshwright.process import on_lead
 from meshwright.storage import Directory
@@ -56,7 +57,9 @@ class Checkpoints(Saved):
     resumed: int | None = None
     """The step that `resume` continued from; None if it started from the beginning."""
     passed_over: tuple[str, ...] = ()
-    """Messages of `resume` about newer checkpoints that are damaged."""
+    """Messages of `resume` about newer checkpoints that are damaged or, in memory, not complete."""
+    is_from_memory: bool = False
+    """True if `resume` continued from a checkpoint in memory."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Checkpoints(Saved):
         cast: Casts = (),
         names: Names | None = None,
         host_nbytes: int = HOST_NBYTES,
+        memory: InMemory | None = None,
     ):
         """Open nothing yet; `with` opens the directory for saving.
 
@@ -78,6 +82,7 @@ class Checkpoints(Saved):
             and takes leaves that were left out from its `otherwise()`.
           host_nbytes: The most bytes of copies per process, but at least one shard; `save` of a larger state
             waits until parts are written. On CPU, only NumPy arrays are copied.
+          memory: Further checkpoints in the memory of the hosts, which `saver` makes; None for none.
 
         Raises:
           UsageError: `directory` cannot hold checkpoints, or `keep` is neither a number nor a policy.
@@ -85,6 +90,8 @@ class Checkpoints(Saved):
         super().__init__(directory, keep, cast, names)
         self._host_nbytes = host_nbytes
         self._session = Session(self.directory)
+        self.tier = None if memory is None else Tier(memory, self.directory)
+        """The checkpoints in memory; None for none."""
 
     def __repr__(self) -> str:
         is_open = "open" if self._session.is_open else "not open"
@@ -93,11 +100,40 @@ class Checkpoints(Saved):
     def __enter__(self) -> Self:
         """Open the directory for saving, and clean up after killed runs; `UsageError` if it is open."""
         self._session.open()
+        try:
+            if self.tier:
+                self.tier.open()
+        except BaseException as error:
+            self.__exit__(None, error, None)
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Wait for the save in flight; after an error, only for this process's part of it."""
-        self._session.leave(error)
+        try:
+            self._session.leave(error)
+        except BaseException as failed:
+            error = failed
+            raise
+        finally:
+            if self.tier:
+                self.tier.close(error)
+
+    def has_any(self) -> bool:
+        """Return whether there is a checkpoint, on disk or in the memory of this host. Not collective."""
+        return self.latest() is not None or (self.tier is not None and self.tier.has_any())
+
+    def check_memory(self, target: tree.PyTree) -> None:
+        """Check that the checkpoints in memory of a state fit into their budget. Collective.
+
+        Args:
+          target: The state, of arrays or structs.
+
+        Raises:
+          UsageError: They do not fit, on some host.
+        """
+        if self.tier:
+            self.tier.check(self._structs(target))
 
     def settled(self) -> int | None:
         """Wait for the save in flight, log its failure if it fails, and return `latest()`. Collective."""
@@ -153,18 +189,29 @@ class Checkpoints(Saved):
         due = Due(when)
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> bool:
-            is_due = due(tick)
-            if is_due:
-                self.save(tick.step, state, {**bookmark(data), "scores": numbers(scores or {})})
-            return is_due
+            is_due, in_memory = due(tick), self.tier is not None and self.tier.is_due(tick)
+            if is_due or in_memory:
+                extra = {**bookmark(data), "scores": numbers(scores or {})}
+                if in_memory:
+                    self._save_in_memory(tick.step, state, extra)
+                if is_due:
+                    self.save(tick.step, state, extra)
+            return is_due or in_memory
 
         return save
+
+    def _save_in_memory(self, step: int, state: tree.PyTree, extra: Mapping[str, Any]) -> None:
+        assert self.tier is not None
+        self.check_state(step, state)
+        leaves, impls = self._leaves(state)
+        head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra)), prng_keys=impls)
+        self.tier.save(leaves, head, self._host_nbytes, first=self.before_commit)
 
     def resume(self, target: T, data: Any, *, otherwise: Callable[[], T]) -> T:
         """Return the newest intact checkpoint, restored into `target`; without any, return `otherwise()`.
 
-        Sets `resumed` and `passed_over`. Damaged checkpoints are logged and, if the directory is open,
-        renamed.
+        Of one in memory, each process must have its part. Sets `resumed` and `passed_over`. Damaged
+        checkpoints are logged and, if the directory is open, renamed; those in memory are removed.
 
         Args:
           target: A state of arrays or structs, with the shardings that the result is to have.
@@ -173,18 +220,34 @@ class Checkpoints(Saved):
 
         Raises:
           CheckpointError: The checkpoint does not fit `target` or `data`.
-          DamagedError: All checkpoints are damaged.
+          DamagedError: All checkpoints are damaged, and not only those in memory.
         """
         self.wait()
-        self.resumed, self.passed_over = None, ()
+        self.resumed, self.passed_over, self.is_from_memory = None, (), False
         steps = on_lead(lambda: _directory.complete_steps(self.directory))
-        if not steps:
-            return otherwise()
-        fresh = self._not_saved(target, otherwise)
-        (source, finish), damaged = newest_intact(steps, lambda step: self._read(step, target, fresh))
+        in_memory, incomplete = self.tier.steps() if self.tier else ([], {})
+        candidates = [*map(Candidate, steps), *(Candidate(step, True) for step in in_memory)]
+        fresh = self._not_saved(target, otherwise) if candidates else {}
+        found, chosen, damaged = newest_intact(
+            candidates, lambda each: self._read(self._candidate(each), target, fresh)
+        )
+        state = self._resumed(*found, data) if found else None
+        self.passed_over = (
+            *not_complete(incomplete, chosen),
+            *pass_over(self.directory, damaged, chosen, self._session.is_open),
+        )
+        self.is_from_memory = chosen is not None and chosen.is_in_memory
+        if self.tier:
+            self.tier.begin(self.resumed if self.is_from_memory else None)
+        return otherwise() if state is None else state
+
+    def _candidate(self, candidate: Candidate) -> NativeSource:
+        of_step = self.tier.source if self.tier and candidate.is_in_memory else self.source
+        return of_step(candidate.step)
+
+    def _resumed(self, source: NativeSource, finish: Callable[[], T], data: Any) -> T:
         state = finish()
         self.check_state(source.step, state)
         rewind(data, source.extra, source)
         self.resumed = source.step
-        self.passed_over = pass_over(self.directory, damaged, source.step, self._session.is_open)
         return state

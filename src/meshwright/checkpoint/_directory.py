@@ -23,7 +23,7 @@ from typing import Literal, get_args
 from meshwright import process
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
-from meshwright.durable import fsync_directory
+from meshwright.durable import fsync_directory, make_directory
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.storage import Directory, ObjectPath
 
@@ -222,6 +222,7 @@ def lock_local(directory: Path) -> process.DirectoryLock:
       UsageError: Another process has the lock, or the directory cannot be created or written to.
     """
     with _telling(directory):
+        make_directory(directory)
         return process.lock_directory(directory / LOCK)
 
 
@@ -272,12 +273,16 @@ def _remove_unless_pinned(path: Path) -> None:
 
     It first gets a new name that only this call knows. So nobody can pin it after the check, and a process of
     a killed run that still writes cannot create more files in it.
+
+    Then its manifest is removed, and this is flushed before the data are removed: otherwise a power cut could
+    undo one but not the other, and leave what looks like a checkpoint.
     """
     doomed = path.rename(_fresh_name(path))
     if (doomed / PINNED).is_file() and (doomed / MANIFEST).is_file():
         doomed.rename(str(final_path(doomed)))
         return
     (doomed / MANIFEST).unlink(missing_ok=True)  # from here on it must not be restored
+    fsync_directory(doomed)
     shutil.rmtree(doomed)
 
 

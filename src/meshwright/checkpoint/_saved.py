@@ -1,7 +1,6 @@
 """The saved checkpoints of a directory: the form in which states are saved, their scores, and retention."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 from meshwright import tree
@@ -16,6 +15,7 @@ from meshwright.arrays import (
     named_back,
     read_for,
     renamed,
+    saved_structs,
 )
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import NativeSource
@@ -111,7 +111,7 @@ class Saved:
           DamagedError: It is damaged.
         """
         fresh = self._not_saved(target, otherwise)
-        _, finish = on_all(partial(self._read, step, target, fresh))
+        _, finish = on_all(lambda: self._read(self.source(step), target, fresh))
         return finish()
 
     def _leaves(self, state: tree.PyTree) -> tuple[dict[str, Any], Mapping[str, str]]:
@@ -122,6 +122,12 @@ class Saved:
         """
         return keys_as_data(renamed(cast_leaves(tree.named_leaves(state), self._cast), self._names))
 
+    def _structs(self, target: tree.PyTree) -> dict[str, Any]:
+        """Return the leaves of a state in the form in which they are saved, as structs."""
+        leaves = tree.named_leaves(target)
+        dtypes = cast_dtypes(leaves, self._cast)
+        return dict(renamed(saved_structs(leaves, dtypes), self._names))
+
     def _not_saved(self, target: tree.PyTree, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
         """Return fresh values for the leaves that are not saved, as a tree. Collective, if `otherwise` is."""
         lacking = self.left_out(target)
@@ -129,10 +135,9 @@ class Saved:
         return tree.nested({name: made[name] for name in lacking if name in made})
 
     def _read(
-        self, step: int, target: tree.PyTree, fresh: tree.PyTree
+        self, source: NativeSource, target: tree.PyTree, fresh: tree.PyTree
     ) -> tuple[NativeSource, Callable[[], tree.PyTree]]:
         """Read a checkpoint, with `fresh` for leaves not saved; return it, and a function that finishes."""
-        source = self.source(step)
         named = cast_back(named_back(source, self._names, target), self._cast, target)
         try:
             return source, read_for(named, target, fallback=fresh or None)

@@ -71,10 +71,17 @@ class Session:
         try:
             if error is None:
                 self.wait()
-            elif self.saving and (failure := self.saving.join()):
-                error.add_note(f"The save of step {self.saving.step} failed, too: {failure}")
+        except BaseException as failed:  # another process may be gone
+            self._join(failed)
+            raise
+        else:
+            self._join(error)
         finally:
             self._close()
+
+    def _join(self, error: BaseException | None) -> None:
+        if error and self.saving and (failure := self.saving.join()):
+            error.add_note(f"The save of step {self.saving.step} failed, too: {failure}")
 
     def _take(self) -> None:
         self._lock = _directory.lock(self._directory)

@@ -15,7 +15,7 @@ from meshwright.cli._guess import check_command, check_rest
 from meshwright.cli._launched import launched_at
 from meshwright.cli._output import show
 from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS, TAKING_SETTINGS
+from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, Interrupted, MeshwrightError
 
@@ -55,9 +55,11 @@ def _options(words: list[str], started: float) -> argparse.Namespace:
     settings: dict[str, str] = {}
     known = grammar()
     check_command(_before_dashes(words), known)
-    if any(word in TAKING_SETTINGS for word in _before_dashes(words)):
-        words, settings = split(words, FLAGS)
-    options, rest = known.top.parse_known_args(words, argparse.Namespace(started=started))
+    # A job may have the name of a command: launch slurm --name train.
+    if words[0] != "launch" and any(word in TAKING_SETTINGS for word in _before_dashes(words)):
+        more = (flag for word in _before_dashes(words) for flag in MORE_FLAGS.get(word, ()))
+        words, settings = split(words, (*FLAGS, *more))
+    options, rest = known.top.parse_known_args(words, argparse.Namespace(started=started, words=words))
     check_rest(rest, options.command, known)
     from_files = [read_settings(path) for path in getattr(options, "settings_files", ())]
     options.settings = {name: text for each in (*from_files, settings) for name, text in each.items()}

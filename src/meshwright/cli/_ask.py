@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from meshwright.board import Seen, board_directory, look, verdict
+from meshwright.board import Seen, board_directory, look, slow_processes, verdict
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE, EXIT_HUNG, InputError, UsageError
 from meshwright.storage import is_address
@@ -37,8 +37,11 @@ def ask(place: str) -> Result:
         )
     hangs = any(map(_hangs, seen))
     processes = [dataclasses.asdict(each) for each in seen]
-    text = verdict(seen, width=screen_width())
-    return text, {"processes": processes, "hangs": hangs}, EXIT_HUNG if hangs else EXIT_DONE
+    slow = slow_processes([{each.process: each.entry.readings for each in seen if each.entry is not None}])
+    told = [f"At the last reading, {each}." for each in slow]
+    text = "\n".join([verdict(seen, width=screen_width()), *told])
+    document = {"processes": processes, "hangs": hangs, "slow": [dataclasses.asdict(each) for each in slow]}
+    return text, document, EXIT_HUNG if hangs else EXIT_DONE
 
 
 def _hangs(seen: Seen) -> bool:

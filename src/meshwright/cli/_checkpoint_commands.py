@@ -83,7 +83,7 @@ def _add_convert(commands: Commands) -> None:
     convert.add_argument(
         "--to",
         choices=("native", "safetensors", "npz", "seqax", "t5x"),
-        help="the format to write (default: native; safetensors with --map to-…)",
+        help="the format to write (default: native; safetensors with --map to-…; t5x with --map to-t5x…)",
     )
     convert.add_argument(
         "--averages",
@@ -94,12 +94,14 @@ def _add_convert(commands: Commands) -> None:
         "--map",
         metavar="MAP",
         help="rename arrays: hugging-face (its names to Meshwright's), to-hugging-face (back, as "
-        "safetensors), or module:map and to-module:map for an mw.models.Map of your own",
+        "safetensors; also a T5 of T5X), t5x, to-t5x and to-t5x-scanned (a T5 of T5X), or module:map and "
+        "to-module:map for an mw.models.Map of your own",
     )
     convert.add_argument(
         "--config",
         metavar="PATH",
-        help="the Hugging Face model's config.json, or its directory (default: the one in SRC)",
+        help="the Hugging Face model's config.json, or its directory (default: the one in SRC; that of a T5 "
+        "of T5X follows from its parameters)",
     )
     _add_selection(convert)
 

@@ -6,9 +6,12 @@ from typing import Any
 
 from meshwright._version import __version__
 from meshwright.cli._checkpoint_commands import add_checkpoints, add_which
+from meshwright.cli._export_command import add_export
 from meshwright.cli._launch_commands import add_launch
 from meshwright.cli._parser import Commands, Parser
+from meshwright.cli._replay_commands import add_replay
 from meshwright.cli._sample_command import add_sample
+from meshwright.cli._serve_command import add_serve
 
 _TARGET: dict[str, Any] = {
     "metavar": "module:function",
@@ -37,8 +40,12 @@ def grammar() -> Grammar:
     commands = Commands(top)
     _add_first(commands)
     _add_runs(commands)
+    add_sample(commands)
+    add_export(commands)
+    add_serve(commands)
     _add_plan(commands)
     _add_looks_at_runs(commands)
+    add_replay(commands)
     add_checkpoints(commands)
     _add_machines(commands)
     return Grammar(top, commands.parsers)
@@ -94,7 +101,6 @@ def _add_runs(commands: Commands) -> None:
     )
     tune = _add_tune(commands)
     _add_eval(commands)
-    add_sample(commands)
     for made in (train, resume, tune):
         made.add_argument(
             "--strict",
@@ -112,13 +118,16 @@ def _add_tune(commands: Commands) -> argparse.ArgumentParser:
     tune = commands.with_settings(
         "tune",
         "_tune",
-        "Tune a model of Hugging Face's on a file of tokens, and write an adapter or a model. "
+        "Tune a model of Hugging Face's on a file of chats or texts, and write an adapter or a model. "
         "More settings: lora=16 (the rank), base=int8 or nf4, epochs, batch_size, length, learning_rate, "
         "held_out, mesh.",
     )
     tune.add_argument("model", metavar="FOLDER", help="the folder of the model, as `hf download` fetches it")
     tune.add_argument(
-        "data", metavar="FILE", help='a file of JSON lines: {"tokens": [1, 15, 7], "weights": [0, 1, 1]}'
+        "data",
+        metavar="FILE",
+        help='a file of JSON lines: {"messages": […]}, {"prompt": …, "completion": …}, {"text": …}, or '
+        '{"tokens": [1, 15, 7], "weights": [0, 1, 1]}',
     )
     tune.add_argument("--full", action="store_true", help="train all parameters (default: an adapter)")
     tune.add_argument(
@@ -171,7 +180,7 @@ def _add_plan(commands: Commands) -> None:
     plan.add_argument(
         "--search",
         action="store_true",
-        help="estimate every mesh that divides the batch and the model, and rank them",
+        help="try meshes, remat of layers, microbatches and offloading; compile the best, and rank them",
     )
     plan.add_argument(
         "--traced",
@@ -186,6 +195,7 @@ def _add_plan(commands: Commands) -> None:
         help="speed at which one host writes a checkpoint (default: 1 GB/s)",
     )
     plan.add_argument("--compile-to", metavar="FILE", help=argparse.SUPPRESS)  # see cli/_plan.py
+    plan.add_argument("--changes", default="{}", metavar="JSON", help=argparse.SUPPRESS)  # likewise
 
 
 def _add_looks_at_runs(commands: Commands) -> None:
@@ -217,6 +227,7 @@ def _add_looks_at_runs(commands: Commands) -> None:
         metavar="N",
         help="tell apart N scopes of the model, one inside the other (default: 2)",
     )
+    _add_explain(commands)
     hlo = commands.with_settings(
         "hlo", "_hlo", "Compile an experiment's step and write the optimised program (HLO)."
     )
@@ -226,6 +237,20 @@ def _add_looks_at_runs(commands: Commands) -> None:
         metavar="DIR",
         required=True,
         help="directory or URL to write to: the HLO as text, its graph as DOT and SVG",
+    )
+
+
+def _add_explain(commands: Commands) -> None:
+    explain = commands.add(
+        "explain",
+        "_explain",
+        "Say in five sentences where the time of a run goes, and what would help most.",
+    )
+    explain.add_argument("path", metavar="RUN", help="the directory or URL of a run, also while it trains")
+    explain.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="what `meshwright plan --json` printed of the run's step (default: plan.json in RUN, if there)",
     )
 
 

@@ -6,12 +6,13 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from meshwright.arrays import Opened, Source, subtree
 from meshwright.checkpoint import called_as_ours, checkpoints_of, rewritten
 from meshwright.checkpoint import convert as convert_checkpoint
 from meshwright.cli._asked import step_asked
-from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
+from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, is_t5x, to_ours, to_theirs
 from meshwright.cli._train import Result
 from meshwright.errors import UsageError, listed
 from meshwright.experiment import has_averages, open_averages
@@ -23,7 +24,7 @@ from meshwright.formats import (
     open_source,
     t5x_names,
 )
-from meshwright.models import hugging_face
+from meshwright.models import hugging_face, t5x
 from meshwright.storage import is_address
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
@@ -41,9 +42,11 @@ def convert(options: argparse.Namespace) -> Result:
     _give_memory_back_at_once()
     changed = _changes(options)
     source = open_source(checkpoints_of(options.source), step=step_asked(options, options.source))
+    described = _described(options, source)
     _refuse_within(source, options.destination)
     # With --map to-…, arrays were already selected above, by their Meshwright names, which are gone here.
-    made, left_out = _written(source, changed, {} if is_back(options) else _chosen(options), options)
+    chosen = {} if is_back(options) else _chosen(options)
+    made, left_out = _written(source, changed, chosen, options, described)
     lost = f"\nleft out, because {options.to} cannot store them: {listed(left_out)}" if left_out else ""
     return f"wrote {made}{lost}{_of_averages(options, source)}", {
         "source": str(source),
@@ -62,17 +65,33 @@ def _of_averages(options: argparse.Namespace, source: Opened) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    theirs = is_back(options) and is_hugging_face(options)
-    if theirs and not options.config:
-        raise UsageError(
-            f"--map {options.map} needs the model's config.json: --config FILE, or its directory."
-        )
-    if theirs and options.to not in (None, "safetensors"):
+    if is_back(options) and is_hugging_face(options) and options.to not in (None, "safetensors"):
         raise UsageError(f"--map {options.map} always writes safetensors. Leave out --to {options.to}.")
     if options.config and not is_hugging_face(options):
         raise UsageError(
             f"--config has no effect without --map {HUGGING_FACE} or --map {TO}{HUGGING_FACE}. Add one."
         )
+
+
+def _described(options: argparse.Namespace, source: Source) -> Any:
+    """Return what describes the model to write for Hugging Face: `--config`, or a T5 of T5X itself.
+
+    Raises:
+      UsageError: There is neither.
+    """
+    if options.config or not (is_back(options) and is_hugging_face(options)):
+        return options.config
+    if not t5x.recognises(source):
+        raise UsageError(
+            f"--map {options.map} needs the model's config.json: --config FILE, or its directory."
+        )
+    return hugging_face.config_json(t5x.config(source))
+
+
+def _usual_format(options: argparse.Namespace) -> str:
+    if not is_back(options):
+        return "native"
+    return "t5x" if is_t5x(options) else "safetensors"
 
 
 def _give_memory_back_at_once() -> None:
@@ -129,14 +148,15 @@ def _written(
     changed: Callable[[Source], Source],
     chosen: dict[str, str | None],
     options: argparse.Namespace,
+    described: Any,
 ) -> tuple[str, list[str]]:
     """Write the checkpoint in the requested format; return its path, and the arrays that it cannot store."""
-    to = options.to or ("safetensors" if is_back(options) else "native")
+    to = options.to or _usual_format(options)
     if to == "native":
         return str(convert_checkpoint(source, options.destination, transform=changed, **chosen)), []
     arrays = rewritten(changed(source), **chosen)
     if is_back(options) and is_hugging_face(options):
-        hugging_face.export_model(arrays, options.destination, options.config)
+        hugging_face.export_model(arrays, options.destination, described)
         return options.destination, []
     match to:
         case "safetensors":

@@ -8,6 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,24 @@ def doctor(options: argparse.Namespace) -> Result:
     is_well = not any(said.startswith(_PROBLEM) for said in tried.values())
     text = _text(found)
     if options.attention:
-        from meshwright import nn
-
-        proved = [*nn.proofs()]
+        proved = _proved()
         is_well = is_well and all(each.holds for each in proved)
         found["attention"] = [dataclasses.asdict(each) | {"holds": each.holds} for each in proved]
         text += "\n\n" + _table(proved)
     if is_well and _process_id() > 0:
         text = f"process {_process_id()}: ok"
     return text, found, EXIT_DONE if is_well else EXIT_FAILED
+
+
+def _proved() -> list[Any]:
+    """Return cases of attention on one device: of the chosen forms, and of tokamax if it is installed."""
+    import jax
+
+    from meshwright import nn, sharding
+
+    with sharding.in_mesh(sharding.make_mesh("data=1", jax.local_devices()[:1])):
+        by_name = nn.proofs(form="tokamax") if find_spec("tokamax") else ()
+        return [*nn.proofs(), *by_name]
 
 
 def _table(proved: list[Any]) -> str:

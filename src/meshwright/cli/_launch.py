@@ -7,11 +7,12 @@ import argparse
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 
 from meshwright.cli._output import show
 from meshwright.cli._train import use_fake_devices
-from meshwright.errors import EXIT_DONE, UsageError
+from meshwright.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_INPUT, EXIT_USAGE, UsageError
 from meshwright.launch import (
     Job,
     Pods,
@@ -20,8 +21,10 @@ from meshwright.launch import (
     launch_local,
     launch_ray,
     name_of,
+    run_pod,
     sky_task,
     slurm_script,
+    tail_slurm,
 )
 
 _SUBMIT = {
@@ -37,22 +40,24 @@ def local(options: argparse.Namespace) -> int:
     """Run `meshwright launch local`."""
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
-    return launch_local(
+    exit_code = launch_local(
         options.command_line,
         options.num_processes,
         devices_per_process=options.devices_per_process,
         grace_seconds=options.grace,
         restarts=options.restarts,
         min_processes=options.min_processes,
+        compile_ahead=not options.no_compile_ahead,
         logs=options.logs,
     )
+    return _say_how_to_go_on(options, exit_code)
 
 
 def hosts(options: argparse.Namespace) -> int:
     """Run `meshwright launch hosts`."""
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
-    return launch_hosts(
+    exit_code = launch_hosts(
         options.command_line,
         options.num_processes,
         at=options.at,
@@ -64,11 +69,12 @@ def hosts(options: argparse.Namespace) -> int:
         restarts=options.restarts,
         logs=options.logs,
     )
+    return _say_how_to_go_on(options, exit_code)
 
 
 def ray(options: argparse.Namespace) -> int:
     """Run `meshwright launch ray`."""
-    return launch_ray(
+    exit_code = launch_ray(
         options.command_line,
         options.num_processes,
         gpus_per_process=options.gpus_per_process,
@@ -80,13 +86,33 @@ def ray(options: argparse.Namespace) -> int:
         min_processes=options.min_processes,
         logs=options.logs,
     )
+    return _say_how_to_go_on(options, exit_code)
+
+
+def _say_how_to_go_on(options: argparse.Namespace, exit_code: int) -> int:
+    """Print the command that continues a run that is not complete, and return its exit code."""
+    if exit_code != EXIT_DONE:
+        first = "correct that, and then " if exit_code in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED) else ""
+        command = shlex.join(["meshwright", *options.words])
+        print(f"meshwright launch: exit code {exit_code}; to go on, {first}run: {command}", file=sys.stderr)
+    return exit_code
 
 
 def slurm(options: argparse.Namespace) -> int:
     """Run `meshwright launch slurm`."""
     sbatch = [option for text in options.sbatch for option in shlex.split(text)]
     srun = [option for text in options.srun for option in shlex.split(text)]
-    return _submit(options, "slurm", slurm_script(_job(options, options.processes_per_host), sbatch, srun))
+    script = slurm_script(_job(options, options.processes_per_host), sbatch, srun)
+    if not options.tail or options.print:
+        return _submit(options, "slurm", script)
+    if any(option.lstrip("-").startswith(("array", "output=/dev/null")) for option in sbatch):
+        raise UsageError("launch slurm: --tail shows one output, but this job has none, or several (array).")
+    done = _give("slurm", script, "--parsable", stdout=subprocess.PIPE)
+    if done.returncode:
+        return done.returncode
+    number = done.stdout.strip().partition(";")[0]
+    print(f"meshwright launch: submitted job {number}", file=sys.stderr)
+    return tail_slurm(number, options.num_processes)
 
 
 def jobset(options: argparse.Namespace) -> int:
@@ -99,7 +125,26 @@ def jobset(options: argparse.Namespace) -> int:
         mounts=options.mount,
         namespace=options.namespace,
     )
-    return _submit(options, "jobset", jobset_manifest(_job(options), pods))
+    job = _job(options)
+    exit_code = _submit(options, "jobset", jobset_manifest(job, pods))
+    if not options.print and exit_code == EXIT_DONE:
+        namespace = ["-n", options.namespace] if options.namespace else []
+        pods_of_all = ["-l", f"jobset.sigs.k8s.io/jobset-name={job.name}", "--prefix", "--tail=-1"]
+        command = [
+            "kubectl",
+            "logs",
+            "-f",
+            *pods_of_all,
+            f"--max-log-requests={job.num_processes}",
+            *namespace,
+        ]
+        print(f"meshwright launch: to follow it: {shlex.join(command)}", file=sys.stderr)
+    return exit_code
+
+
+def pod(options: argparse.Namespace) -> int:
+    """Run `meshwright launch pod`."""
+    return run_pod(options.command_line, options.name, options.shared)
 
 
 def sky(options: argparse.Namespace) -> int:
@@ -130,7 +175,12 @@ def _submit(options: argparse.Namespace, place: str, text: str) -> int:
     if options.print:
         show(text.rstrip("\n"))
         return EXIT_DONE
-    command = _SUBMIT[place]
+    return _give(place, text).returncode
+
+
+def _give(place: str, text: str, *more: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Give a text to the scheduler."""
+    command = (*_SUBMIT[place], *more)
     if shutil.which(command[0]) is None:
         raise UsageError(
             f"launch {place}: the program {command[0]!r} is not in PATH, so nothing was submitted. Run this "
@@ -139,4 +189,4 @@ def _submit(options: argparse.Namespace, place: str, text: str) -> int:
     with tempfile.NamedTemporaryFile("w", prefix=f"{place}-", suffix=_SUFFIX[place]) as file:
         file.write(text)
         file.flush()
-        return subprocess.run([*command, file.name]).returncode
+        return subprocess.run([*command, file.name], stdout=stdout, text=True)

@@ -21,6 +21,7 @@ def add_launch(commands: Commands) -> None:
     _add_ray(places)
     _add_slurm(places)
     _add_jobset(places)
+    _add_pod(places)
     _add_sky(places)
 
 
@@ -35,6 +36,11 @@ def _add_local(places: Commands) -> None:
     )
     _add_supervised(local, restarts=0)
     _add_min_processes(local)
+    local.add_argument(
+        "--no-compile-ahead",
+        action="store_true",
+        help="with --min-processes on CPUs: do not compile for one process fewer while the run trains",
+    )
     _add_devices(local)
     local.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
@@ -137,6 +143,11 @@ def _add_slurm(places: Commands) -> None:
         metavar="OPTIONS",
         help="further options of srun without dashes: 'container-image=IMAGE'",
     )
+    slurm.add_argument(
+        "--tail",
+        action="store_true",
+        help="stay, and show the output of the job until it is over, equal lines of its processes once",
+    )
     slurm.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 
@@ -173,6 +184,19 @@ def _add_jobset(places: Commands) -> None:
     )
     jobset.add_argument("--namespace", default="", help="namespace (default: that of kubectl's context)")
     jobset.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
+
+
+def _add_pod(places: Commands) -> None:
+    pod = places.add(
+        "pod",
+        "_launch",
+        "Run one process of a JobSet in its pod; the manifest of `launch jobset` calls this.",
+        epilog="Example: meshwright launch pod --name gpt --shared /runs -- meshwright train gpt:experiment. "
+        "After a failure, one pod prints which process failed first.",
+    )
+    pod.add_argument("--name", required=True, help="name of the JobSet")
+    pod.add_argument("--shared", required=True, metavar="DIR", help="a directory that all pods see")
+    pod.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 
 def _add_sky(places: Commands) -> None:

@@ -9,9 +9,11 @@ from meshwright.arrays import Source, as_source, subtree
 from meshwright.checkpoint import rewritten
 from meshwright.cli._target import find
 from meshwright.errors import UsageError
-from meshwright.models import Map, hugging_face
+from meshwright.models import Map, hugging_face, t5x
 
 HUGGING_FACE = "hugging-face"
+T5X = {"t5x": False, "t5x-scanned": True}
+"""The maps of T5X, and whether one array holds all layers; when reading, the checkpoint tells."""
 TO = "to-"
 STATE = "params/"
 
@@ -26,6 +28,11 @@ def is_hugging_face(options: argparse.Namespace) -> bool:
     return (options.map or "").removeprefix(TO) == HUGGING_FACE
 
 
+def is_t5x(options: argparse.Namespace) -> bool:
+    """Return whether the map is one of T5X's, in either direction."""
+    return (options.map or "").removeprefix(TO) in T5X
+
+
 def to_ours(options: argparse.Namespace) -> Callable[[Source], Source]:
     """Return the function that renames foreign arrays to Meshwright's names.
 
@@ -36,6 +43,8 @@ def to_ours(options: argparse.Namespace) -> Callable[[Source], Source]:
     if is_hugging_face(options):
         cfg = hugging_face.config(options.config or options.source)
         return lambda source: _under("params", hugging_face.to_ours(source, cfg))
+    if is_t5x(options):
+        return lambda source: _under("params", t5x.to_ours(source))
     names = _named(options.map)
     return lambda source: _all_to_ours(names, source)
 
@@ -55,13 +64,18 @@ def to_theirs(options: argparse.Namespace, **chosen: Any) -> Callable[[Source], 
     """
     if is_hugging_face(options):
         return lambda source: rewritten(_parameters(source), **chosen)
+    if is_t5x(options):
+        scanned = T5X[options.map.removeprefix(TO)]
+        return lambda source: t5x.to_theirs(rewritten(_parameters(source), **chosen), scanned=scanned)
     names = _named(options.map.removeprefix(TO))
     part = _whole if _is_of_state(names) else _parameters
     return lambda source: names.to_theirs(rewritten(part(source), **chosen))
 
 
 def _parameters(source: Source) -> Source:
-    """Return the parameters of a run's state, named without `params/`; any other source as it is."""
+    """Return the parameters of a run's state, or of a T5 of T5X, without `params/`; others as they are."""
+    if t5x.recognises(source):
+        return t5x.to_ours(source)
     is_state = any(name.startswith(STATE) for name in source.arrays())
     return subtree(source, STATE.rstrip("/")) if is_state else source
 
@@ -89,8 +103,8 @@ def _named(target: str) -> Map:
     """Return the user's map `module:name`, calling it if it is a function."""
     if ":" not in target:
         raise UsageError(
-            f"--map {target!r} is unknown. Write {HUGGING_FACE}, or module:map for an mw.models.Map of your "
-            f"own. With {TO} in front it converts back: {TO}{HUGGING_FACE}."
+            f"--map {target!r} is unknown. Write {HUGGING_FACE}, t5x, or module:map for an mw.models.Map of "
+            f"your own. With {TO} in front it converts back: {TO}{HUGGING_FACE}."
         )
     found = find(target, "map", "NAMES", lambda value: isinstance(value, Map) or inspect.isroutine(value))
     if isinstance(found, Map):

@@ -7,18 +7,26 @@ from typing import Any, NoReturn
 
 from meshwright.errors import InputError, UsageError
 
-TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "eval", "show", "tune")
+TAKING_SETTINGS = (
+    *("demo", "hlo", "plan", "train", "resume", "eval", "show", "tune"),
+    *("nan", "verify-resume"),
+)
 """Commands that take settings: `--key value` sets a field of the experiment, unless `--key` is in FLAGS."""
 
 FLAGS = (
-    *("--against", "--bandwidth", "--best", "--compile-to", "--fake-devices", "--from-step", "--full"),
+    *("--against", "--bandwidth", "--best", "--changes", "--compile-to", "--fake-devices"),
+    *("--from-step", "--full"),
     *("--help", "--json", "--kill", "--merge", "--on", "--search", "--settings", "--step", "--strict"),
     *("--to", "--traced"),
     *("--verbose", "-h"),
 )
 
+MORE_FLAGS = {"verify-resume": ("--child", "--seed", "--steps")}
+"""Further options, by command, which other commands take as settings."""
+
 _RUNNING = (
-    *("demo", "eval", "hlo", "hosts", "local", "plan", "ray", "resume", "sample", "show", "train", "tune"),
+    *("demo", "eval", "export", "hlo", "hosts", "local", "plan", "ray", "resume", "sample", "show"),
+    *("serve", "train", "tune", "nan", "verify-resume"),
 )
 """Commands that call the user's functions. An OSError of theirs is shown with its traceback."""
 
@@ -116,7 +124,7 @@ def _later(module: str, name: str) -> Callable[[argparse.Namespace], Any]:
     """
 
     def run(options: argparse.Namespace) -> Any:
-        command = getattr(importlib.import_module(f"meshwright.cli.{module}"), name)
+        command = getattr(importlib.import_module(f"meshwright.cli.{module}"), name.replace("-", "_"))
         if name in _RUNNING:
             return command(options)
         try:

@@ -21,7 +21,7 @@ from meshwright.errors import EXIT_DONE, EXIT_FAILED
 from meshwright.tables import screen_width, wrapped
 
 if TYPE_CHECKING:
-    from meshwright.plan import Compiled, Hardware, Plan, Site
+    from meshwright.plan import Compiled, Hardware, Plan, Settings, Site
 
 
 def plan(options: argparse.Namespace) -> Result:
@@ -38,11 +38,13 @@ def plan(options: argparse.Namespace) -> Result:
         use_fake_devices(hardware.num_devices)
     site = _site(options, hardware)
     if options.compile_to:
+        made = room.changed(site.experiment, json.loads(options.changes))
+        site = dataclasses.replace(site, experiment=made)
         Path(options.compile_to).write_text(json.dumps(dataclasses.asdict(site.compile())))
         return EXIT_DONE
     if options.search:
-        return _searched(site)
-    return _told(site, room.planned(site, None if options.traced else lambda: _compiled(options)))
+        return _searched(site, options)
+    return _told(site, room.planned(site, None if options.traced else lambda: _compiled(options, {})))
 
 
 def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
@@ -53,8 +55,8 @@ def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
     return room.site_of(made, hardware, bandwidth=options.bandwidth * 1e9)
 
 
-def _compiled(options: argparse.Namespace) -> "Compiled":
-    """Return the result of a compiler that ran in a child process.
+def _compiled(options: argparse.Namespace, changes: "Settings") -> "Compiled":
+    """Return the result of a compiler that ran in a child process, with some changes of the experiment.
 
     Raises:
       NotCompiledError: That process failed.
@@ -63,16 +65,16 @@ def _compiled(options: argparse.Namespace) -> "Compiled":
 
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "compiled.json"
-        done = subprocess.run(_command(options, file), capture_output=True, text=True)
+        done = subprocess.run(_command(options, changes, file), capture_output=True, text=True)
         if file.exists():
             return room.compiled_from(json.loads(file.read_text()))
     raise room.NotCompiledError(_reason(done))
 
 
-def _command(options: argparse.Namespace, file: Path) -> list[str]:
+def _command(options: argparse.Namespace, changes: "Settings", file: Path) -> list[str]:
     settings = [f"{name}={value}" for name, value in options.settings.items()]
     words = ["plan", options.target, "--on", options.on, "--compile-to", str(file), *settings]
-    return [sys.executable, "-m", "meshwright", *words]
+    return [sys.executable, "-m", "meshwright", *words, "--changes", json.dumps(dict(changes))]
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
@@ -98,13 +100,18 @@ def _told(site: "Site", made: "Plan") -> Result:
     return _fitted(text), document, EXIT_FAILED
 
 
-def _searched(site: "Site") -> Result:
+def _searched(site: "Site", options: argparse.Namespace) -> Result:
     from meshwright import plan as room
 
-    found = room.search(site)
+    found, note = room.search(site), []
+    missing = room.missing_compiler(site.hardware)
+    if not options.traced and missing:
+        note = [f"all is estimated: install {missing} to compile the best for this hardware"]
+    elif not options.traced:
+        found = room.with_finalists(site, found, lambda changes: _compiled(options, changes))
     fits = any(change.plan.memory.fits for change in found)
     document = {"tried": [_changed(change) for change in found]}
-    text = "\n\n".join([room.described_search(found), *site.ruled])
+    text = "\n\n".join([room.described_search(found), *note, *site.ruled])
     return _fitted(text), document, EXIT_DONE if fits else EXIT_FAILED
 
 

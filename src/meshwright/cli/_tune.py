@@ -1,4 +1,4 @@
-"""`meshwright tune`: tune a model of Hugging Face's on a file of tokens, and write an adapter or a model."""
+"""`meshwright tune`: tune a model of Hugging Face's on chats or texts, and write an adapter or a model."""
 
 import argparse
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ def tune(options: argparse.Namespace) -> Result:
 
     Raises:
       UsageError: A setting is not valid, or the result has been written already.
-      CheckpointError: The folder is not that of a decoder.
+      CheckpointError: The folder is not that of a model that is known here.
       InputError: The file has lines of another form.
     """
     settings = {"model": options.model, "data": options.data, **options.settings}

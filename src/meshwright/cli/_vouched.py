@@ -121,13 +121,12 @@ def _doubt_about_module(place: str, target: str) -> str | None:
 def _source_of(target: str) -> Path | None:
     """Return the file of a function's module, found without running the module or the packages around it."""
     place: list[str] | None = ["", *sys.path]
-    name, origin = "", None
+    origin = None
     for part in target.partition(":")[0].split("."):
-        name = f"{name}.{part}".lstrip(".")
-        found = PathFinder.find_spec(name, place)
+        found = PathFinder.find_spec(part, place)  # of a whole name, Python would look for imported parents
         if found is None:
             return None
-        place, origin = found.submodule_search_locations, found.origin
+        place, origin = [*(found.submodule_search_locations or ())], found.origin
     return Path(origin).resolve() if origin else None
 
 

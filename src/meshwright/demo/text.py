@@ -78,7 +78,11 @@ def experiment(
         rules=decoder.RULES,
         evaluations={
             "held_out": mw.Evaluation(
-                functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64
+                functools.partial(measure, cfg),
+                Windows(held_out, length),
+                when=50,
+                batch_size=64,
+                metric_fn=mw.evaluation.perplexity,  # of a byte
             )
         },
         generation=mw.Generation(

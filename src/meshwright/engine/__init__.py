@@ -7,16 +7,20 @@ does not know `Experiment` or `Trainer`. Add a setting to `_settings`, a check b
 """
 
 from meshwright.engine._comparable import comparable_settings
+from meshwright.engine._compiler import StepOptions, step_options
 from meshwright.engine._describe import Difference, describe, differences
+from meshwright.engine._directory import compiled_programs
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
 from meshwright.engine._kept_open import KeptOpen
-from meshwright.engine._open_run import open_run
+from meshwright.engine._open_run import checkpoints_for, newest_step, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
+from meshwright.engine._rollback import without_left_out
 from meshwright.engine._run import run, train
 from meshwright.engine._settings import Compile, Logging, Profile, Reporting, Saving, Settings, Watchdog
+from meshwright.engine._spikes import Spikes
 from meshwright.engine._stopping import Stop, StopEarly, early_stopping
 from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
@@ -36,13 +40,17 @@ __all__ = [
     "Reporting",
     "Saving",
     "Settings",
+    "Spikes",
+    "StepOptions",
     "Stop",
     "StopEarly",
     "Training",
     "Watchdog",
     "WhenEvaluated",
     "check_types",
+    "checkpoints_for",
     "comparable_settings",
+    "compiled_programs",
     "describe",
     "differences",
     "early_stopping",
@@ -50,9 +58,12 @@ __all__ = [
     "evaluate",
     "global_batch",
     "is_informed",
+    "newest_step",
     "open_run",
     "run",
     "seconds_of",
+    "step_options",
     "train",
     "when_evaluated",
+    "without_left_out",
 ]

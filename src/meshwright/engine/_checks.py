@@ -69,11 +69,12 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     yield from _evaluations_fit(training)
     if all(one.names() is not None for one in training.evaluations):
         _check_names(settings, training.evaluations)
-    before = step.compile_seconds
+    before, read_before = step.compile_seconds, step.num_read
     programs = [step.compile(target, batch) for batch in (*training.other_batches, training.batch)]
     shapes = f" for {len(programs)} shapes" if training.other_batches else ""
     seconds, memory = step.compile_seconds - before, _memory(programs, target)
-    yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s; {memory} per device")
+    read = ", read from the cache" if step.num_read - read_before == len(programs) else ""
+    yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s{read}; {memory} per device")
     for remark in unused(training):
         yield CheckResult(remark, is_warning=True)
 

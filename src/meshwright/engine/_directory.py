@@ -8,6 +8,7 @@ state.txt                 the parameters, the sharding of each, and the memory o
 began_from.txt            the checkpoints that the first state was made from, if there are any
 programs.json             digests of the step's program; see `_programs.py`
 environment.json          versions, devices, mesh, commit, command line; where checkpoints are, if elsewhere
+spikes.jsonl              the loss spikes that the run went back before; see `_spikes.py`
 ledger.json               where the seconds of all attempts went; see `report/_ledger.py`
 metrics.jsonl             the reports, one line each; other files and pages follow from them
 events.out.tfevents…      the reports for TensorBoard
@@ -35,7 +36,7 @@ from meshwright import process
 from meshwright.engine._errors import explaining_full_disk
 from meshwright.engine._programs import PROGRAMS
 from meshwright.errors import UsageError
-from meshwright.report import LEDGER, WENT_BACK
+from meshwright.report import LEDGER, SPIKES, WENT_BACK
 from meshwright.storage import is_address, local_path, mirrored
 from meshwright.times import FORMAT
 from meshwright.train import compile_cache, nothing, user_compile_cache
@@ -48,6 +49,7 @@ _FILES = (
     "environment.json",
     PROGRAMS,
     LEDGER,
+    SPIKES,
     "metrics.jsonl",
     "outcome.json",
 )
@@ -97,6 +99,7 @@ def _downloads() -> list[str]:
         "began_from.txt",
         PROGRAMS,
         LEDGER,
+        SPIKES,
         WENT_BACK,
     ]
     return [_log_name(), *(of_process_0 if process.is_lead() else [])]
@@ -174,6 +177,7 @@ def log_file(directory: Path) -> Iterator[None]:
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", FORMAT))
+    level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
@@ -182,6 +186,7 @@ def log_file(directory: Path) -> Iterator[None]:
         log.exception("the run ended with an error")
         raise
     finally:
+        log.setLevel(level)
         log.removeHandler(handler)
         handler.close()
 

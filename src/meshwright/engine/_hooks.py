@@ -9,6 +9,7 @@ from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._open_run import OpenRun
 from meshwright.engine._policies import as_when, is_informed
 from meshwright.engine._reports import learning_rates, report_maker
+from meshwright.engine._rollback import Rollbacks
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
@@ -33,6 +34,7 @@ class LoopContext:
     write: Writer
     step_time: StepTime
     stop: Stopping
+    rollbacks: Rollbacks
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Hooks:
         buffer = _Buffer(pending, (context.write,))  # does not refer to self, which would make a cycle
         self._gather = report_maker(context.settings, buffer, before, context.training, context.evaluate)
         self._save = _saver(context, self._when_saved)
+        checkpoints = context.opened.checkpoints
+        always = self._is_by_scores or (checkpoints is not None and checkpoints.tier is not None)
+        self._judge = context.rollbacks.judge(context.settings.reporting.every, always, self._when_saved)
 
     def begin(self, *, is_new: bool) -> bool:
         """Evaluate and save what is due before the first step, and return whether to train at all.
@@ -96,6 +101,8 @@ class Hooks:
     def log(self, tick: Tick, metrics: PyTree, scores: Scores | None = None) -> None:
         """Report the metrics since the last report, if a report is due, and the scores of evaluations."""
         context = self._context
+        if self._judge is not None:
+            self._judge(tick, metrics)
         self._gather(tick, metrics, None)
         if self._pending:
             made = self._pending[0]

@@ -15,6 +15,7 @@ from typing import Self
 
 from meshwright import process
 from meshwright.errors import DivergedError, Interrupted
+from meshwright.metrics import Values, Writer
 from meshwright.report import LEDGER, Ledger, read_ledger, saving_told
 from meshwright.train import PhaseClock
 
@@ -98,6 +99,15 @@ class LedgerKeeper:
     def note(self) -> None:
         """Note that the training got on, as at a report: the file is written soon."""
         self._wake.set()
+
+    def adding(self, write: Writer) -> Writer:
+        """Return a writer that adds the seconds of the ledger so far, as `ledger/step` and so on."""
+
+        def written(step: int, values: Values, /) -> None:
+            self._change(lambda ledger: ledger)
+            write(step, {**values, **{f"ledger/{part}": x for part, x in self._ledger.seconds.items()}})
+
+        return written
 
     def _change(self, change: Callable[[Ledger], Ledger]) -> None:
         if self._path is not None:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshwright import process
@@ -13,6 +13,7 @@ from meshwright.engine._directory import compiled_programs, log_file, open_direc
 from meshwright.engine._errors import errors_naming, explaining_full_disk
 from meshwright.engine._kept_open import KeptOpen
 from meshwright.engine._ledger import LedgerKeeper
+from meshwright.engine._machines import Machines
 from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Saving, Settings
@@ -50,6 +51,8 @@ class OpenRun:
     """The time when the user started the run, on the clock `time.monotonic`."""
     kept_open: KeptOpen | None = None
     """The run directory if it stays open for further trainings."""
+    machines: Machines = field(default_factory=Machines)
+    """Reads the machines and devices of the run."""
 
 
 @contextlib.contextmanager
@@ -100,31 +103,40 @@ def open_run(
             )
         record = stack.enter_context(Record(directory, settings))
         ledger = stack.enter_context(LedgerKeeper(directory, watch.clock))
-        if checkpoints is not None:
+        if checkpoints is not None and settings.saving is not None:
 
             def keep_reports() -> None:  # a run that continues from the checkpoint needs all reports so far
                 sync_jsonl(directory / "metrics.jsonl")
                 upload()
 
             checkpoints.before_commit = keep_reports
-            with errors_naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
-                stack.enter_context(checkpoints)
+            _open_checkpoints(checkpoints, settings.saving.field, target, warn, stack)
         stack.enter_context(log_file(directory))
         stack.enter_context(compiled_programs(settings.compile.cache))
-        stack.enter_context(_on_board(settings, settings.place, watch))
-        yield OpenRun(directory, console, checkpoints, signals, record, watch, ledger, say, detail, started)
+        machines = _on_board(settings, settings.place, watch, warn, stack)
+        shown = (say, detail, started, None, machines)
+        yield OpenRun(directory, console, checkpoints, signals, record, watch, ledger, *shown)
 
 
 def _on_board(
-    settings: Settings, place: str, watch: RunningWatchdog
-) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that tells where this process stands, if there is a watchdog."""
-    chosen = settings.watchdog
+    settings: Settings,
+    place: str,
+    watch: RunningWatchdog,
+    warn: Callable[[str], None],
+    stack: contextlib.ExitStack,
+) -> Machines:
+    """Read the machine and, if there is a watchdog, tell on the board where this process stands."""
+    chosen, seconds = settings.watchdog, settings.reporting.machine_seconds
     if chosen is None or chosen.learned == "ignore":
-        return contextlib.nullcontext()
+        return stack.enter_context(Machines(seconds, watch.clock))
     directory = board_directory(place)
     process.report_board(directory)
-    return on_board(directory, watch.clock, chosen.shortest_seconds, kill=chosen.learned == "end")
+    machines = stack.enter_context(Machines(seconds, watch.clock, directory, warn))
+    ends = chosen.learned == "end"
+    stack.enter_context(
+        on_board(directory, watch.clock, chosen.shortest_seconds, kill=ends, readings=machines.told)
+    )
+    return machines
 
 
 @contextlib.contextmanager
@@ -169,6 +181,21 @@ def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Ch
     return checkpoints
 
 
+def _open_checkpoints(
+    checkpoints: Checkpoints,
+    field: str,
+    target: TrainState,
+    warn: Callable[[str], None],
+    stack: contextlib.ExitStack,
+) -> None:
+    with errors_naming(f"{field}.directory"):
+        stack.enter_context(checkpoints)
+    if checkpoints.tier:
+        checkpoints.tier.tell = lambda text: warn(f"  ! {text}")
+        with errors_naming(f"{field}.memory"):
+            checkpoints.check_memory(target)
+
+
 def newest_step(checkpoints: Checkpoints | None, target: TrainState) -> int | None:
     """Return the step of the newest checkpoint, or None if a run must make a first state. Collective.
 
@@ -198,6 +225,7 @@ def _checkpoints_at(place: str, saving: Saving) -> Checkpoints:
             cast=saving.cast,
             names=saving.names,
             host_nbytes=saving.host_nbytes,
+            memory=saving.memory,
         )
     except UsageError as error:
         if saving.directory is None:

@@ -83,7 +83,8 @@ def writers(
         flops = {} if training.other_batches else {"model_flops": float(counted.model)}
         sizes = {**flops, **state_sizes(training.target)}
         files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
-    written, shown = _timed(files, step_time), _screen(settings, training, opened.console)
+    written = opened.machines.adding(_timed(files, step_time))
+    shown = _screen(settings, training, opened.console)
     if training.other_batches:  # the operations of a step depend on the shape of its batch
         return tee(written, shown, halt)
     return tee(
@@ -104,7 +105,7 @@ def _files_and_trackers(
     return tee(
         jsonl(opened.directory / "metrics.jsonl", after=after),
         stack.enter_context(tensorboard(opened.directory, after=after)),
-        trackers,
+        opened.ledger.adding(trackers),
     )
 
 

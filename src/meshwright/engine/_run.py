@@ -1,6 +1,8 @@
 """A whole run in order: it opens its resources, checks its parts, gets the first state, and runs the loop."""
 
 import contextlib
+import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
@@ -8,15 +10,19 @@ from typing import Any, Self
 from meshwright import process
 from meshwright.engine._changes import show_changes
 from meshwright.engine._checks import CheckResult, check_parts, try_first_state
+from meshwright.engine._compile_ahead import offer_compiling_ahead, only_compile
 from meshwright.engine._deadline import deadline
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._go_back import go_back, step_to_go_back_to
 from meshwright.engine._hooks import Hooks, LoopContext, open_tracer
 from meshwright.engine._kept_open import KeptOpen
 from meshwright.engine._ledger import saving_remark
+from meshwright.engine._messages import line_printer
 from meshwright.engine._open_run import OpenRun, newest_step, open_run
+from meshwright.engine._out_of_memory import explaining_out_of_memory
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._reports import heading, read_reports, warn_of_lost_reports, writers
+from meshwright.engine._rollback import Rollbacks, Spiked
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Data, Training
@@ -51,10 +57,13 @@ def run(
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
         process.compare("the step to go back to", lambda: str(settings.from_step))
+        if process.only_compiles():
+            only_compile(settings, training, watch)
         opened = stack.enter_context(
             open_run(settings, training.target, optimizer, watch, started, kept_open)
         )
-        outcome = train(settings, training, opened)
+        with explaining_out_of_memory(settings, training):
+            outcome = train(settings, training, opened)
         opened.record.finish(outcome.summary())
         if kept_open is not None:
             kept_open.step = outcome.step
@@ -69,10 +78,30 @@ def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
       training: The parts of the run.
       opened: The open resources of the run.
     """
+    rollbacks, spiked = Rollbacks(settings, training, opened.directory), None
+    training = dataclasses.replace(training, data=rollbacks.data)
+    warn = line_printer(opened.console, logging.WARNING, is_shown=settings.is_shown)
+    training.step.tell = lambda text: warn(f"  ! {text}")
+    while True:
+        try:
+            return _attempt(settings, training, opened, rollbacks, spiked)
+        except Spiked as found:
+            spiked = found.with_traceback(None)  # whose frames would keep a second state in memory
+        rollbacks.check(spiked.spike)
+
+
+def _attempt(
+    settings: Settings, training: Training, opened: OpenRun, rollbacks: Rollbacks, spiked: Spiked | None
+) -> Outcome:
+    """Train to the end of the run; after a spike, from the newest checkpoint on."""
     with contextlib.ExitStack() as stack:
         say, checkpoints = opened.say, opened.checkpoints
-        with opened.signals.exiting_on_sigterm():  # nothing of this attempt can be saved yet
-            state = _first_state(settings, training, opened)
+        if spiked is None:
+            with opened.signals.exiting_on_sigterm():  # nothing of this attempt can be saved yet
+                state = _first_state(settings, training, opened)
+            rollbacks.begin(int(state.step))
+        else:
+            state = _state_before(spiked, settings, training, opened, rollbacks)
         first, is_resumed = int(state.step), checkpoints is not None and checkpoints.resumed is not None
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
         # In rounds, each training would read the reports of all trainings before it, but needs none of them.
@@ -83,21 +112,15 @@ def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
             say(f"  {reason}")
             scores = {**evaluate.newest, **(checkpoints.scores() if checkpoints else {})}
             return Outcome(first, scores, 0.0, state)
-        if remark := opened.record.begin(checkpoints, training, first):
-            say(remark)
-        if remark := saving_remark(opened.ledger.begin(None if training.is_continued else first)):
-            say(remark)
-        if opened.directory and is_resumed:
-            warn_of_lost_reports(opened.directory, first, say)
+        _tell(opened, training, first, is_resumed=is_resumed)
         write = writers(stack, settings, training, opened, step_time, after=first)
         expected = training.num_steps(first)
         opened.console.expect(expected)
         if settings.is_shown and process.is_lead():
             stack.enter_context(opened.console)
         started = time.perf_counter()
-        context = LoopContext(
-            settings, training, opened, training.last_step(), evaluate, write, step_time, stop
-        )
+        last = training.last_step()
+        context = LoopContext(settings, training, opened, last, evaluate, write, step_time, stop, rollbacks)
         state = _fit(context, state, is_new=not is_resumed and first == 0)
         if stop.interruption:
             if checkpoints is None:
@@ -108,6 +131,34 @@ def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
             reason = "the scores stopped improving: done" if stop.is_early else "the data ended"
             say(f"  {reason} after {outcome.step} of {expected} steps")
         return outcome
+
+
+def _tell(opened: OpenRun, training: Training, first: int, *, is_resumed: bool) -> None:
+    """Tell what the earlier attempts leave to be said, and begin the record and the ledger."""
+    if remark := opened.record.begin(opened.checkpoints, training, first):
+        opened.say(remark)
+    if remark := saving_remark(opened.ledger.begin(None if training.is_continued else first)):
+        opened.say(remark)
+    if opened.directory and is_resumed:
+        warn_of_lost_reports(opened.directory, first, opened.say)
+
+
+def _state_before(
+    spiked: Spiked, settings: Settings, training: Training, opened: OpenRun, rollbacks: Rollbacks
+) -> TrainState:
+    """Return the newest state that was saved, which is before the spike, and leave out its batches."""
+    with opened.watch.phase("restore"):
+        if opened.checkpoints is not None:
+            rollbacks.keep_until(spiked, opened.checkpoints)
+        fresh = training.first_state(newest_step(opened.checkpoints, training.target))
+
+        def begun_again() -> TrainState:
+            rollbacks.data.restart()
+            return fresh()
+
+        state = _resumed(settings, training, opened, begun_again)
+        opened.say(rollbacks.decide(spiked, int(state.step)))
+    return state
 
 
 def _stopping(settings: Settings, opened: OpenRun, evaluate: Evaluations) -> Stopping:
@@ -138,7 +189,7 @@ def _first_state(settings: Settings, training: Training, opened: OpenRun) -> Tra
     width = screen_width() if settings.is_verbose else None
     params = {"params": training.target.params}
     opened.detail(training.layout.explain(params, frozen=training.frozen, width=width))
-    if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
+    if checkpoints is not None and process.on_lead(checkpoints.has_any):
         show_changes(settings, opened)
     back = step_to_go_back_to(settings, opened)
     with watch.phase("restore"):
@@ -153,6 +204,8 @@ def _first_state(settings: Settings, training: Training, opened: OpenRun) -> Tra
         state = _resumed(settings, training, opened, fresh)
     with watch.phase("compile"):
         _show(try_first_state(settings, training, state, checkpoints), opened)
+    if checkpoints is not None:
+        offer_compiling_ahead(training)
     return state
 
 
@@ -172,7 +225,8 @@ def _resumed(
     for warning in checkpoints.passed_over:
         opened.say(f"  ✗ {warning}")
     if checkpoints.resumed is not None:
-        opened.say(f"  ↻ continuing after step {checkpoints.resumed}")
+        where = ", from memory" if checkpoints.is_from_memory else ""
+        opened.say(f"  ↻ continuing after step {checkpoints.resumed}{where}")
         if not keeps:
             opened.say("    but the data starts from the beginning, because save.data_position is False")
     return state

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from meshwright.arrays import Casts
-from meshwright.checkpoint import HOST_NBYTES, Keep
+from meshwright.checkpoint import HOST_NBYTES, InMemory, Keep
 from meshwright.docstrings import documented
 from meshwright.engine._policies import Policy
+from meshwright.engine._spikes import Spikes
 from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
 from meshwright.errors import UsageError, listed
@@ -32,6 +33,8 @@ class Saving:
     """As `names` of `Checkpoints`."""
     host_nbytes: int = HOST_NBYTES
     """As `host_nbytes` of `Checkpoints`."""
+    memory: InMemory | None = None
+    """As `memory` of `Checkpoints`."""
     keeps_position: bool = True
     """True to save the position in the data, too."""
     is_tried: bool = False
@@ -56,7 +59,7 @@ class Logging:
 
     Example:
       >>> mw.Logging(every=10, norms="head/.*")
-      Logging(every=10, norms='head/.*', trackers=())
+      Logging(every=10, norms='head/.*', trackers=(), machine_seconds=10.0)
     """
 
     is_known_by_place: ClassVar[bool] = True
@@ -70,9 +73,16 @@ class Logging:
     """Functions `(step, values)`, or functions that open one. Only process 0 calls them. The loop waits for
     them, unless they are wrapped in `mw.metrics.behind`. If one raises an error, the run warns and does not
     call it again."""
+    machine_seconds: float | None = 10.0
+    """The seconds between two readings of the machines and devices, which a thread makes: memory, use,
+    temperature, clocks, errors and traffic. Reports contain them as `machine/...`. None reads nothing."""
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.machine_seconds is not None and self.machine_seconds <= 0:
+            raise UsageError(
+                f"Logging.machine_seconds is {self.machine_seconds}; it must be above 0, or None."
+            )
         if self.every < 1:
             raise UsageError(f"Logging.every is {self.every}; it must be at least 1.")
         for tracker in self.trackers:
@@ -92,6 +102,8 @@ class Reporting:
     learning_rate: Callable[[int], float] | None = None
     """Returns the learning rate of the update after a number of updates, for an optimizer that does not show
     it."""
+    machine_seconds: float | None = None
+    """As `machine_seconds` of `Logging`."""
 
 
 @documented
@@ -151,6 +163,10 @@ class Compile:
     """The folder that keeps compiled programs, so that a run that continues, and any other run of the same
     program, need not compile again. True means the user's folder (see `mw.train.user_compile_cache`) or, if
     JAX already has a cache, as set by `JAX_COMPILATION_CACHE_DIR`, that one. False keeps no programs."""
+    late: Literal["tell", "refuse"] = "tell"
+    """What happens if a batch comes in the middle of a run for whose shape the step is not compiled: it is
+    compiled, and the log tells how long that took and what differs ("tell"), or the run ends ("refuse"). With
+    several processes the run always ends."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -208,6 +224,8 @@ class Settings:
     """The settings of reports."""
     stop: Stop = field(default_factory=Stop)
     """The reasons to end the run before its last step."""
+    spikes: Spikes | None = None
+    """The rule of loss spikes; None for a run that goes on after them."""
     profile: Profile = field(default_factory=Profile)
     """The steps that are profiled."""
     watchdog: Watchdog | None = None
@@ -224,6 +242,8 @@ class Settings:
     call."""
     origin: Mapping[str, Any] | None = None
     """JSON that says how to start the run again; None if only the user's script knows."""
+    remedies: Callable[[], str] = lambda: ""
+    """Returns what would make the step need less memory; it is called when the memory was not enough."""
     remark: str = ""
     """Text that is added to the line of devices and mesh on the screen."""
     is_shown: bool = True

@@ -1,7 +1,8 @@
 """Remarks on a step that leaves something as it is, as the traced program shows before the first step.
 
 A trained parameter that the loss is not computed from belongs to a layer that was forgotten. Batch statistics
-that the step returns as they came belong to a model that is called in evaluation mode.
+that the step returns as they came belong to a model that is called in evaluation mode. And a model that does
+not read the segments of packed rows lets their texts attend to each other.
 """
 
 import re
@@ -15,10 +16,12 @@ from meshwright.program import Program, Value, influences, program_of, stacked
 _STATISTIC = re.compile(r"(.*/)?(mean|var|\w*state_index/init/\d+)")
 """The names of batch statistics in Flax, and in Equinox."""
 _MOST = 3
+SEGMENTS = "segments"
+"""The name of the array that says which text of its row each token belongs to; `mw.text` makes it."""
 
 
 def unused(training: Training) -> Iterator[str]:
-    """Yield warnings about parameters without influence, dropout that is never used, and fixed statistics.
+    """Yield warnings about parameters and segments without influence, unused dropout, and fixed statistics.
 
     Only steps of one loss are judged (`make_step`), and only if all batches have one shape: another shape
     has another program, which may use them. Nothing is traced.
@@ -38,6 +41,12 @@ def unused(training: Training) -> Iterator[str]:
         yield (
             f"{len(idle)} of {len(trained)} trained parameters {have} no influence on the loss: "
             f"{listed(idle, _MOST)}. Use them in the loss, freeze them, or leave them out of the model"
+        )
+    of_batch = zip(tree.leaf_names(training.batch), program.inputs[len(names) :], strict=False)
+    if any(name.split("/")[-1] == SEGMENTS and value not in used for name, value in of_batch):
+        yield (
+            "the examples have segments, from which the loss is not computed, so texts in one row see "
+            'Give them to the attention, mw.attention(..., segments=batch["segments"]), or take pack=False'
         )
     if training.has_dropout and inputs["seed"] not in used:
         yield (

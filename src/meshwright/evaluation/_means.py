@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright.metrics import Mean, merge
+from meshwright.sharding import in_mesh
 from meshwright.train import RUN_AHEAD, at_most_ahead
 
 Scores = dict[str, float]
@@ -25,7 +26,7 @@ def mean_over(
       mesh: The mesh to compute on.
     """
     means, wait = [], at_most_ahead(RUN_AHEAD)
-    with jax.set_mesh(mesh):  # so that models may constrain by bare PartitionSpecs
+    with in_mesh(mesh):  # so that models may constrain by bare PartitionSpecs
         for arguments in batches:
             means.append(compute(state, *arguments))
             wait(means[-1])

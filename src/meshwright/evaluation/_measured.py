@@ -13,7 +13,7 @@ from meshwright.collector import collector_paused
 from meshwright.errors import UsageError
 from meshwright.evaluation._means import Scores, mean_over
 from meshwright.metrics import Mean
-from meshwright.sharding import Layout, adding_right
+from meshwright.sharding import Layout, adding_right, in_mesh
 from meshwright.train import ComputeDtype, eval_params, narrowing
 from meshwright.tree import PyTree
 
@@ -105,7 +105,7 @@ class Measured:
             programs.
         """
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
-        with jax.set_mesh(self._mesh):
+        with in_mesh(self._mesh):
             # The evaluation reuses this trace.
             with collector_paused():
                 names = tuple(self._score.eval_shape(state, batch, weights))

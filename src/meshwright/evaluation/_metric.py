@@ -107,7 +107,7 @@ class Metric:
             available = f", which was given the scores {', '.join(scores)}" if scores else ""
             error.add_note(f"in {self._name}{available}")
             raise
-        more = _as_scores(returned, self._name)
+        more = as_scores(returned, self._name)
         if taken := more.keys() & scores.keys():
             raise UsageError(
                 f"{self._name} returned {min(taken)!r}, which is the name of an average over the examples.\n"
@@ -132,7 +132,7 @@ def _head(examples: Any, num_examples: int) -> Any:
     return list(itertools.islice(each_example(examples), num_examples))
 
 
-def _as_scores(returned: Any, name: str) -> Scores:
+def as_scores(returned: Any, name: str) -> Scores:
     expected = "it must return numbers by name, {'accuracy': 0.9}"
     if not isinstance(returned, Mapping):
         raise UsageError(f"{name} returned a value of type {type(returned).__name__}; {expected}.")

@@ -9,7 +9,7 @@ from meshwright.evaluation._interruption import BeforeBatch, calling_before_each
 from meshwright.evaluation._measured import evaluating
 from meshwright.input import numbered_batches
 from meshwright.predict import BatchedPredict, Predictions, check_rows, rows_of
-from meshwright.sharding import Layout
+from meshwright.sharding import Layout, in_mesh
 from meshwright.train import ComputeDtype, nothing
 from meshwright.tree import PyTree
 
@@ -59,7 +59,7 @@ class ExampleFunction:
         Raises:
           UsageError: The function does not return arrays with a row for each example.
         """
-        with jax.set_mesh(self._layout.mesh):
+        with in_mesh(self._layout.mesh):
             outputs = jax.eval_shape(self._evaluate, state, batch)
         check_rows(outputs, jax.tree.leaves(batch)[0].shape[0])
         self._over.compare(state, None, batch)

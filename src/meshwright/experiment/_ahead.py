@@ -10,8 +10,9 @@ import jax
 from meshwright import tree
 from meshwright.docstrings import documented
 from meshwright.errors import MeshwrightError
+from meshwright.experiment._auto import settled
 from meshwright.experiment._experiment import Experiment
-from meshwright.experiment._parts import Parts, data_of, mesh_of, on_hardware, parts_of
+from meshwright.experiment._parts import Parts, data_of, mesh_of, on_hardware
 from meshwright.program import count_flops
 from meshwright.sharding import Layout, device_bytes, make_mesh
 from meshwright.shown import human_bytes
@@ -64,7 +65,8 @@ def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None =
       MeshwrightError: Of the kinds that `run` raises before it starts.
     """
     experiment = on_hardware(experiment, devices)
-    return compile_parts(parts_of(experiment, mesh_of(experiment, devices), some_rows(experiment)))
+    mesh, rows = mesh_of(experiment, devices), some_rows(experiment)
+    return compile_parts(settled(experiment, mesh, rows, kept=False).parts)
 
 
 def compile_parts(parts: Parts) -> AheadOfTime:

@@ -10,6 +10,7 @@ from meshwright.checkpoint import checkpoints_of, chosen_step
 from meshwright.engine import Outcome
 from meshwright.engine import evaluate as evaluate_parts
 from meshwright.errors import UsageError
+from meshwright.experiment._auto import before_choice
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._run import on_devices, settings_for, training_of
 from meshwright.train import TrainState
@@ -101,7 +102,8 @@ def _of_checkpoint(experiment: Experiment, run: str | Path | None, checkpoint: i
     with process.sharing_errors():
         process.compare("the checkpoint to evaluate", lambda: repr((run, checkpoint)))
         experiment, choose = _chosen(on_devices(experiment), run, checkpoint)
-        settings, make = settings_for(experiment, None), partial(training_of, experiment)
+        made = [before_choice(experiment)]  # an evaluation does not train
+        settings, make = settings_for(experiment, None), partial(training_of, made)
         return evaluate_parts(settings, experiment.optimizer, make, choose)
 
 

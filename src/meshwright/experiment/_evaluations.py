@@ -5,8 +5,16 @@ from functools import partial
 from typing import Any
 
 from meshwright.engine import EvaluationPart, errors_naming, global_batch
-from meshwright.evaluation import ExampleFunction, Measured, Metric, OutputFiles, Scoring
+from meshwright.evaluation import (
+    ExampleFunction,
+    Measured,
+    Metric,
+    OutputFiles,
+    Scoring,
+    scoring_by_function,
+)
 from meshwright.experiment._experiment import Evaluation, Experiment
+from meshwright.experiment._function import EvaluationFunction
 from meshwright.experiment._generated import generation_of
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
@@ -29,6 +37,8 @@ def evaluations_of(experiment: Experiment, layout: Layout) -> list[EvaluationPar
 
 def _evaluation(experiment: Experiment, name: str, layout: Layout) -> EvaluationPart:
     one, field = experiment.evaluations[name], f"evaluations.{name}"
+    if isinstance(one, EvaluationFunction):
+        return _by_function(experiment, one, name, field)
     examples, size, parts = one.examples, one.batch_size, _Parts(experiment, one, layout, field)
     metric = None
     if one.metric_fn is not None:
@@ -46,6 +56,15 @@ def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation
         check=parts.check,
     )
     return EvaluationPart(name, f"{name}/", f"{field}.measure", one.when, scoring, lambda: one.at_end)
+
+
+def _by_function(experiment: Experiment, one: EvaluationFunction, name: str, field: str) -> EvaluationPart:
+    dtype = experiment.compute_dtype if one.dtype == "train" else one.dtype
+    with errors_naming(f"{field}.dtype"):
+        scoring = scoring_by_function(
+            one.function, f"{field}.function", compute_dtype=dtype, params=one.params
+        )
+    return EvaluationPart(name, f"{name}/", f"{field}.function", one.when, scoring, lambda: one.at_end)
 
 
 class _Parts:

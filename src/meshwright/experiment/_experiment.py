@@ -3,19 +3,20 @@
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 
 from meshwright.adapters import Functional, library_of
 from meshwright.arrays import Casts
-from meshwright.checkpoint import HOST_NBYTES, Keep
+from meshwright.checkpoint import HOST_NBYTES, InMemory, Keep
 from meshwright.docstrings import documented
 from meshwright.engine import (
     Compile,
     InformedWhen,
     Logging,
     Profile,
+    Spikes,
     Stop,
     Watchdog,
     WhenEvaluated,
@@ -24,6 +25,7 @@ from meshwright.engine import (
 )
 from meshwright.errors import UsageError
 from meshwright.evaluation import Measure, StatefulMeasure, check_metric
+from meshwright.experiment._function import EvaluationFunction
 from meshwright.experiment._generation import Generation
 from meshwright.sharding import MeshRule, Rule
 from meshwright.storage import is_file_name
@@ -40,6 +42,8 @@ from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained
 from meshwright.when import When
 
+AUTO = "auto"
+"""The value of fields that a run chooses."""
 Outputs = Callable[..., Mapping[str, jax.Array]]
 """A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays by name. Each array
 has a row for each example."""
@@ -220,6 +224,9 @@ class Save:
     the data from the beginning."""
     host_nbytes: int = HOST_NBYTES
     """The largest number of bytes of copies on the host that each process holds before they are written."""
+    memory: InMemory | None = None
+    """Further checkpoints, more often, in the memory of each host, such as `mw.InMemory(every=10)`. A run
+    that starts again continues from the newest of both kinds. They are removed when the run ends well."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -272,7 +279,8 @@ class Experiment:
     """The number of updates of the whole run, including those before a restart."""
 
     mesh: str = "data=-1"
-    """The sizes of the mesh axes, the slowest axis first. One size may be -1: the rest of the devices."""
+    """The sizes of the mesh axes, the slowest axis first. One size may be -1: the rest of the devices.
+    "explicit: data=4,tensor=2" is for models that state shardings, as `mw.make_mesh` says."""
     mesh_rules: tuple[MeshRule, ...] = ()
     """Changes of settings by hardware: `(("NVIDIA H100.*:8", mw.override(mesh="fsdp=8",
     remat="dots")), …)`. The first rule whose pattern matches all of `mw.sharding.hardware()` is used."""
@@ -280,17 +288,22 @@ class Experiment:
     """Rules that split parameters over the mesh. The first rule that matches a parameter decides. None infers
     the rules from the use that the loss makes of the parameters, as `mw.auto` does."""
     batch_axis_names: tuple[str, ...] | None = None
-    """The mesh axes that split a batch. None means `data` and `fsdp`, if the mesh has them."""
+    """The mesh axes that split a batch. None means `data`, `fsdp` and `pipeline`, if the mesh has them."""
 
     compute_dtype: str | tuple[tuple[str, str | None], ...] | None = None
     """The dtype of the parameters in the loss, such as "bfloat16". Floating parameters of wider dtypes are
     cast to it. None keeps their own dtypes. Or pairs of a pattern and a dtype, of which the first that
     matches decides."""
-    microbatches: int = 1
-    """The number of pieces of a batch that are computed one after the other before each update."""
+    microbatches: int | Literal["auto"] = 1
+    """The number of pieces of a batch that are computed one after the other before each update. "auto" is as
+    few as fit into the devices' memory."""
+    pipeline_rounds: int = 1
+    """How often a microbatch goes around the stages of the mesh axis `pipeline`. With more rounds the devices
+    idle less."""
     remat: str | None = None
     """The intermediate values that are kept for the gradient, such as "dots"; see `mw.train.remat`. None
-    keeps all of them."""
+    keeps all of them. "layers:dots" is what each layer keeps, instead of what the model says. "auto"
+    chooses for the quickest step that fits; see `docs/plan.md`."""
     parameter_noise: tuple[tuple[str, float | Std], ...] = ()
     """Gaussian noise that is added to parameters in training: pairs of a pattern and a standard deviation;
     see `mw.train.with_parameter_noise`."""
@@ -301,9 +314,9 @@ class Experiment:
     `mw.from_checkpoint(path)`. All other arrays are initialised from the seed. A continued run does not call
     it."""
 
-    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
-    """Evaluations by name. The scores of `test` are called `test/loss` and so on. A name must be possible as
-    a folder's name."""
+    evaluations: Mapping[str, Evaluation | EvaluationFunction] = field(default_factory=dict)
+    """Evaluations by name, on examples or by a function of the parameters. The scores of `test` are called
+    `test/loss` and so on. A name must be possible as a folder's name."""
     generation: Generation | None = None
     """How the model generates, for `meshwright sample` and for texts on the run's page. None for a model that
     does not."""
@@ -311,6 +324,9 @@ class Experiment:
     """The times of checkpoints, and which are kept."""
     stop: Stop = field(default_factory=Stop)
     """Reasons to end the run before `max_steps`: a time limit, or scores that no longer improve."""
+    spikes: Spikes | None = None
+    """When a loss counts as a spike. The run then goes back to its newest checkpoint, and leaves out the
+    batches around the spike. None goes on after any finite loss."""
 
     logging: Logging = field(default_factory=Logging)
     """The interval of reports, and their destinations."""
@@ -324,13 +340,15 @@ class Experiment:
     def __post_init__(self) -> None:
         _check_model(self.model)
         check_types(self)
-        _at_least(1, self, "max_steps", "microbatches")
+        _at_least(1, self, "max_steps", "microbatches", "pipeline_rounds")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
-        if self.input.batch_size % self.microbatches:
+        if self.microbatches != AUTO and self.input.batch_size % self.microbatches:
             raise UsageError(
                 f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."
             )
+        if self.spikes is not None and not self.save.data_position:
+            raise UsageError("spikes: a run goes back by the position of the data; set save.data_position.")
         if isinstance(self.save.when, WhenEvaluated):
             self.save.when.check(self.evaluations)
         _check_names(self.evaluations)

@@ -17,8 +17,9 @@ from meshwright.engine import EvaluationPart, errors_naming
 from meshwright.errors import UsageError
 from meshwright.evaluation import BeforeBatch, Scores, Scoring
 from meshwright.experiment._experiment import Experiment
+from meshwright.experiment._generation import Generation
 from meshwright.generation import generate, tokenizer_of
-from meshwright.train import eval_params, narrowing
+from meshwright.train import ComputeDtype, eval_params, narrowing
 
 NAME = "generation"
 """The name of this evaluation in reports and files."""
@@ -30,12 +31,27 @@ def generation_of(experiment: Experiment) -> list[EvaluationPart]:
     Raises:
       UsageError: Another evaluation has its name, or a prompt cannot be encoded.
     """
-    if experiment.generation is None or not experiment.generation.prompts:
+    given = experiment.generation
+    if given is None or not given.prompts:
         return []
     if NAME in experiment.evaluations:
         raise UsageError(f"Experiment.generation has the name of evaluations.{NAME}: rename that evaluation.")
+    return [generation_part(given, experiment.compute_dtype, experiment.seed)]
+
+
+def generation_part(given: Generation, compute_dtype: ComputeDtype, seed: int) -> EvaluationPart:
+    """Return the evaluation of a run that writes texts after the prompts of `given`.
+
+    Args:
+      given: How the model generates.
+      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
+      seed: The seed of the draws.
+
+    Raises:
+      UsageError: A prompt cannot be encoded.
+    """
     with errors_naming(NAME):
-        texts = _Texts(experiment)
+        texts = _Texts(given, compute_dtype, seed)
     scoring = Scoring(
         texts.mean,
         lambda: iter((None,)),  # before it the run may interrupt this evaluation
@@ -44,17 +60,15 @@ def generation_of(experiment: Experiment) -> list[EvaluationPart]:
         num_examples=len(texts.prompts),
         check=lambda target: ("tokens",),
     )
-    return [EvaluationPart(NAME, f"{NAME}/", NAME, experiment.generation.when, scoring)]
+    return EvaluationPart(NAME, f"{NAME}/", NAME, given.when, scoring)
 
 
 class _Texts:
-    """The texts of an experiment's prompts. Those of the last call are kept until they are written."""
+    """The texts of the prompts. Those of the last call are kept until they are written."""
 
-    def __init__(self, experiment: Experiment):
-        given = experiment.generation
-        assert given is not None
-        self.prompts, self._given, self._seed = list(given.prompts), given, experiment.seed
-        self._narrow, self._tokenizer = narrowing(experiment.compute_dtype), tokenizer_of(given.tokenizer)
+    def __init__(self, given: Generation, compute_dtype: ComputeDtype, seed: int):
+        self.prompts, self._given, self._seed = list(given.prompts), given, seed
+        self._narrow, self._tokenizer = narrowing(compute_dtype), tokenizer_of(given.tokenizer)
         self._encoded = [self._tokenizer.encode(prompt) for prompt in self.prompts]
         self._rows: Sequence[np.ndarray] = ()
 

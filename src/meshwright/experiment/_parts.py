@@ -9,9 +9,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from meshwright.adapters import Functional
-from meshwright.engine import errors_naming, global_batch
+from meshwright.engine import StepOptions, errors_naming, global_batch, step_options
 from meshwright.errors import LayoutError
-from meshwright.experiment._compiler import StepOptions, step_options
 from meshwright.experiment._experiment import Experiment
 from meshwright.input import Batches, batches
 from meshwright.sharding import Layout, apply_mesh_rules, hardware, in_mesh, make_mesh
@@ -116,11 +115,13 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Seque
         loss,
         experiment.optimizer,
         layout,
-        microbatches=experiment.microbatches,
+        microbatches=int(experiment.microbatches),  # no longer "auto": see `settled`
+        pipeline_rounds=experiment.pipeline_rounds,
         compute_dtype=experiment.compute_dtype,
         norms=experiment.logging.norms,
         compiler_options=compiler.options,
     )
+    step.compiles_late = experiment.compile.late == "tell"
     others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
     return Parts(layout, target, batch, step, compiler, others)
 
@@ -167,8 +168,9 @@ def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tup
         return tuple(experiment.rules)
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
         return ()  # no axis splits parameters, so the loss need not be traced
-    made = jax.eval_shape(init_of(experiment), key_of(0))
-    first = made if isinstance(made, Variables) else Variables(made, None)
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
-    with in_mesh(mesh):  # sharding constraints of the loss may need the mesh
+    key = key_of(0)
+    with in_mesh(mesh):  # sharding constraints of the model may need the mesh
+        made = jax.eval_shape(init_of(experiment), key)
+        first = made if isinstance(made, Variables) else Variables(made, None)
         return inferred_rules(first, loss, batch, axes=axes)

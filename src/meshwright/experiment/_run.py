@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import pkgutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -19,9 +20,11 @@ from meshwright.engine import (
 )
 from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
+from meshwright.experiment._auto import automatic, settled
 from meshwright.experiment._builders import noted_sources
 from meshwright.experiment._evaluations import evaluations_of
 from meshwright.experiment._experiment import Experiment, as_casts
+from meshwright.experiment._function import EvaluationFunction
 from meshwright.experiment._parts import (
     Parts,
     batch_sharding,
@@ -29,7 +32,6 @@ from meshwright.experiment._parts import (
     init_of,
     mesh_of,
     on_hardware,
-    parts_of,
 )
 from meshwright.input import Batches, facts_of
 from meshwright.sharding import hardware, mesh_rule
@@ -93,10 +95,17 @@ def run(
     """
     with process.sharing_errors():
         experiment = on_devices(experiment)
+        made = [experiment]  # and the experiment without "auto", when the devices and examples are known
         settings = settings_for(experiment, origin)
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
-        settings = dataclasses.replace(settings, **how)
-        return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
+        of_made = {"described": lambda: describe(made[-1]), "remedies": lambda: _remedies(made[-1])}
+        settings = dataclasses.replace(settings, **of_made, **how)
+        return run_parts(settings, experiment.optimizer, partial(training_of, made))
+
+
+def _remedies(experiment: Experiment) -> str:
+    """Return what the planner says of a step that does not fit. It is in a room above this one."""
+    return pkgutil.resolve_name("meshwright.plan:remedies")(experiment)
 
 
 def on_devices(experiment: Experiment) -> Experiment:
@@ -128,14 +137,17 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
             cast=as_casts(save.cast),
             names=save.names,
             host_nbytes=save.host_nbytes,
+            memory=save.memory,
             keeps_position=save.data_position,
         ),
         reporting=Reporting(
             every=experiment.logging.every,
             per_second={given.item: given.batch_size * given.items_per_example},
             trackers=experiment.logging.trackers,
+            machine_seconds=experiment.logging.machine_seconds,
         ),
         stop=experiment.stop,
+        spikes=experiment.spikes,
         profile=experiment.profile,
         watchdog=experiment.watchdog,
         compile=experiment.compile,
@@ -144,13 +156,22 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
     )
 
 
-def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: RunningWatchdog) -> Training:
-    """Return the parts of an experiment's run. The stack closes the data."""
+def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: RunningWatchdog) -> Training:
+    """Return the parts of an experiment's run. The stack closes the data.
+
+    Args:
+      made: The experiment, to which the one that is run is added.
+      stack: Closes the data.
+      watch: The watchdog.
+    """
+    experiment = made[-1]
     mesh = mesh_of(experiment)
     data = stack.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
     with watch.phase("first_batch"):
         rows = data.peek()
-    parts = parts_of(experiment, mesh, rows, data.shapes())
+    with watch.phase("compile") if automatic(experiment) else contextlib.nullcontext():
+        experiment, parts, chosen = settled(experiment, mesh, rows, data.shapes())
+    made.append(experiment)
     wider = wider_than(experiment.compute_dtype, parts.batch)
     began_from: list[str] = []
     return Training(
@@ -169,7 +190,7 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Runn
         frozen=frozen_names(experiment.optimizer, parts.target.params, parts.target.model_state),
         evaluations=evaluations_of(experiment, parts.layout),
         facts=partial(_facts, experiment, parts, data),
-        told=list(parts.compiler.told()),
+        told=[*chosen, *parts.compiler.told()],
         remarks=[*parts.compiler.warnings(), *([f"compute_dtype: {wider}"] if wider else [])],
     )
 
@@ -210,6 +231,8 @@ def _facts(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str
     state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
     read = {"input": data.facts()}
     for name, evaluation in experiment.evaluations.items():
+        if isinstance(evaluation, EvaluationFunction):
+            continue
         with errors_naming(f"evaluations.{name}"):
             read[f"evaluations.{name}"] = facts_of(evaluation.examples)
     return state | {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}

@@ -58,7 +58,7 @@ def texts_of_checkpoint(
       UsageError: It is not known how the model generates, or a prompt is empty.
       CheckpointError: As `mw.evaluate`.
     """
-    given = experiment.generation or _guessed(experiment)
+    given = how_it_generates(experiment)
     tokenizer = tokenizer_of(given.tokenizer)
     encoded = [list(tokenizer.encode(prompt)) for prompt in prompts]
     decoding = given.decoding if decoding is None else decoding
@@ -73,13 +73,25 @@ def texts_of_checkpoint(
     return Texts(int(state.step), tokenizer, pieces)
 
 
-def _guessed(experiment: Experiment) -> Generation:
-    """Return how a reference model generates, without a tokenizer."""
+def how_it_generates(experiment: Experiment) -> Generation:
+    """Return how a run's model generates.
+
+    Raises:
+      UsageError: It is not known.
+    """
+    given = generation_of_run(experiment)
+    if given is None:
+        raise UsageError(
+            "the experiment does not say how its model generates. Add to it:\n"
+            "    generation=mw.Generation(model, tokenizer=…)\n"
+            "  where model is a mw.generation.Model, or mw.generation.without_cache(logits)."
+        )
+    return given
+
+
+def generation_of_run(experiment: Experiment) -> Generation | None:
+    """Return how a run's model generates, if it is known: a reference model does without a tokenizer."""
     model: Any = experiment.model
-    if isinstance(model, functools.partial) and model.func in _INITS and model.args:
-        return Generation(with_cache(model.args[0]))
-    raise UsageError(
-        "the experiment does not say how its model generates. Add to it:\n"
-        "    generation=mw.Generation(model, tokenizer=…)\n"
-        "  where model is a mw.generation.Model, or mw.generation.without_cache(logits)."
-    )
+    if experiment.generation is None and isinstance(model, functools.partial):
+        return Generation(with_cache(model.args[0])) if model.func in _INITS and model.args else None
+    return experiment.generation

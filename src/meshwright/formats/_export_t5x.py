@@ -35,7 +35,7 @@ from meshwright.arrays import (
     refuse_dtypes,
 )
 from meshwright.checkpoint import staged
-from meshwright.durable import fsync_directory, write_whole
+from meshwright.durable import fsync_directory, write_one_of_many, write_whole
 from meshwright.errors import UsageError, listed
 from meshwright.formats._deflate import gzipped
 from meshwright.formats._msgpack import packed
@@ -122,7 +122,6 @@ def export_t5x(
             made = place / final.name
             made.mkdir()
             write_whole(made / "checkpoint", packed(_written(source, arrays, dtypes, rest, made)))
-            fsync_directory(made)
             made.rename(final)
             fsync_directory(final.parent)
         return str(final)
@@ -217,10 +216,9 @@ def _write_array(
     # One chunk after the other, because reading one takes up to three times its size in memory.
     for index in cuts(shape, chunks):
         place = (part.start // size for part, size in zip(index, chunks, strict=True))
-        write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
+        write_one_of_many(folder / ".".join(map(str, place)), _compressed(read(index)))
     metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
     write_whole(folder / ".zarray", json.dumps(metadata | _zarr(dtype)).encode())
-    fsync_directory(folder)
     kvstore = {"driver": "file", "path": f"{folder.name}/"}
     return {"driver": "zarr", "dtype": dtype.name, "kvstore": kvstore, "metadata": metadata}
 

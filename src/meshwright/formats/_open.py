@@ -16,7 +16,14 @@ from meshwright.checkpoint import (
     temporaries,
 )
 from meshwright.errors import CheckpointError, DamagedError, UsageError, listed
-from meshwright.formats.readers import ORBAX_TEMPORARY, READERS, Reader, opened
+from meshwright.formats.readers import (
+    ORBAX_TEMPORARY,
+    READERS,
+    Reader,
+    is_flat_tokens,
+    opened,
+    splits_of,
+)
 from meshwright.storage import Directory, location, telling_unreadable
 
 _KNOWN = f"\n  Known formats: {', '.join(['Meshwright', *(reader.name for reader in READERS)])}."
@@ -158,6 +165,12 @@ def _what_instead(place: Directory) -> str:
         return f"is not a checkpoint.{_KNOWN}" if place.exists() else "does not exist."
     if damaged := aside(place):
         return f"has no complete checkpoint, only {damaged[-1]}, which was found damaged and set aside."
+    if is_flat_tokens(place) or (splits := splits_of(place)):
+        split = place if is_flat_tokens(place) else place / splits[0]
+        return (
+            "is no checkpoint: it has training data of seqax, flat tokens.\n"
+            f"  Read them by mw.formats.flat_tokens({str(split)!r}, …)."
+        )
     half_written = "Either a save is still running (call `wait()` first), or its run was killed."
     if any(place.glob("data-*.zarr.zip")):
         return f"has data files but no {MANIFEST}. {half_written}"

@@ -4,6 +4,7 @@ Any program or person may create the file at any time; its text is for people. T
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from meshwright.checkpoint import MANIFEST, PINNED
@@ -64,13 +65,17 @@ def _check_foreign(directory: Directory) -> None:
 
 
 def _write_durably(mark: Path, text: str) -> None:
-    """Write the file in place, as it protects from its first byte on, and flush it and its directory."""
+    """Write the file in place, as it protects from its first byte on, and flush it and the entries of both.
+
+    A run may have been killed after it committed the checkpoint and before it flushed that.
+    """
     opened = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     fsync_directory(mark.parent)  # FileNotFoundError if a removal has renamed the directory meanwhile
+    fsync_directory(mark.parent.parent)
 
 
 def unpin(path: str | Directory) -> None:
@@ -80,8 +85,9 @@ def unpin(path: str | Directory) -> None:
       path: The step directory, local or in a store.
     """
     mark = location(path) / PINNED
-    if mark.is_file():
-        mark.unlink()
+    with suppress(FileNotFoundError):  # another process unpins it in this moment
+        if mark.is_file():
+            mark.unlink()
 
 
 def is_pinned(path: str | Directory) -> bool:

@@ -1,16 +1,21 @@
-"""Generation of tokens by a model with a cache: greedy, drawn, or by beam search.
+"""Generation of tokens by a model with a cache: greedy, drawn, or by beam search; and scores of tokens.
 
 `generate` and `stream` serve many prompts in a fixed number of rows, on the mesh of the parameters;
-`generate_batch` is a pure function for use inside `jit`. A `Model` is a pair of functions, and a `Decoding`
-says how tokens are chosen. May import `nn`, `sharding`, `train` and ground rooms. How a token is chosen is
-in `_logits`: add a bound there, and its field to `Decoding`.
+`generate_batch` is a pure function for use inside `jit`. `score` gives the log-likelihood of rows by the same
+`Model`, which is a pair of functions. A `Decoding` says how tokens are chosen. May import `nn`, `sharding`,
+`train` and ground rooms. How a token is chosen is in `_logits`: add a bound there, and its field to
+`Decoding`.
 """
 
 from meshwright.generation._batch import Generated, generate_batch
+from meshwright.generation._count_bytes import count_bytes
 from meshwright.generation._decoding import GREEDY, Decoding
-from meshwright.generation._model import Model, counting, without_cache
+from meshwright.generation._harness import Harness, lm_eval, task_scores
+from meshwright.generation._model import Model, counting, logits_of, without_cache
+from meshwright.generation._pool import Pool, Wanted
+from meshwright.generation._score import Scored, score
 from meshwright.generation._slots import Piece
-from meshwright.generation._stream import generate, stream
+from meshwright.generation._stream import generate, length_for, stream
 from meshwright.generation._text import Bytes, GrowingText, Numbers, Tokenizer, tokenizer_of
 
 __all__ = [
@@ -19,14 +24,24 @@ __all__ = [
     "Decoding",
     "Generated",
     "GrowingText",
+    "Harness",
     "Model",
     "Numbers",
     "Piece",
+    "Pool",
+    "Scored",
     "Tokenizer",
+    "Wanted",
+    "count_bytes",
     "counting",
     "generate",
     "generate_batch",
+    "length_for",
+    "lm_eval",
+    "logits_of",
+    "score",
     "stream",
+    "task_scores",
     "tokenizer_of",
     "without_cache",
 ]

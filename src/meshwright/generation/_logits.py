@@ -84,6 +84,37 @@ def chosen(
     return jax.vmap(draw)(numbers_B, counts_B, narrowed(decoding, logits_BV)).astype(jnp.int32)
 
 
+def chosen_by_row(
+    temperature_B: jax.Array,
+    top_k_B: jax.Array,
+    top_p_B: jax.Array,
+    min_p_B: jax.Array,
+    logits_BV: jax.Array,
+    key: jax.Array,
+    numbers_B: jax.Array,
+    counts_B: jax.Array,
+) -> jax.Array:
+    """Return the next token of each row, int32[B], as `chosen`, where each row has settings of its own."""
+    greedy_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+    def drawn() -> jax.Array:
+        scaled_BV = logits_BV / jnp.where(temperature_B > 0, temperature_B, 1)[:, None]
+        sorted_BV = -jnp.sort(-scaled_BV, axis=-1)
+        kept_BV = jnp.arange(sorted_BV.shape[1]) < top_k_B[:, None]
+        sorted_BV = jnp.where(kept_BV, sorted_BV, -jnp.inf)
+        probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
+        is_before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < top_p_B[:, None]
+        count_B1 = (is_before_BV & kept_BV).sum(-1, keepdims=True)
+        lowest_B1 = jnp.take_along_axis(sorted_BV, jnp.maximum(count_B1, 1) - 1, axis=-1)
+        lowest_B1 = jnp.maximum(lowest_B1, sorted_BV[:, :1] + jnp.log(min_p_B)[:, None])
+        narrow_BV = jnp.where(scaled_BV < lowest_B1, -jnp.inf, scaled_BV)
+        keys_B = jax.vmap(lambda n, c: jax.random.fold_in(jax.random.fold_in(key, n), c))(numbers_B, counts_B)
+        return jax.vmap(jax.random.categorical)(keys_B, narrow_BV).astype(jnp.int32)
+
+    drawn_B = jax.lax.cond((temperature_B > 0).any(), drawn, lambda: greedy_B)
+    return jnp.where(temperature_B > 0, drawn_B, greedy_B)
+
+
 def ended(decoding: Decoding, tokens_BS: jax.Array, lengths_B: jax.Array, begins_B: jax.Array) -> jax.Array:
     """Return whether each row ends with a stop sequence, or is a whole choice: bool[B]."""
     counts_B, is_end_B = lengths_B - begins_B, jnp.zeros(len(tokens_BS), bool)

@@ -45,6 +45,10 @@ class Model:
     prefill: int = 64
     """The number of tokens of a prompt that `apply` gets at a time. With 1 it never gets padding: rows that
     have read their prompt keep their cache while others go on."""
+    config: Any = None
+    """The config of the reference model that this is, by which it is written as GGUF; None for others."""
+    plain: Callable[[PyTree], PyTree] | None = None
+    """Returns the parameters of the reference model, given those of `apply`; None if they are the same."""
 
 
 def without_cache(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Model:
@@ -105,3 +109,39 @@ def counting(
         return logits[:, 0], cache
 
     return Model(empty, rows, prefill=1)
+
+
+def logits_of(model: Model) -> Callable[[PyTree, Any], jax.Array]:
+    """Return a function that computes whole rows at once, `(params, tokens) -> logits`.
+
+    `tokens` are int32[B, T], and the logits of the next token at each position float32[B, T, V]. For an
+    encoder-decoder they are a dictionary: `inputs`, int32[B, S]; `lengths`, int32[B], the number of tokens of
+    each input; and `targets`, int32[B, T], which begin with the start token.
+
+    Args:
+      model: The model.
+
+    Example:
+      >>> model = mw.generation.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
+      >>> mw.generation.logits_of(model)(jnp.eye(4), jnp.array([[1, 2]])).shape
+      (1, 2, 4)
+    """
+
+    def logits(params: PyTree, given: Any) -> jax.Array:
+        tokens = given if model.encode is None else given["targets"]
+        B, T = tokens.shape
+        cache, starts = model.init_cache(params, B, T), jnp.zeros(B, jnp.int32)
+        if model.encode is not None:
+            is_input = jnp.arange(given["inputs"].shape[1]) < given["lengths"][:, None]
+            cache = model.encode(params, given["inputs"], is_input, cache)
+        if model.prefill > 1:
+            return model.apply(params, tokens, cache, starts)[0].astype(jnp.float32)
+
+        def one(carried: tuple[PyTree, jax.Array], token_B: jax.Array) -> tuple[Any, jax.Array]:
+            cache, starts = carried
+            found, cache = model.apply(params, token_B[:, None], cache, starts)
+            return (cache, starts + 1), found[:, 0].astype(jnp.float32)
+
+        return jax.lax.scan(one, (cache, starts), tokens.T)[1].swapaxes(0, 1)
+
+    return logits

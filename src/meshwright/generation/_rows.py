@@ -9,9 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.generation._decoding import Decoding
-from meshwright.generation._logits import adjusted, chosen, ended
+from meshwright.generation._logits import adjusted, chosen, chosen_by_row, ended
 from meshwright.generation._model import Model
 from meshwright.tree import PyTree
+
+
+class Draws(NamedTuple):
+    """How the tokens of each row are chosen, where rows differ; their arrays may also be NumPy's."""
+
+    temperature: Any
+    """What the logits are divided by, float32[B]; 0 takes the most likely token."""
+    top_k: Any
+    """The number of tokens that can be drawn, int32[B]; for all, the largest number."""
+    top_p: Any
+    """The probability of the tokens that can be drawn, float32[B]; 1 for all."""
+    min_p: Any
+    """The least share of the highest probability, float32[B]; 0 for all."""
 
 
 class Rows(NamedTuple):
@@ -31,6 +44,8 @@ class Rows(NamedTuple):
     """The number of each row's prompt, uint32[B]."""
     is_done: jax.Array
     """True for rows that have ended, bool[B]."""
+    draws: Draws | None = None
+    """How the tokens of each row are chosen; None for all as the decoding says."""
 
 
 class Prompts(NamedTuple):
@@ -46,6 +61,8 @@ class Prompts(NamedTuple):
     """A number for each prompt, from which its draws follow, uint32[B]."""
     inputs: tuple[Any, Any] | None = None
     """The padded inputs of an encoder-decoder and whether each is an input, int32[B, P] and bool[B, P]."""
+    draws: Draws | None = None
+    """As in `Rows`."""
 
 
 def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
@@ -73,8 +90,8 @@ def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
 
     num_pieces = (prompts.lengths.max() - 1 + size - 1) // size
     cache = jax.lax.fori_loop(0, num_pieces, piece, cache)
-    lengths, limits = prompts.lengths, prompts.limits
-    return Rows(cache, prompts.tokens, lengths, lengths, limits, prompts.numbers, lengths >= limits)
+    lengths, limits, is_done = prompts.lengths, prompts.limits, prompts.lengths >= prompts.limits
+    return Rows(cache, prompts.tokens, lengths, lengths, limits, prompts.numbers, is_done, prompts.draws)
 
 
 def _where(is_new_B: jax.Array, new: PyTree, old: PyTree) -> PyTree:
@@ -123,7 +140,11 @@ def next_logits(model: Model, params: PyTree, rows: Rows) -> tuple[jax.Array, Py
 def _stepped(model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: jax.Array) -> Rows:
     logits_BV, cache = next_logits(model, params, rows)
     logits_BV = adjusted(decoding, logits_BV, rows.tokens, rows.lengths, rows.begins)
-    token_B = chosen(decoding, logits_BV, key, rows.numbers, rows.lengths - rows.begins)
+    drawn = key, rows.numbers, rows.lengths - rows.begins
+    if rows.draws is None:
+        token_B = chosen(decoding, logits_BV, *drawn)
+    else:
+        token_B = chosen_by_row(*rows.draws, logits_BV, *drawn)
     at = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)  # past the end is dropped
     tokens_BS = rows.tokens.at[jnp.arange(len(at)), at].set(token_B, mode="drop")
     lengths_B = rows.lengths + ~rows.is_done

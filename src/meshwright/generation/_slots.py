@@ -20,7 +20,7 @@ from meshwright.generation._rows import Prompts, Rows, advanced, begun
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree
 
-_ANY_LENGTH = 2**30
+ANY_LENGTH = 2**30
 """`max_new_tokens` of the settings that programs are compiled for: rows have limits of their own."""
 
 Queue = Iterator[tuple[int, np.ndarray]]
@@ -88,15 +88,15 @@ def pieces_of(
     first = list(itertools.islice(queue, sizes.slots))
     if not first:
         return
-    settings = dataclasses.replace(decoding, max_new_tokens=_ANY_LENGTH)
-    rows = _begin(model, mesh)(params, _prompts(model, sizes, first, sizes.slots))
-    placed = _Placed.of(rows)
+    settings = dataclasses.replace(decoding, max_new_tokens=ANY_LENGTH)
+    rows = beginning(model, mesh)(params, padded_prompts(model, sizes, first, sizes.slots))
+    placed = Placed.of(rows)
     owners: list[int | None] = [number for number, _ in first] + [None] * (sizes.slots - len(first))
     are_more = len(first) == sizes.slots
     while any(owner is not None for owner in owners):
         shown = np.asarray(jax.device_get(rows.lengths))
         limits = np.int32(every), np.int32(sizes.refilled if are_more else sizes.slots)
-        rows = _advance(model, settings, mesh, placed)(params, rows, key, *limits)
+        rows = advancing(model, settings, mesh, placed)(params, rows, key, *limits)
         tokens, lengths, is_done = jax.device_get((rows.tokens, rows.lengths, rows.is_done))
         for slot, owner in enumerate(owners):
             if owner is not None:
@@ -108,7 +108,7 @@ def pieces_of(
             taken = list(itertools.islice(queue, len(into)))
             are_more = len(taken) == len(into)
             if taken:
-                rows = _refill(model, mesh, placed)(params, rows, *_into(model, sizes, taken, into))
+                rows = refilling(model, mesh, placed)(params, rows, *_into(model, sizes, taken, into))
             for slot, (number, _) in zip(into, taken, strict=False):
                 owners[slot] = number
 
@@ -119,22 +119,22 @@ def _into(
     """Return prompts and the slot of each; rows without a prompt get a slot that does not exist."""
     used = slots[: len(taken)]
     places = np.array(used + [sizes.slots] * (sizes.refilled - len(used)), np.int32)
-    return _prompts(model, sizes, taken, sizes.refilled), places
+    return padded_prompts(model, sizes, taken, sizes.refilled), places
 
 
 def searched(
     model: Model, decoding: Decoding, params: PyTree, mesh: Mesh | None, sizes: Sizes, queue: Queue
 ) -> Iterator[Piece]:
     """Yield the best row of each prompt by beam search; the arguments are those of `pieces_of`."""
-    settings = dataclasses.replace(decoding, max_new_tokens=_ANY_LENGTH)
+    settings = dataclasses.replace(decoding, max_new_tokens=ANY_LENGTH)
     while taken := list(itertools.islice(queue, sizes.slots)):
-        prompts = _prompts(model, sizes, taken, sizes.slots)
+        prompts = padded_prompts(model, sizes, taken, sizes.slots)
         tokens, lengths = jax.device_get(_search(model, settings, mesh)(params, prompts))
         for slot, (number, _) in enumerate(taken):
             yield Piece(number, tokens[slot, prompts.lengths[slot] : lengths[slot]].copy(), True)
 
 
-def _prompts(model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], count: int) -> Prompts:
+def padded_prompts(model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], count: int) -> Prompts:
     """Return prompts as padded arrays of `count` rows; those without a prompt have ended."""
     length = sizes.inputs or sizes.row
     padded, lengths = np.zeros((count, length), np.int32), np.ones(count, np.int32)
@@ -149,14 +149,14 @@ def _prompts(model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], co
 
 
 @dataclass(frozen=True)
-class _Placed:
+class Placed:
     """The shardings of rows, the same before and after each program, so that each is compiled once."""
 
     leaves: tuple[Any, ...]
     structure: Any
 
     @classmethod
-    def of(cls, rows: Rows) -> "_Placed":
+    def of(cls, rows: Rows) -> "Placed":
         leaves, structure = jax.tree.flatten(rows)
         return cls(tuple(x.sharding for x in leaves), structure)
 
@@ -166,7 +166,9 @@ class _Placed:
 
 
 @functools.lru_cache(maxsize=32)
-def _begin(model: Model, mesh: Mesh | None) -> Callable[..., Rows]:
+def beginning(model: Model, mesh: Mesh | None) -> Callable[..., Rows]:
+    """Return the program `(params, prompts) -> rows`."""
+
     def begin(params: PyTree, prompts: Prompts) -> Rows:
         rows = begun(model, params, prompts)
         if mesh is None:
@@ -175,32 +177,35 @@ def _begin(model: Model, mesh: Mesh | None) -> Callable[..., Rows]:
         fetched = {name: x for name, x in rows._asdict().items() if name != "cache"}
         return rows._replace(**jax.lax.with_sharding_constraint(fetched, replicated))
 
-    return _inside(mesh, jax.jit(begin))
+    return inside(mesh, jax.jit(begin))
 
 
 @functools.lru_cache(maxsize=32)
-def _advance(model: Model, decoding: Decoding, mesh: Mesh | None, placed: _Placed) -> Callable[..., Rows]:
+def advancing(model: Model, decoding: Decoding, mesh: Mesh | None, placed: Placed) -> Callable[..., Rows]:
+    """Return the program `(params, rows, key, num_tokens, num_ends) -> rows`."""
     advance = functools.partial(advanced, model, decoding)
-    return _inside(mesh, jax.jit(advance, out_shardings=placed.shardings, donate_argnums=1))
+    return inside(mesh, jax.jit(advance, out_shardings=placed.shardings, donate_argnums=1))
 
 
 @functools.lru_cache(maxsize=32)
-def _refill(model: Model, mesh: Mesh | None, placed: _Placed) -> Callable[..., Rows]:
+def refilling(model: Model, mesh: Mesh | None, placed: Placed) -> Callable[..., Rows]:
+    """Return the program `(params, rows, prompts, slots) -> rows`, with new prompts in some slots."""
+
     def refill(params: PyTree, rows: Rows, prompts: Prompts, slots: jax.Array) -> Rows:
         new = begun(model, params, prompts)
         return jax.tree.map(lambda x, row: x.at[slots].set(row, mode="drop"), rows, new)
 
-    return _inside(mesh, jax.jit(refill, out_shardings=placed.shardings, donate_argnums=1))
+    return inside(mesh, jax.jit(refill, out_shardings=placed.shardings, donate_argnums=1))
 
 
 @functools.lru_cache(maxsize=32)
 def _search(model: Model, decoding: Decoding, mesh: Mesh | None) -> Callable[..., Any]:
     shardings = None if mesh is None else NamedSharding(mesh, P())
     search = functools.partial(beam_search, model, decoding)
-    return _inside(mesh, jax.jit(search, out_shardings=shardings))
+    return inside(mesh, jax.jit(search, out_shardings=shardings))
 
 
-def _inside(mesh: Mesh | None, program: Callable[..., Any]) -> Callable[..., Any]:
+def inside(mesh: Mesh | None, program: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls a program inside the mesh, for models that constrain by bare specs."""
 
     def call(*arguments: Any) -> Any:

@@ -75,6 +75,7 @@ def stream(
     length: int | None = None,
     slots: int = 8,
     every: int = 16,
+    first: int = 0,
 ) -> Iterator[Piece]:
     """Yield the new tokens of all prompts as they are made, a `Piece` for a prompt after the other.
 
@@ -89,6 +90,7 @@ def stream(
       length: As in `generate`.
       slots: As in `generate`.
       every: The number of tokens that each row gets before they are fetched and free rows get new prompts.
+      first: The number of the first prompt, if those before it were done by another call.
 
     Raises:
       UsageError: As `generate`.
@@ -99,30 +101,50 @@ def stream(
       >>> [(len(piece.tokens), piece.is_last) for piece in pieces]
       [(2, False), (2, False), (1, True)]
     """
-    key, mesh = key_of(as_seed(seed)), _mesh_of(params)
+    key, mesh = key_of(as_seed(seed)), mesh_of(params)
     sizes = _sizes(model, prompts, decoding, length, slots, mesh)
     if mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1:
-        process.compare("what is generated", lambda: _facts(prompts, decoding, sizes, seed, every))
-    queue = enumerate(_checked(prompts, sizes))
+        facts: dict[str, object] = {
+            "decoding": decoding,
+            "sizes": sizes,
+            "seed": seed,
+            "every": every,
+            "first": first,
+        }
+        process.compare("what is generated", lambda: _facts(prompts, facts))
+    queue = enumerate(_checked(prompts, sizes, first), first)
     if decoding.beams > 1:
         return searched(model, decoding, params, mesh, sizes, queue)
     return pieces_of(model, decoding, params, mesh, sizes, queue, key, every)
 
 
-def _facts(
-    prompts: Iterable[Prompt], decoding: Decoding, sizes: Sizes, seed: int, every: int
-) -> dict[str, str]:
+def _facts(prompts: Iterable[Prompt], facts: dict[str, object]) -> dict[str, str]:
     """Return what all processes must agree on; an iterator's prompts are not read for it."""
     read = [np.asarray(prompt).tolist() for prompt in prompts] if isinstance(prompts, Sized) else "iterator"
-    given = {"prompts": read, "decoding": decoding, "sizes": sizes, "seed": seed, "every": every}
-    return {name: repr(value) for name, value in given.items()}
+    return {name: repr(value) for name, value in {"prompts": read, **facts}.items()}
 
 
-def _mesh_of(params: PyTree) -> Mesh | None:
+def mesh_of(params: PyTree) -> Mesh | None:
     """Return the mesh that the parameters are on; None if they are on no mesh."""
     placed = (x.sharding for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
     named = (each.mesh for each in placed if isinstance(each, NamedSharding))
     return next((mesh for mesh in named if isinstance(mesh, Mesh)), None)
+
+
+def length_for(model: Model, prompts: Iterable[Prompt], decoding: Decoding) -> int:
+    """Return the bound of the length of rows that holds the longest of these prompts, a power of two.
+
+    Args:
+      model: The model.
+      prompts: The prompts.
+      decoding: How many tokens follow each.
+    """
+    longest = max((len(prompt) for prompt in prompts if isinstance(prompt, Sized)), default=1)
+    length = longest if model.encode else longest + decoding.max_new_tokens
+    bound = max(64, 1 << (length - 1).bit_length())
+    if model.positions is not None and model.encode is None:
+        bound = max(length, min(bound, model.positions))
+    return bound
 
 
 def _sizes(
@@ -138,12 +160,7 @@ def _sizes(
     if length is None:
         if not isinstance(prompts, Sized):
             raise UsageError("an iterator of prompts needs the bound of their length: give length=1024.")
-        longest = max((len(prompt) for prompt in prompts if isinstance(prompt, Sized)), default=1)
-        length = longest if model.encode else longest + new
-        bound = max(64, 1 << (length - 1).bit_length())
-        if model.positions is not None and model.encode is None:
-            bound = max(length, min(bound, model.positions))
-        length = bound
+        length = length_for(model, prompts, decoding)
     if slots < 1:
         raise UsageError(f"slots={slots}: expected at least 1.")
     if model.encode is not None:
@@ -154,9 +171,9 @@ def _sizes(
     return Sizes.of(mesh, length, 0, length - new, new, slots)
 
 
-def _checked(prompts: Iterable[Prompt], sizes: Sizes) -> Iterator[np.ndarray]:
+def _checked(prompts: Iterable[Prompt], sizes: Sizes, first: int) -> Iterator[np.ndarray]:
     """Yield the prompts as int32[n]."""
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, first):
         array = np.asarray(prompt)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
             raise UsageError(

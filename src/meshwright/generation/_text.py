@@ -73,13 +73,13 @@ class _HuggingFace:
     """A tokenizer of the package `tokenizers`, whose `encode` returns an object with `ids`."""
 
     def __init__(self, inner: Any):
-        self._inner = inner
+        self.inner = inner
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._inner.encode(text).ids)
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self.inner.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._inner.decode([int(token) for token in tokens])
+        return self.inner.decode([int(token) for token in tokens])
 
 
 def tokenizer_of(given: Any) -> Tokenizer:

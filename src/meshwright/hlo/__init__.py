@@ -5,7 +5,7 @@ count one thing each: products, kernels, collectives. `_files` and `_graph` writ
 import ground rooms only. To support a new HLO operation, change the file that counts it.
 """
 
-from meshwright.hlo._collectives import Collective, collectives
+from meshwright.hlo._collectives import Collective, axes_written, collectives
 from meshwright.hlo._files import save_hlo
 from meshwright.hlo._kernels import Kernel, kernels, memory_traffic
 from meshwright.hlo._program import collective_of
@@ -13,6 +13,7 @@ from meshwright.hlo._program import collective_of
 __all__ = [
     "Collective",
     "Kernel",
+    "axes_written",
     "collective_of",
     "collectives",
     "kernels",

@@ -3,8 +3,9 @@
 %all-gather.3 = f32[8,128]{1,0} all-gather(%p), replica_groups=[4,2]<=[8], dimensions={1}
 """
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from meshwright.hlo._executions import Execution, executions
-from meshwright.hlo._groups import Groups, device_groups, places_of
+from meshwright.hlo._groups import Groups, device_groups, groups_written, places_of
 from meshwright.hlo._program import Computation, Instruction, Program, collective_of, nbytes, parse
 
 MAX_SOURCE = 80  # letters
@@ -79,6 +80,27 @@ def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) ->
         for each in exchanging(program, run)
     ]
     return [each for each in found if each.group_size > 1]
+
+
+def axes_written(written: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the mesh axes along which the devices of a collective differ.
+
+    Args:
+      written: The groups of devices as in an HLO text, such as `replica_groups={{0,1},{2,3}}`.
+      sizes: The size of each mesh axis, in order.
+
+    Raises:
+      ValueError: The groups are written in an unknown form, or have devices that the mesh does not have.
+
+    Example:
+      >>> mw.hlo.axes_written("replica_groups={{0,1},{2,3}}", {"data": 2, "fsdp": 2})
+      ('fsdp',)
+    """
+    shape = tuple(sizes.values())
+    groups = groups_written(written, math.prod(shape))
+    members = np.array([device for group in groups for device in group], int)
+    firsts = np.array([group[0] for group in groups for _ in group], int)
+    return _axes_between(members, firsts, tuple(sizes), shape)
 
 
 class Exchange(NamedTuple):
@@ -169,5 +191,11 @@ def _hosts(mesh: Mesh, devices_per_host: int | None) -> np.ndarray:
 
 def _axes(members: np.ndarray, firsts: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
     """Return the axes along which devices differ from the first ones of their groups."""
-    places = zip(*(np.unravel_index(each, mesh.devices.shape) for each in (members, firsts)), strict=True)
-    return tuple(axis for axis, (x, y) in zip(mesh.axis_names, places, strict=True) if np.any(x != y))
+    return _axes_between(members, firsts, mesh.axis_names, mesh.devices.shape)
+
+
+def _axes_between(
+    members: np.ndarray, firsts: np.ndarray, names: Sequence[str], shape: tuple[int, ...]
+) -> tuple[str, ...]:
+    places = zip(*(np.unravel_index(each, shape) for each in (members, firsts)), strict=True)
+    return tuple(axis for axis, (x, y) in zip(names, places, strict=True) if np.any(x != y))

@@ -61,11 +61,18 @@ def device_groups(op: Instruction, places: np.ndarray) -> Groups:
     """
     if target := re.search(r'_xla_megascale_target=(\{\{.*?\}\}|"[^"]*")', op.attributes):
         return [[int(places[n // SLICE - 1, n % SLICE]) for n in group] for group in _over_slices(target[1])]
-    return [places[0, list(group)].tolist() for group in _in_slice(op, places.shape[1])]
+    return [
+        places[0, list(group)].tolist()
+        for group in groups_written(op.attributes, places.shape[1], f"{op.opcode} {op.name}")
+    ]
 
 
-def _in_slice(op: Instruction, num_devices: int) -> Groups:
-    written = op.attributes
+def groups_written(written: str, num_devices: int, of: str = "a collective") -> Groups:
+    """Return the groups of devices in the attributes of a collective, as the program of a slice numbers them.
+
+    Raises:
+      ValueError: The groups are written in an unknown form.
+    """
     if pairs := re.search(r'source_target_pairs="?\{([\d,{}]*)\}', written):
         return _connected(_listed(pairs[1]))
     if listed := re.search(r"replica_groups=\{([\d,{}]*)\}", written):
@@ -74,7 +81,7 @@ def _in_slice(op: Instruction, num_devices: int) -> Groups:
         return _order(rows[2]).reshape(_ints(rows[1])).tolist()
     if named := re.search(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\((\S*)\))? \{([^}]*)\}", written):
         return _along_axes(*named.groups(default=""))
-    raise ValueError(f"cannot read the devices of {op.opcode} {op.name}: {written[:300]}")
+    raise ValueError(f"cannot read the devices of {of}: {written[:300]}")
 
 
 def _over_slices(target: str) -> Groups:

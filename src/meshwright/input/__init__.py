@@ -13,12 +13,14 @@ from meshwright.input._device import as_global, local_rows
 from meshwright.input._facts import facts_of
 from meshwright.input._kinds import by_epoch, is_indexed
 from meshwright.input._mapped import mapped
-from meshwright.input._order import record_ids
+from meshwright.input._mixture import Mixture, mixture
+from meshwright.input._order import examples_at, record_ids
 from meshwright.input._ordered import each_example
 from meshwright.input._padded import numbered_batches, padded_batches, some_rows
 from meshwright.input._protocol import DataIterator, Source
 from meshwright.input._samples import num_epochs_of, of_epoch, readable_again
 from meshwright.input._source import Arrays, as_source, num_examples, read_rows
+from meshwright.input._text import Text, text
 
 __all__ = [
     "Arrays",
@@ -27,16 +29,20 @@ __all__ = [
     "Bucketed",
     "Collate",
     "DataIterator",
+    "Mixture",
     "Source",
+    "Text",
     "as_global",
     "as_source",
     "batches",
     "by_epoch",
     "each_example",
+    "examples_at",
     "facts_of",
     "is_indexed",
     "local_rows",
     "mapped",
+    "mixture",
     "num_epochs_of",
     "num_examples",
     "numbered_batches",
@@ -46,4 +52,5 @@ __all__ = [
     "readable_again",
     "record_ids",
     "some_rows",
+    "text",
 ]

@@ -23,14 +23,18 @@ from meshwright.input._batched import Batched
 from meshwright.input._collate import Collate
 from meshwright.input._device import local_rows, placing
 from meshwright.input._facts import facts_of
+from meshwright.input._mixture import Mixture
 from meshwright.input._protocol import Source
 from meshwright.input._reading import reader, shapes_of, shapes_text, without
 from meshwright.input._samples import leave, readable_again, samples_of, shares
-from meshwright.input._source import num_examples, num_threads_for
+from meshwright.input._source import PartSource, num_examples, num_threads_for
 from meshwright.input._stretches import Position, from_json
+from meshwright.input._text import Text
 from meshwright.input._together import in_step
 from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained
+
+_OF_DATA = "seed", "num_examples", "lengths", "data", "shares"
 
 Results = Generator[tuple[PyTree, Position], None, None]
 """Batches, each with the position after it."""
@@ -61,7 +65,7 @@ class Batches:
         self._position = Position(0, 0)  # after the batch returned last: the whole state
         self._ahead: Results | None = None
         self._peeked: tuple[PyTree, Position] | None = None
-        self._source: Source | None = None  # source of the first examples that are read
+        self._source: Source | PartSource | None = None  # source of the first examples that are read
         self._facts: dict[str, str] | None = None
         self._are_local = isinstance(examples, Batched) and examples.rows == "local"
         self._in_agreement = _agreement(examples, self._are_local, is_of_all)
@@ -148,9 +152,10 @@ class Batches:
           InputError: The state belongs to another seed or another number of examples; continuing would repeat
             some examples and leave out others.
         """
-        _check_same_data(state, self.get_state())
         epoch, samples, inner = state.get("epoch", 0), state["samples"], from_json(state.get("state"))
-        self._position = Position(int(epoch), int(samples), inner)
+        position = Position(int(epoch), int(samples), inner)
+        _check_same_data(state, self._samples.state(position))
+        self._position = position
         self._forget_ahead()
 
     def close(self) -> None:
@@ -185,7 +190,7 @@ class Batches:
 
 
 def _check_same_data(state: dict[str, Any], mine: dict[str, Any]) -> None:
-    changed = [key for key in ("seed", "num_examples", "lengths") if state.get(key) != mine.get(key)]
+    changed = [key for key in _OF_DATA if state.get(key) != mine.get(key)]
     if changed:
         raise InputError(
             "the data changed since the checkpoint: "
@@ -205,7 +210,8 @@ def _agreement(examples: Any, are_local: bool, is_of_all: bool) -> Callable[[Res
     """
     if are_local:
         return _all_have_one if jax.process_count() > 1 else lambda results: results
-    return _ending_together if is_of_all and num_examples(examples) is None else lambda results: results
+    is_known = isinstance(examples, Text | Mixture) or num_examples(examples) is not None
+    return _ending_together if is_of_all and not is_known else lambda results: results
 
 
 def _all_have_one(results: Results) -> Results:
@@ -249,6 +255,7 @@ def batches(
           `set_state`); without these, the used examples are read again and skipped. Each process reads all of
           it and keeps its rows of each batch. One thread at a time reads from it.
         - An iterator with `get_state` and `set_state`, which is read once: the data end with it.
+        - What `text` or `mixture` returns.
         - A `Batched` (a loader's batches), a `Bucketed` (examples of several lengths) or `mapped(...)`.
       batch_size: Number of examples in a batch, over all processes.
       sharding: Split of the first dimension of each array, `Layout.batch_sharding`.

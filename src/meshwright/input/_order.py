@@ -12,6 +12,8 @@ about a tenth of a millisecond. `Order` computes a few thousand at once, which c
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +69,23 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
         ids[outside] = _feistel(ids[outside], table, keys[:, outside])
         outside = outside[ids[outside] >= num_records]
     return ids.astype(np.int64)
+
+
+def examples_at(position: Mapping[str, Any], num_samples: int) -> np.ndarray | None:
+    """Return the numbers of the examples that batches read next, int64[k]; None if examples have no numbers.
+
+    Args:
+      position: The state of batches, as their `get_state` returns it.
+      num_samples: How many examples.
+
+    Example:
+      >>> mw.input.examples_at({"samples": 3, "seed": None, "num_examples": 4}, 2)
+      array([3, 0])
+    """
+    if position.keys() != {"samples", "seed", "num_examples"} or not position["num_examples"]:
+        return None
+    positions = np.arange(position["samples"], position["samples"] + num_samples)
+    return record_ids(positions, position["num_examples"], position["seed"])
 
 
 def _feistel(x: Uint64s, table: tuple[int, int], keys: Uint64s) -> Uint64s:

@@ -1,9 +1,9 @@
 """The samples of a run, in order from any position on, and the batches that they fill.
 
 Samples come in stretches. Examples that can be indexed are one stretch, which runs over all epochs in the
-order of `_order.py`. All other examples have one stretch per epoch. It is shuffled if a function returns
-examples that can be indexed; otherwise it has its own order, and continuing inside it means setting the
-iterator's state, or skipping.
+order of `_order.py`; so are texts and mixtures, whose samples have numbers (`_counted.py`). All other
+examples have one stretch per epoch. It is shuffled if a function returns examples that can be indexed;
+otherwise it has its own order, and continuing inside it means setting the iterator's state, or skipping.
 """
 
 import math
@@ -18,13 +18,16 @@ from meshwright.errors import ExamplesError, InputError
 from meshwright.input._batched import Batched, Once, check_readable_again
 from meshwright.input._bucketed import Bucketed
 from meshwright.input._buckets import Buckets
+from meshwright.input._counted import CountedRows, CountedSamples
 from meshwright.input._kinds import by_epoch, is_indexed, iterated
 from meshwright.input._loaders import check_not_batched
 from meshwright.input._mapped import MappedIterable, seeded
+from meshwright.input._mixture import MixedSamples, Mixture
 from meshwright.input._order import Order
 from meshwright.input._protocol import Source
 from meshwright.input._source import Part, as_source, unreadable
 from meshwright.input._stretches import Indexed, Iterated, Position, Ready, Stretch, as_json
+from meshwright.input._text import Text
 
 
 class Samples(Protocol):
@@ -52,6 +55,10 @@ def samples_of(examples: Any, seed: int | None, epochs: int | None, map_seed: tu
       ExamplesError: They are of an unknown kind, or there are none.
     """
     examples = readable_again(examples, epochs)
+    if isinstance(examples, Text):
+        return CountedSamples(CountedRows(examples, seed), seed, epochs)
+    if isinstance(examples, Mixture):
+        return MixedSamples(examples, seed, epochs, map_seed)
     if isinstance(examples, Bucketed):
         return Buckets(seeded(examples, map_seed), seed, epochs)
     if is_indexed(examples):
@@ -120,6 +127,8 @@ def of_epoch(examples: Any, epoch: int) -> Any:
     """
     if isinstance(examples, Batched):
         return replace(examples, loader=of_epoch(examples.loader, epoch))
+    if isinstance(examples, Text | Mixture):
+        return examples.of_epoch(epoch)
     if callable(examples) and not is_indexed(examples):
         return partial(by_epoch(examples), epoch)
     return examples

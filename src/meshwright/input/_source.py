@@ -122,7 +122,7 @@ def num_threads_for(examples: Any, collate: Collate | None) -> int:
 class Part(NamedTuple):
     """Some examples of a source."""
 
-    source: Source
+    source: "Source | PartSource"
     """The source."""
     ids: np.ndarray
     """Numbers of the examples, int64[k]."""

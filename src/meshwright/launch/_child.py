@@ -18,14 +18,15 @@ LAST_LINES = 20
 _CHATTER = "[Gloo] Rank "
 """Start of the lines that JAX's CPU collectives print, from C++, when they connect. They are not shown."""
 # On Linux a process can ask to be killed when its parent ends (PR_SET_PDEATHSIG). The request survives
-# `exec`, and so does Python's ignoring of SIGPIPE, which is undone here. `preexec_fn` could make the same
-# request, but is not safe where there are threads.
+# `exec`, and so do Python's ignoring of SIGPIPE and the blocking of SIGINT by Ray, which are undone here.
+# `preexec_fn` could make the same request, but is not safe where there are threads.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the launcher is gone")
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 

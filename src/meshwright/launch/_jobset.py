@@ -13,7 +13,7 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-polic
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +174,7 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
         "name": "main",
         "image": pods.image,
         # No shell: as the container's first process it would not pass SIGTERM on.
-        "command": list(job.command),
+        "command": _command(job, mounts),
         "ports": [{"containerPort": _PORT}],
         "env": _variables(job, pods, per_job),
         **({"resources": {"limits": resources}} if resources else {}),
@@ -194,10 +194,20 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
     }
 
 
+def _command(job: Job, mounts: Mapping[str, str]) -> list[str]:
+    """Return the command of a pod. On a volume, pods leave their ends for the summary."""
+    if not mounts:
+        return list(job.command)
+    pod = ["meshwright", "launch", "pod", "--name", job.name, "--shared", next(iter(mounts.values()))]
+    return [*pod, "--", *job.command]
+
+
 def _variables(job: Job, pods: Pods, per_job: int) -> list[dict[str, Any]]:
+    start = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
     variables = [
         {"name": "JAX_COORDINATOR_ADDRESS", "value": f"{job.name}-{_WORKERS}-0-0.{job.name}:{_PORT}"},
         {"name": "JAX_NUM_PROCESSES", "value": str(job.num_processes)},
+        {"name": "MESHWRIGHT_START", "valueFrom": {"fieldRef": {"fieldPath": start}}},
     ]
     if pods.replicas == 1:
         index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"

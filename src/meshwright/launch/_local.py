@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from meshwright.errors import UsageError
+from meshwright.launch._ahead import at_lowest_priority, compiling_ahead
 from meshwright.launch._child import Child
 from meshwright.launch._look_out import looking_out
 from meshwright.launch._process import News, Show
@@ -33,6 +34,7 @@ def launch_local(
     grace_seconds: float = GRACE_SECONDS,
     restarts: int = 0,
     min_processes: int | None = None,
+    compile_ahead: bool = True,
     logs: str | Path | None = None,
 ) -> int:
     """Run `command` in `num_processes` processes that find each other, and return one exit code for all.
@@ -54,6 +56,8 @@ def launch_local(
       restarts: Largest number of restarts in a row without a newer checkpoint between them.
       min_processes: The run goes on without the processes that failed, but with at least this number; None to
         start always the same number.
+      compile_ahead: While the run trains on CPUs, compile its step for one process fewer, if `min_processes`
+        allows so few, at the lowest priority. So a start after a failure need not compile.
       logs: Directory for a file with the output of each process; None for no files.
 
     Returns:
@@ -71,11 +75,12 @@ def launch_local(
     """
     check(grace_seconds, num_processes, restarts, min_processes)
     check_command(command)
+    fewest = min_processes or num_processes
     with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory:
         progress = Path(directory, "progress")
         with looking_out(progress, say):
             return supervise(
-                partial(_place, command, devices_per_process, progress),
+                partial(_place, command, devices_per_process, progress, fewest if compile_ahead else None),
                 num_processes,
                 grace_seconds=grace_seconds,
                 restarts=restarts,
@@ -108,6 +113,8 @@ class Here:
     """`host:port` at which process 0 will listen."""
     first: int = 0
     """Number of the first process on this machine."""
+    only_compiles: bool = False
+    """Whether processes compile for the cache at the lowest priority, and do nothing else."""
 
     def start(self, number: int, news: News, show: Show) -> Child:
         """Start a process."""
@@ -119,8 +126,10 @@ class Here:
             "JAX_PROCESS_ID": str(number),
             "MESHWRIGHT_PROGRESS": str(self.progress),
             **_own_devices(number - self.first, self.devices_per_process),
+            **({"MESHWRIGHT_ONLY_COMPILE": "1"} if self.only_compiles else {}),
         }
-        return Child(number, self.command, environ, news, show)
+        command = at_lowest_priority(self.command) if self.only_compiles else self.command
+        return Child(number, command, environ, news, show)
 
     def saved(self) -> int | None:
         """Return the newest step that process 0 has reported; None for none."""
@@ -132,10 +141,31 @@ def _place(
     command: Sequence[str],
     devices_per_process: int | None,
     progress: Path,
+    compile_for_at_least: int | None,
     num_processes: int,
     is_stopped: Callable[[], bool],
 ) -> Iterator[Here]:
-    yield Here(command, num_processes, devices_per_process, progress, f"127.0.0.1:{free_port()}")
+    """Yield the place for one start.
+
+    Args:
+      command: The program and its arguments.
+      devices_per_process: As in `launch_local`.
+      progress: The file in which process 0 reports.
+      compile_for_at_least: The smallest number of processes to compile ahead for; None for no compiling.
+      num_processes: The number of processes of this start.
+      is_stopped: Not used: this place never waits.
+    """
+
+    def place(number: int, *, only_compiles: bool = False) -> Here:
+        reported = progress.with_name("of-compiling") if only_compiles else progress
+        address = f"127.0.0.1:{free_port()}"
+        return Here(command, number, devices_per_process, reported, address, only_compiles=only_compiles)
+
+    with contextlib.ExitStack() as stack:
+        if compile_for_at_least is not None and num_processes > compile_for_at_least:
+            fewer = partial(place, only_compiles=True)
+            stack.enter_context(compiling_ahead(progress, fewer, num_processes - 1, say))
+        yield place(num_processes)
 
 
 def read_progress(path: Path) -> int | None:

@@ -72,6 +72,7 @@ class Output:
             self._is_closed.wait(_WAIT_SECONDS)
             self._has_lines.clear()
             self.flush()
+        self.flush()  # what came while the lines before were printed
 
 
 class Lines:

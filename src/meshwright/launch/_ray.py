@@ -146,7 +146,7 @@ class Remote:
         self.number, self.host, self.exit_code = number, host, 0
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.saved: int | None = None
-        self._ray, self._actor, self._show = ray, actor, show
+        self._ray, self._actor, self._show, self._is_killed = ray, actor, show, False
         self._thread = threading.Thread(target=self._follow, args=(news,), daemon=True)
         self._thread.start()
 
@@ -155,6 +155,7 @@ class Remote:
 
     def kill(self) -> None:
         """Kill the actor, which takes its process along."""
+        self._is_killed = True
         with contextlib.suppress(Exception):
             self._ray.kill(self._actor)
 
@@ -168,7 +169,8 @@ class Remote:
             try:
                 lines, code, saved = self._ray.get(self._actor.poll.remote(), timeout=_SILENT_SECONDS)
             except (self._ray.exceptions.RayError, TimeoutError) as error:
-                lines, code, saved = [(f"lost by Ray: {type(error).__name__}", True)], -signal.SIGKILL, None
+                lines = [] if self._is_killed else [(f"lost by Ray: {type(error).__name__}", True)]
+                code, saved = -signal.SIGKILL, None
             for line, is_error in lines:
                 self.last_lines.append(line)
                 self._show(self.number, line, sys.stderr if is_error else sys.stdout)
@@ -192,7 +194,10 @@ class Cluster:
             "JAX_PROCESS_ID": str(number),
         }
         actor = self._actors[number]
-        host = self._ray.get(actor.start.remote(number, self._command, environ))
+        try:
+            host = self._ray.get(actor.start.remote(number, self._command, environ))
+        except self._ray.exceptions.RayError:
+            host = "an actor that Ray lost as it began"  # the next poll says so
         remote = Remote(self._ray, actor, number, host, news, show)
         self._first = self._first or remote
         return remote

@@ -33,6 +33,11 @@ export MESHWRIGHT_PROGRESS="${{SLURM_SUBMIT_DIR:-$PWD}}/.progress-$SLURM_JOB_ID"
 ends="$MESHWRIGHT_PROGRESS.ends"
 trap 'rm -f "$MESHWRIGHT_PROGRESS" "$ends"' EXIT
 saved() {{ cat "$MESHWRIGHT_PROGRESS" 2>/dev/null || echo -1; }}
+saved_text() {{ [ "$(saved)" = -1 ] && echo none || echo "of step $(saved)"; }}
+give_up() {{
+    say "to go on from the newest checkpoint ($(saved_text)): scontrol requeue $SLURM_JOB_ID"
+    exit "$1"
+}}
 say() {{ echo "meshwright launch: $*" >&2; }}
 
 # srun kills all tasks when one ends with another code than 0. So a task that has stopped and saved, {again},
@@ -49,6 +54,8 @@ report() {{
     # Its lines begin with its number, in the files of the job.
     scontrol show job "$SLURM_JOB_ID" | sed -nE 's/^ *Std(Out|Err)=//p' | sort -u |
         xargs -d '\n' grep -hsE "^ *$number: " | tail -n 10
+    codes=$(cut -d' ' -f1 "$ends" | sort | uniq -c | sed -E 's/ *(.+) (.+)/ \\1 × \\2,/' | tr -d '\\n')
+    say "of {number} processes, exit codes:$codes the others were killed. Newest checkpoint: $(saved_text)."
 }}
 stop_tasks() {{
     until squeue -hs -j "$SLURM_JOB_ID" -o %i | grep -q '\\.[0-9]'; do  # the tasks are not started yet
@@ -80,14 +87,15 @@ while true; do
     [ $code = 0 ] || report
     [ "$told_to_end" ] && exit $code
     case $code in
-        0 | {final}) exit $code ;;
+        0) exit 0 ;;
+        {final}) give_up $code ;;
         {again}) requeue ;;  # the time is up, or other jobs go first
     esac
     [ "$time_is_up" ] && requeue
     [ "$(saved)" -gt "$before" ] && restarts=0
     if [ $restarts -ge {restarts} ]; then
         say "failed with exit code $code; {restarts} restarts brought no newer checkpoint."
-        exit $code
+        give_up $code
     fi
     restarts=$((restarts + 1))
     say "failed with exit code $code; restart $restarts of {restarts} in this allocation."
@@ -140,6 +148,7 @@ def slurm_script(job: Job, sbatch: Sequence[str] = (), srun: Sequence[str] = ())
         again=EXIT_AGAIN,
         peers=EXIT_PEERS,
         restarts=job.restarts,
+        number=job.num_processes,
     )
 
 

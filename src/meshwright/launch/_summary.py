@@ -49,16 +49,23 @@ def code_of(first: Outcome) -> int:
     return code if code > 0 else 128 - code
 
 
-def summary(processes: Sequence[Outcome], ended: Sequence[Outcome], saved: int | None) -> str:
+def summary(
+    processes: Sequence[Outcome],
+    ended: Sequence[Outcome],
+    saved: int | None,
+    *,
+    silent: str = "killed by the launcher",
+) -> str:
     """Return the summary of a launch that failed.
 
     Args:
       processes: All processes.
       ended: The processes that ended by themselves, in the order of their ends.
       saved: Step of the newest checkpoint; None if the launcher knows of none.
+      silent: Says what became of the processes that did not end by themselves.
     """
     first, total = causes(ended)[0], len(processes)
-    end = _end(first.exit_code)
+    end = end_text(first.exit_code)
     what = (
         f"failed first, with {end}"
         if has_failed(first)
@@ -71,7 +78,7 @@ def summary(processes: Sequence[Outcome], ended: Sequence[Outcome], saved: int |
     others = defaultdict(list)
     for process in processes:
         if process is not first:
-            end = _end(process.exit_code) if process in ended else "killed by the launcher"
+            end = end_text(process.exit_code) if process in ended else silent
             others[end].append(process.number)
     lines += [f"process {ranges(numbers, total)}: {end}" for end, numbers in others.items()]
     if saved is not None:
@@ -90,7 +97,8 @@ def _fails_for_another(process: Outcome) -> bool:
     return process.exit_code in (-signal.SIGABRT, EXIT_FAILED) and is_told
 
 
-def _end(exit_code: int) -> str:
+def end_text(exit_code: int) -> str:
+    """Return how a process ended, as text: its exit code or the signal."""
     if exit_code < 0:
         return f"signal {signal.Signals(-exit_code).name}"
     meaning = {EXIT_PEERS: " (another process was gone)", EXIT_AGAIN: " (stopped, all is saved)"}

@@ -138,9 +138,10 @@ def installed(package: str, attribute: str) -> Any:
     try:
         found = importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:
+        if error.name is None or not f"{package}.".startswith(f"{error.name}."):
             raise
         found = None
     if not hasattr(found, attribute):
-        raise UsageError(f"{package} is not installed.\n  Install it: pip install 'meshwright[{package}]'.")
+        extra = package.partition(".")[0]
+        raise UsageError(f"{package} is not installed.\n  Install it: pip install 'meshwright[{extra}]'.")
     return found

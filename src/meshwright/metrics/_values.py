@@ -132,7 +132,8 @@ def _summed(packed: list[Packed]) -> dict[str, Mean | Histogram]:
     found: dict[str, Mean | Histogram] = {}
     first = packed[0]
     if first.means is not None:
-        totals, counts = np.stack([np.asarray(one.means) for one in packed]).sum(0, np.float64).tolist()
+        with np.errstate(invalid="ignore"):  # infinity and minus infinity are NaN together
+            totals, counts = np.stack([np.asarray(one.means) for one in packed]).sum(0, np.float64).tolist()
         found |= dict(zip(first.mean_names, map(Mean, totals, counts), strict=True))
     if first.histograms is not None:
         parts = np.stack([one.histograms.parts for one in packed]).astype(np.float64)  # type: ignore[union-attr]

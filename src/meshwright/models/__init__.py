@@ -2,12 +2,25 @@
 
 `decoder`, `gpt2` and `t5` are one file of plain functions each: `init`, `logits` and the parts of a layer.
 `_with_cache` lets them generate.
-`_map` has the table of names and shapes, `hugging_face` the tables for Hugging Face's models. May import
-`formats` and the rooms below it. Add a model as a file of its own, and its table to `hugging_face`.
+`_map` has the table of names and shapes, `hugging_face` the tables for Hugging Face's models, `t5x` those for
+T5 of T5X. `gguf` writes files for llama.cpp. May import `formats` and the rooms below it. Add a model as a
+file of its own, and its table to `hugging_face`.
 """
 
-from meshwright.models import decoder, gpt2, hugging_face, t5
+from meshwright.models import decoder, gguf, gpt2, hugging_face, t5, t5x
 from meshwright.models._map import Map, Reshape, Row, Transpose
 from meshwright.models._with_cache import with_cache
 
-__all__ = ["Map", "Reshape", "Row", "Transpose", "decoder", "gpt2", "hugging_face", "t5", "with_cache"]
+__all__ = [
+    "Map",
+    "Reshape",
+    "Row",
+    "Transpose",
+    "decoder",
+    "gguf",
+    "gpt2",
+    "hugging_face",
+    "t5",
+    "t5x",
+    "with_cache",
+]

@@ -147,14 +147,14 @@ class Config:
 
     def layer_frequencies(self) -> np.ndarray:
         """Return the angle per position of each pair of features, in radians: float32[L, H / 2]."""
-        return np.stack([rope.frequencies(self.head_size) for rope in _cycled(self.ropes, self.layers)])
+        return np.stack([rope.frequencies(self.head_size) for rope in cycled(self.ropes, self.layers)])
 
     def layer_windows(self) -> np.ndarray | None:
         """Return the number of positions that each layer attends to, int32[L]; None if none has a window."""
         if not any(self.windows):
             return None
         endless = np.iinfo(np.int32).max
-        return np.array([size or endless for size in _cycled(self.windows, self.layers)], np.int32)
+        return np.array([size or endless for size in cycled(self.windows, self.layers)], np.int32)
 
 
 def check_sizes(cfg: Any, *names: str) -> None:
@@ -234,5 +234,5 @@ _SIZES = {
 }
 
 
-def _cycled(pattern: Sequence[T], length: int) -> Iterator[T]:
+def cycled(pattern: Sequence[T], length: int) -> Iterator[T]:
     return itertools.islice(itertools.cycle(pattern), length)

@@ -62,6 +62,9 @@ class Row:
     """Changes from theirs to ours, in order, applied to each layer."""
     sizes: tuple[int, ...] = ()
     """The sizes of the parts along our last dimension, if `ours` has several names."""
+    layers_dim: int | None = None
+    """The dimension of their array along which it holds all layers, as models of Flax that scan over layers
+    have it; None if theirs is the array of one layer, or of none."""
 
     def __post_init__(self) -> None:
         if len(self.sizes) != (0 if isinstance(self.ours, str) else len(self.ours)):
@@ -73,7 +76,9 @@ class Row:
             raise UsageError(
                 f"the row of {self.theirs} has several {{}} in {several[0]}; a name has one layer number."
             )
-        if numbered := [name for name in self.names if "{}" in name and "{}" not in self.theirs]:
+        if "{}" in self.theirs and self.layers_dim is not None:
+            raise UsageError(f"the row of {self.theirs} has a {{}} for one layer and layers_dim for all.")
+        if numbered := [name for name in self.names if "{}" in name and not self.has_layers]:
             raise UsageError(
                 f"the row of {self.theirs} has a {{}} only in {numbered[0]}, so there is no number for it."
             )
@@ -82,6 +87,11 @@ class Row:
     def names(self) -> tuple[str, ...]:
         """Return our names, one or several."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    @property
+    def has_layers(self) -> bool:
+        """Return whether their array is one of several layers, or holds several."""
+        return "{}" in self.theirs or self.layers_dim is not None
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class Map:
         theirs = {name: x for name, x in theirs.items() if not compiled(self.ignore)(name)}
         ours: dict[str, LazyArray] = {}
         for row in self.rows:
-            ours |= _to_ours(row, _layers(row.theirs, theirs, source))
+            ours |= _to_ours(row, _apart(row, _layers(row.theirs, theirs, source)))
             if clashing := theirs.keys() & ours.keys():
                 name = min(clashing)
                 raise CheckpointError(
@@ -168,14 +178,28 @@ def _to_ours(row: Row, layers: Layers) -> dict[str, LazyArray]:
 def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyArray]:
     if any(part.keys() != parts[0].keys() for part in parts):
         raise CheckpointError(f"{source} must have the same layers for all of {', '.join(row.names)}.")
-    theirs = {}
+    theirs: Layers = {}
     with _naming(row):
         for layer in parts[0]:
             array = concatenate([part[layer] for part in parts]) if len(parts) > 1 else parts[0][layer]
             for step in reversed(row.steps):
                 array = step.to_theirs(array)
-            theirs[_numbered(row.theirs, layer)] = array
-    return theirs
+            theirs[layer] = array
+        if row.layers_dim is not None and theirs:
+            return {row.theirs: stack(list(theirs.values()), row.layers_dim)}
+    return {_numbered(row.theirs, layer): array for layer, array in theirs.items()}
+
+
+def _apart(row: Row, layers: Layers) -> Layers:
+    """Return the layers of an array that holds all of them along one dimension; others as they are."""
+    if row.layers_dim is None or not layers:
+        return layers
+    array, before = layers[None], (slice(None),) * row.layers_dim
+    if array.ndim <= row.layers_dim:
+        raise CheckpointError(
+            f"{row.theirs} of shape {array.shape} has no dimension {row.layers_dim} for the layers."
+        )
+    return {layer: array[*before, layer] for layer in range(array.shape[row.layers_dim])}
 
 
 @contextmanager
@@ -230,7 +254,7 @@ def _stacked(name: str, layers: Layers) -> dict[str, LazyArray]:
 
 def _unstacked(name: str, row: Row, ours: dict[str, LazyArray], source: Source) -> Layers:
     """Remove an array of ours from `ours`, and return its layers: the inverse of `_stacked`."""
-    if "{}" in name or "{}" not in row.theirs:
+    if "{}" in name or not row.has_layers:
         return _layers(name, ours, source)
     stacked = ours.pop(name, None)
     if stacked is not None and not stacked.shape:

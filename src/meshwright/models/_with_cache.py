@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +37,7 @@ def with_cache(cfg: Config) -> Model:
     """
     for kind, made in _MODELS.items():
         if isinstance(cfg, kind):
-            return made(cfg)
+            return replace(made(cfg), config=cfg)
     raise UsageError(
         f"with_cache takes the config of a reference model; found {type(cfg).__name__}.\n"
         "  For a model of your own, make a mw.generation.Model, or mw.generation.without_cache(logits)."
@@ -61,7 +62,7 @@ def _decoder(cfg: decoder.Config) -> Model:
 def _gpt2(cfg: gpt2.Config) -> Model:
     def apply(params: PyTree, tokens: jax.Array, cache: PyTree, starts: jax.Array) -> tuple[Any, Any]:
         def layer(x: jax.Array, weights: PyTree, cached: nn.CachedAttention) -> jax.Array:
-            return gpt2.block(cfg, weights, x, cached)
+            return gpt2.block(cfg, weights, x, cached=cached)
 
         positions = starts[:, None] + jnp.arange(tokens.shape[1])
         x = embedding_lookup(params["embedding"], tokens) + params["positions"][positions]
@@ -99,11 +100,12 @@ def _t5(cfg: t5.Config) -> Model:
 
     def apply(params: PyTree, tokens: jax.Array, cache: T5Cache, starts: jax.Array) -> tuple[Any, Any]:
         stack, seen = params["decoder"], t5.inputs_only(tokens.shape[1], cache.is_input)
-        bias = t5.position_bias(cfg, stack["position_bias"], bidirectional=False)
+        bias_of = t5.position_biases(cfg, stack, bidirectional=False)
 
         def layer(x: jax.Array, given: Any, cached: nn.CachedAttention) -> jax.Array:
             weights, (keys, values) = given
             normed = t5.rms_norm(cfg, x, weights["attention_norm"])
+            bias = bias_of(weights)
             x = x + t5.attention(cfg, weights, "", normed, normed, bias=bias, causal=True, cached=cached)
             q = t5.heads(cfg, weights["cross_q"], t5.rms_norm(cfg, x, weights["cross_attention_norm"]))
             k, v = keys.swapaxes(1, 2), values.swapaxes(1, 2)

@@ -22,6 +22,7 @@ from meshwright import nn
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
+from meshwright.models._weights import label_weights
 from meshwright.patterns import optional
 from meshwright.sharding import (
     embedding_lookup,
@@ -29,6 +30,7 @@ from meshwright.sharding import (
     match,
     shard_sequence_dim,
     shard_tensor_dim,
+    stages,
 )
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
@@ -51,13 +53,15 @@ __all__ = [
 _ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}
 
 RULES = (
-    match("q|k|v|gate|up", None, "fsdp", "tensor"),
-    match("o|down", None, "tensor", "fsdp"),
-    match(optional("[qkv]_bias"), None, "tensor"),
-    match(optional("embedding"), "tensor", "fsdp"),  # GPT-2 has its own
-    match(optional("head"), "fsdp", "tensor"),
+    match("q|k|v|gate|up", "pipeline", "fsdp", "tensor"),
+    match("o|down", "pipeline", "tensor", "fsdp"),
+    match(optional("[qkv]_bias"), "pipeline", "tensor"),
+    stages(),
+    match(optional("embedding"), "tensor", ("fsdp", "pipeline")),  # GPT-2 has its own
+    match(optional("head"), ("fsdp", "pipeline"), "tensor"),
 )
-"""Megatron's rules: columns in, rows out, so that a block needs one sum over the tensor axis at its end."""
+"""Megatron's rules: columns in, rows out, so that a block needs one sum over the tensor axis at its end.
+Layers are split over `pipeline` into stages. So is what is outside of them, as by `fsdp`."""
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
@@ -143,13 +147,15 @@ def loss(
     """Return the mean loss of a batch, in nats per token.
 
     Each token is predicted from those before it in its segment. Padding and the first token of each segment
-    are not counted. The logits are computed for 256 positions at a time, as `mw.cross_entropy` does.
+    are not counted, and each of the others counts by its weight: sum(weight * loss) / sum(weight). The
+    logits are computed for 256 positions at a time, as `mw.cross_entropy` does.
 
     Args:
       cfg: The config of the model.
       params: The parameters, as `init` returns them.
       batch: `{"tokens": int[B, T]}`; if rows are packed or padded, also `"segments"`, int[B, T], which are
-        numbered from 1; 0 is padding.
+        numbered from 1; 0 is padding. If tokens count differently, also `"weights"`, [B, T], how much each
+        counts as one that is predicted: 0 for those of a question.
       remat: As in `features`.
       gather: How often the head is gathered under `fsdp`, as in `mw.cross_entropy`.
 
@@ -158,10 +164,11 @@ def loss(
     """
     tokens_BT, segments_BT = batch["tokens"], batch.get("segments")
     x_BTD = _features_before(cfg, params, tokens_BT, segments_BT, remat)
-    counts = None
+    is_counted, weights_BT = None, batch.get("weights")
     if segments_BT is not None:
         before, after = segments_BT[:, :-1], segments_BT[:, 1:]
-        counts = (before == after) & (after != 0)
+        is_counted = (before == after) & (after != 0)
+    counts = label_weights(is_counted, None if weights_BT is None else weights_BT[:, 1:])
     cap = cfg.logit_cap
     with jax.named_scope("head"):
         return nn.cross_entropy(
@@ -233,10 +240,9 @@ def features(
     """
     _check_segments(tokens_BT, segments_BT)
 
-    def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
+    def one(inputs: tuple[PyTree, jax.Array, jax.Array | None], x_BTD: jax.Array) -> jax.Array:
         layer, frequencies_H, window = inputs
-        x_BTD = block(cfg, layer, x_BTD, frequencies_H, window, segments_BT)
-        return shard_sequence_dim(x_BTD), None
+        return shard_sequence_dim(block(cfg, layer, x_BTD, frequencies_H, window, segments_BT))
 
     # No common subexpressions can be shared between the iterations of a scan, so `prevent_cse` is not needed.
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
@@ -245,7 +251,7 @@ def features(
         x_BTD = shard_sequence_dim(x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype))
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     with jax.named_scope("layers"):
-        x_BTD, _ = jax.lax.scan(one, x_BTD, layers)
+        x_BTD = nn.layers(one, layers, x_BTD)
     return rms_norm(cfg, x_BTD, params["norm"])
 
 

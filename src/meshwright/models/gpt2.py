@@ -16,6 +16,7 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
+from meshwright.models._weights import label_weights
 from meshwright.sharding import (
     embedding_lookup,
     gather_sequence_dim,
@@ -59,12 +60,15 @@ class Config:
 
 
 RULES = (
-    match("up_bias", None, "tensor"),
-    match("positions", None, "fsdp"),
-    match("embedding", None, "fsdp"),  # its 50,257 rows cannot be split evenly
+    match("up_bias", "pipeline", "tensor"),
+    match("positions", None, ("fsdp", "pipeline")),
+    match("embedding", None, ("fsdp", "pipeline")),  # its 50,257 rows cannot be split evenly
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""
+
+
+_OF_TOKENS = ("tokens", "segments", "positions", "is_token", "weights")
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
@@ -102,19 +106,31 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
     }
 
 
-def logits(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
+def logits(
+    cfg: Config,
+    params: PyTree,
+    tokens_BT: jax.Array,
+    segments_BT: jax.Array | None = None,
+    positions_BT: jax.Array | None = None,
+    *,
+    remat: str = "everything",
+) -> jax.Array:
     """Return the logits of the next token at each position, float32[B, T, V].
 
     Args:
       cfg: The config of the model.
       params: The parameters, as `init` returns them.
       tokens_BT: The tokens, int[B, T].
+      segments_BT: The segment of each token, int[B, T], if rows are packed or padded: a position attends to
+        its own segment only.
+      positions_BT: The position of each token in its text, int[B, T]; by default counted from 0 in each
+        segment.
       remat: The values that a layer keeps for the gradient, a policy of `mw.train.remat`.
 
     Raises:
       UsageError: T is larger than `cfg.positions`.
     """
-    x_BTD = features(cfg, params, tokens_BT, remat=remat)
+    x_BTD = features(cfg, params, tokens_BT, segments_BT, positions_BT, remat=remat)
     return jnp.matmul(x_BTD, params["embedding"].T, preferred_element_type=jnp.float32)
 
 
@@ -131,23 +147,59 @@ def loss(
     Args:
       cfg: The config of the model.
       params: The parameters, as `init` returns them.
-      batch: `{"tokens": int[B, T]}`; if rows are padded at their end, also `"is_token"`, bool[B, T].
+      batch: `{"tokens": int[B, T]}`; if rows are padded at their end, also `"is_token"`, bool[B, T]. Packed
+        rows have `"segments"`, int[B, T], numbered from 1, where 0 is padding, and maybe `"positions"`,
+        int[B, T]. With `"weights"`, [B, T], each token counts by its weight: sum(weight * loss) /
+        sum(weight).
       remat: As in `logits`.
       gather: How often the head is gathered under `fsdp`, as in `mw.cross_entropy`.
 
     Raises:
       UsageError: T - 1 is larger than `cfg.positions`.
     """
-    tokens_BT, is_token_BT = batch["tokens"], batch.get("is_token")
-    x_BTD = features(cfg, params, tokens_BT[:, :-1], remat=remat)
-    counts = None if is_token_BT is None else is_token_BT[:, 1:]
+    known = {name: batch[name] for name in _OF_TOKENS if name in batch}
+    before = {name: x[:, :-1] for name, x in known.items()}
+    after = {name: x[:, 1:] for name, x in known.items()}
+    packed = before.get("segments"), before.get("positions")
+    x_BTD = features(cfg, params, before["tokens"], *packed, remat=remat)
+    is_counted = after.get("is_token")
+    if "segments" in batch:
+        in_segment = (before["segments"] == after["segments"]) & (after["segments"] != 0)
+        is_counted = in_segment if is_counted is None else in_segment & is_counted
+    counts = label_weights(is_counted, after.get("weights"))
     with jax.named_scope("head"):
         return nn.cross_entropy(
-            x_BTD, params["embedding"].T, tokens_BT[:, 1:], label_weights=counts, gather=gather
+            x_BTD, params["embedding"].T, after["tokens"], label_weights=counts, gather=gather
         )
 
 
-def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
+def losses(
+    cfg: Config,
+    params: PyTree,
+    tokens_BT: jax.Array,
+    segments_BT: jax.Array | None = None,
+    *,
+    remat: str = "everything",
+) -> jax.Array:
+    """Return the loss of each token but the first, in nats: float32[B, T - 1].
+
+    For evaluation; to train, take `loss`, whose gradient computes no logits a second time. The arguments and
+    errors are those of `logits`.
+    """
+    before = None if segments_BT is None else segments_BT[:, :-1]
+    x_BTD = features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
+    return nn.token_losses(x_BTD, params["embedding"].T, tokens_BT[:, 1:])
+
+
+def features(
+    cfg: Config,
+    params: PyTree,
+    tokens_BT: jax.Array,
+    segments_BT: jax.Array | None = None,
+    positions_BT: jax.Array | None = None,
+    *,
+    remat: str = "everything",
+) -> jax.Array:
     """Return the features before the head at each position, [B, T, D], in the dtype of the parameters.
 
     The arguments and errors are those of `logits`.
@@ -156,20 +208,34 @@ def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = 
     if length > cfg.positions:
         raise UsageError(f"rows of {length} tokens are too long: the model has {cfg.positions} positions.")
 
-    def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
-        return shard_sequence_dim(block(cfg, layer, x_BTD)), None
+    def one(layer: PyTree, x_BTD: jax.Array) -> jax.Array:
+        return shard_sequence_dim(block(cfg, layer, x_BTD, segments_BT))
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
     with jax.named_scope("embedding"):  # rows of `meshwright trace`
-        x_BTD = embedding_lookup(params["embedding"], tokens_BT) + params["positions"][:length]
-        x_BTD = shard_sequence_dim(x_BTD)
+        at = params["positions"]
+        if segments_BT is not None and positions_BT is None:
+            positions_BT = _in_segments(segments_BT)
+        at = at[:length] if positions_BT is None else embedding_lookup(at, positions_BT)
+        x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], tokens_BT) + at)
     with jax.named_scope("layers"):
-        x_BTD, _ = jax.lax.scan(one, x_BTD, params["layers"])
+        x_BTD = nn.layers(one, params["layers"], x_BTD)
     return layer_norm(cfg, x_BTD, params, "norm")
 
 
+def _in_segments(segments_BT: jax.Array) -> jax.Array:
+    """Return the position of each token in its segment, from 0, int32[B, T]."""
+    index = jnp.arange(segments_BT.shape[1])
+    is_first = jnp.diff(segments_BT, axis=1, prepend=-1) != 0
+    return index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=1)
+
+
 def block(
-    cfg: Config, layer: PyTree, x_BTD: jax.Array, cached: nn.CachedAttention | None = None
+    cfg: Config,
+    layer: PyTree,
+    x_BTD: jax.Array,
+    segments_BT: jax.Array | None = None,
+    cached: nn.CachedAttention | None = None,
 ) -> jax.Array:
     """Return the output of a layer: attention, then feed-forward, each with a residual connection.
 
@@ -177,11 +243,12 @@ def block(
       cfg: The config of the model.
       layer: The parameters of one layer, without the first dimension of `params["layers"]`.
       x_BTD: The input of the layer.
+      segments_BT: Positions attend to their own segment only; None for one segment.
       cached: The attention to a cache; None for whole rows.
     """
     with jax.named_scope("attention"):
         normed_BTD = gather_sequence_dim(layer_norm(cfg, x_BTD, layer, "attention_norm"))
-        x_BTD = x_BTD + shard_sequence_dim(attention(cfg, layer, normed_BTD, cached))
+        x_BTD = x_BTD + shard_sequence_dim(attention(cfg, layer, normed_BTD, segments_BT, cached))
     with jax.named_scope("feed_forward"):
         normed_BTD = gather_sequence_dim(layer_norm(cfg, x_BTD, layer, "feed_forward_norm"))
         hidden_BTF = jax.nn.gelu(shard_tensor_dim(dense(layer, "up", normed_BTD)))
@@ -189,14 +256,18 @@ def block(
 
 
 def attention(
-    cfg: Config, layer: PyTree, x_BTD: jax.Array, cached: nn.CachedAttention | None = None
+    cfg: Config,
+    layer: PyTree,
+    x_BTD: jax.Array,
+    segments_BT: jax.Array | None = None,
+    cached: nn.CachedAttention | None = None,
 ) -> jax.Array:
     """Return the output of causal attention with all heads, [B, T, D]; the arguments are those of `block`."""
     q_BTNH, k_BTNH, v_BTNH = (
         shard_tensor_dim(dense(layer, name, x_BTD).reshape(*x_BTD.shape[:2], cfg.heads, -1)) for name in "qkv"
     )
     attend = nn.attention if cached is None else cached
-    out_BTNH = shard_tensor_dim(attend(q_BTNH, k_BTNH, v_BTNH, causal=True))
+    out_BTNH = shard_tensor_dim(attend(q_BTNH, k_BTNH, v_BTNH, causal=True, segments=segments_BT))
     return dense(layer, "o", out_BTNH.reshape(x_BTD.shape))
 
 

@@ -1,15 +1,16 @@
-"""T5 (Raffel et al., 2020), the first version and v1.1: plain functions on a plain tree, in one file.
+"""T5 (Raffel et al., 2020), the first version, v1.1 and UMT5: plain functions on a plain tree, in one file.
 
 The encoder attends to all inputs; the decoder attends to the targets before it and to all encoded inputs.
-Positions are buckets of distances, with a bias for each head that all layers of a stack share. Attention
+Positions are buckets of distances, with a bias for each head, which all layers of a stack share. Attention
 scores are not scaled, which the initialisation compensates. v1.1 has GeGLU instead of ReLU, and a separate
-head.
+head; in UMT5, each layer has its own bias, too.
 
 Dimensions: B batch, S inputs, T targets, D model, N heads, H one head, F feed-forward, V vocabulary,
 L layers.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
+from meshwright.models._weights import label_weights
 from meshwright.sharding import (
     embedding_lookup,
     gather_sequence_dim,
@@ -65,6 +67,8 @@ class Config:
     """The number of buckets of distances."""
     max_distance: int = 128
     """The distance from which on all distances share a bucket."""
+    shared_bias: bool = True
+    """True if all layers of a stack share one bias of positions; False if each has its own, as in UMT5."""
     norm_epsilon: float = 1e-6
     """The number added to the mean square in norms."""
 
@@ -78,8 +82,8 @@ class Config:
 
 
 RULES = (
-    match("cross_[qkv]", None, "fsdp", "tensor"),
-    match("cross_o", None, "tensor", "fsdp"),
+    match("cross_[qkv]", "pipeline", "fsdp", "tensor"),
+    match("cross_o", "pipeline", "tensor", "fsdp"),
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""
@@ -115,9 +119,12 @@ def _stack(cfg: Config, key: jax.Array, L: int, attentions: tuple[str, ...], dty
     def deviation(name: str) -> float:
         return weights[name][0] ** -0.5 * (cfg.head**-0.5 if name.endswith("q") else 1)
 
+    table = (cfg.buckets, cfg.heads) if cfg.shared_bias else (L, cfg.buckets, cfg.heads)
+    bias = {"position_bias": jax.random.normal(last, table, dtype) / D**0.5}
     return {
-        "position_bias": jax.random.normal(last, (cfg.buckets, cfg.heads), dtype) / D**0.5,
+        **(bias if cfg.shared_bias else {}),
         "layers": {
+            **({} if cfg.shared_bias else bias),
             **{
                 name: jax.random.normal(key, (L, *shape), dtype) * deviation(name)
                 for key, (name, shape) in zip(keys, weights.items(), strict=True)
@@ -166,18 +173,49 @@ def loss(
       cfg: The config of the model.
       params: The parameters, as `init` returns them.
       batch: `{"inputs": int[B, S], "targets": int[B, T]}`, the targets without a start token; if rows are
-        padded at their end, also `"is_input"`, bool[B, S], and `"is_target"`, bool[B, T].
+        padded at their end, also `"is_input"`, bool[B, S], and `"is_target"`, bool[B, T]. With `"weights"`,
+        [B, T], each target counts by its weight: sum(weight * loss) / sum(weight).
       remat: As in `logits`.
       gather: How often the head is gathered under `fsdp`, as in `mw.cross_entropy`.
+
+    Raises:
+      UsageError: The batch has packed rows, of several texts each, which would attend to each other.
     """
-    encoded_BSD = encode(cfg, params, batch["inputs"], batch.get("is_input"), remat=remat)
-    before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))  # the start token is 0
-    x_BTD = decode(cfg, params, before_BT, encoded_BSD, batch.get("is_input"), remat=remat)
-    weights = batch.get("is_target")
+    if packed := [name for name in batch if "segment" in name or "position" in name]:
+        raise UsageError(
+            f"t5.loss: the batch has {', '.join(packed)}, but T5 takes one text in each row here.\n"
+            "  Give rows of one text, padded, with is_input and is_target."
+        )
+    x_BTD = _features_before(cfg, params, batch, remat)
+    weights = label_weights(batch.get("is_target"), batch.get("weights"))
     with jax.named_scope("head"):
         return nn.cross_entropy(
             x_BTD, head(cfg, params), batch["targets"], label_weights=weights, gather=gather
         )
+
+
+def losses(
+    cfg: Config, params: PyTree, batch: dict[str, jax.Array], *, remat: str = "everything"
+) -> jax.Array:
+    """Return the loss of each target, in nats: float32[B, T].
+
+    For evaluation; to train, take `loss`, whose gradient computes no logits a second time.
+
+    Args:
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      batch: As in `loss`.
+      remat: As in `logits`.
+    """
+    x_BTD = _features_before(cfg, params, batch, remat)
+    return nn.token_losses(x_BTD, head(cfg, params), batch["targets"])
+
+
+def _features_before(cfg: Config, params: PyTree, batch: dict[str, jax.Array], remat: str) -> jax.Array:
+    """Return the features that each target is predicted from, [B, T, D]."""
+    encoded_BSD = encode(cfg, params, batch["inputs"], batch.get("is_input"), remat=remat)
+    before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))  # the start token is 0
+    return decode(cfg, params, before_BT, encoded_BSD, batch.get("is_input"), remat=remat)
 
 
 def head(cfg: Config, params: PyTree) -> jax.Array:
@@ -195,20 +233,22 @@ def encode(
 ) -> jax.Array:
     """Return the encoded inputs, [B, S, D], in the parameters' dtype; the arguments are as in `logits`."""
     stack, seen = params["encoder"], inputs_only(inputs_BS.shape[1], is_input_BS)
-    bias = position_bias(cfg, stack["position_bias"], bidirectional=True)
+    bias_of = position_biases(cfg, stack, bidirectional=True)
 
-    def one(x_BSD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
+    def one(layer: PyTree, x_BSD: jax.Array) -> jax.Array:
         with jax.named_scope("attention"):
             normed_BSD = gather_sequence_dim(rms_norm(cfg, x_BSD, layer["attention_norm"]))
-            x_BSD = x_BSD + attention(cfg, layer, "", normed_BSD, normed_BSD, bias=bias, segments=seen)
+            x_BSD = x_BSD + attention(
+                cfg, layer, "", normed_BSD, normed_BSD, bias=bias_of(layer), segments=seen
+            )
         with jax.named_scope("feed_forward"):
-            return x_BSD + feed_forward(cfg, layer, x_BSD), None
+            return x_BSD + feed_forward(cfg, layer, x_BSD)
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
     with jax.named_scope("embedding"):  # rows of `meshwright trace`
         x_BSD = shard_sequence_dim(embedding_lookup(params["embedding"], inputs_BS))
     with jax.named_scope("encoder"):
-        x_BSD, _ = jax.lax.scan(one, x_BSD, stack["layers"])
+        x_BSD = nn.layers(one, stack["layers"], x_BSD)
     return gather_sequence_dim(rms_norm(cfg, x_BSD, stack["norm"]))
 
 
@@ -223,23 +263,25 @@ def decode(
 ) -> jax.Array:
     """Return the features before the head, [B, T, D]; `encoded_BSD` is the result of `encode`."""
     stack, seen = params["decoder"], inputs_only(targets_BT.shape[1], is_input_BS)
-    bias = position_bias(cfg, stack["position_bias"], bidirectional=False)
+    bias_of = position_biases(cfg, stack, bidirectional=False)
 
-    def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
+    def one(layer: PyTree, x_BTD: jax.Array) -> jax.Array:
         with jax.named_scope("attention"):
             normed_BTD = gather_sequence_dim(rms_norm(cfg, x_BTD, layer["attention_norm"]))
-            x_BTD = x_BTD + attention(cfg, layer, "", normed_BTD, normed_BTD, bias=bias, causal=True)
+            x_BTD = x_BTD + attention(
+                cfg, layer, "", normed_BTD, normed_BTD, bias=bias_of(layer), causal=True
+            )
         with jax.named_scope("cross_attention"):
             normed_BTD = gather_sequence_dim(rms_norm(cfg, x_BTD, layer["cross_attention_norm"]))
             x_BTD = x_BTD + attention(cfg, layer, "cross_", normed_BTD, encoded_BSD, segments=seen)
         with jax.named_scope("feed_forward"):
-            return x_BTD + feed_forward(cfg, layer, x_BTD), None
+            return x_BTD + feed_forward(cfg, layer, x_BTD)
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
     with jax.named_scope("embedding"):  # rows of `meshwright trace`
         x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], targets_BT))
     with jax.named_scope("decoder"):
-        x_BTD, _ = jax.lax.scan(one, x_BTD, stack["layers"])
+        x_BTD = nn.layers(one, stack["layers"], x_BTD)
     return rms_norm(cfg, x_BTD, stack["norm"])
 
 
@@ -302,6 +344,14 @@ def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
     else:
         hidden_BTF = jax.nn.relu(up_BTF)
     return shard_sequence_dim(shard_tensor_dim(hidden_BTF) @ layer["down"])
+
+
+def position_biases(cfg: Config, stack: PyTree, *, bidirectional: bool) -> Callable[[PyTree], nn.Bias]:
+    """Return a function from the parameters of a layer to the bias of its attention scores."""
+    if not cfg.shared_bias:
+        return lambda layer: position_bias(cfg, layer["position_bias"], bidirectional=bidirectional)
+    shared = position_bias(cfg, stack["position_bias"], bidirectional=bidirectional)
+    return lambda layer: shared
 
 
 def position_bias(cfg: Config, table: jax.Array, *, bidirectional: bool) -> nn.Bias:

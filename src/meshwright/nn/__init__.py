@@ -8,6 +8,7 @@ the hardware at hand. May import `sharding`, `metrics` and ground rooms. A new f
 from meshwright.nn._attention import Bias, attention
 from meshwright.nn._cached import CachedAttention, KeyValueCache
 from meshwright.nn._cross_entropy import cross_entropy, token_losses
+from meshwright.nn._layers import layers
 from meshwright.nn._proof import Proved, proofs
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Proved",
     "attention",
     "cross_entropy",
+    "layers",
     "proofs",
     "token_losses",
 ]

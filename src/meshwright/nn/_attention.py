@@ -1,5 +1,8 @@
 """The public `attention`: it checks the arguments and chooses the form that computes them."""
 
+import math
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -10,14 +13,24 @@ from meshwright.nn._cudnn import cudnn, why_not_cudnn
 from meshwright.nn._dense import dense, plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs, Bias
+from meshwright.nn._parts_of_rows import FORMS as _OF_PARTS
+from meshwright.nn._parts_of_rows import check_lengths, chosen_of_parts, exchanged, why_not_exchanged
+from meshwright.nn._ring import ring
 from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
+from meshwright.nn._tokamax import tokamax, why_not_tokamax
+from meshwright.sharding import sequence_ways
 
 _LARGEST_DENSE = 512 * 512
 """The largest number of queries × keys for which all scores of a head are held at once: one block of the
 blockwise form."""
-_FORMS = ("dense", "blockwise", "cudnn", "splash")
-_KERNELS = {"cudnn": (cudnn, why_not_cudnn), "splash": (splash, why_not_splash)}
+_FORMS = ("dense", "blockwise", "cudnn", "splash", "tokamax")
+_CHOSEN = {"cudnn": (cudnn, why_not_cudnn), "splash": (splash, why_not_splash)}
 """Kernels of vendors in the order in which they are tried, with functions that say what they cannot do."""
+_KERNELS = {**_CHOSEN, "tokamax": (tokamax, why_not_tokamax)}
+"""All kernels. Those that are not in `_CHOSEN` are taken by name only."""
+_PLATFORMS = {"cudnn": "gpu", "splash": "tpu"}
+_NEWEST = (9, 0)
+"""The compute capability that is assumed of GPUs that are not here: that of H100s."""
 
 
 def attention(
@@ -32,7 +45,7 @@ def attention(
     scale: float | None = None,
     bias: jax.Array | Bias | None = None,
     with_lse: bool = False,
-    form: Literal["dense", "blockwise", "cudnn", "splash"] | None = None,
+    form: Literal["dense", "blockwise", "cudnn", "splash", "tokamax", "ring", "all-to-all"] | None = None,
 ) -> Any:
     """Return, for each query, the mean of the values, weighted by the softmax of the query's scores.
 
@@ -60,13 +73,20 @@ def attention(
         NVIDIA's kernel and "splash" JAX's kernel for TPUs; they have no second derivative. None chooses:
         "dense" for short rows, a kernel where the hardware has it and it supports these arguments, and
         "blockwise" otherwise. "splash" is split over the mesh of the step, rows over its batch axes and heads
-        over `tensor`.
+        over `tensor`, and so is "tokamax", kernels of the package of this name for GPUs and TPUs. They are
+        taken by name only, as they were not measured yet. A plan for GPUs that are not here computes "cudnn"
+        block by block, and counts it as one kernel: it needs no cuDNN.
+        On a mesh with the axis `sequence`, which splits rows along their length, there are two
+        forms: "ring" sends keys and values from device to device, and "all-to-all" gives each device some
+        heads of whole rows. None chooses the one that sends fewer bytes.
 
     Returns:
       An array [B, T, N, H] of the dtype of `v`; with `with_lse`, a pair of it and the log-sum-exp.
 
     Raises:
       UsageError: Shapes or dtypes do not fit together, or `form` is unknown or does not support them.
+      LayoutError: The axis `sequence` does not divide the rows, or a causal mask needs two parts for each of
+        its devices.
 
     Example:
       >>> x = jnp.ones((2, 1024, 4, 16))
@@ -74,7 +94,33 @@ def attention(
       (2, 1024, 4, 16)
     """
     given = AttentionInputs.of(q, k, v, causal, segments, window, softcap, scale, bias)
-    by = chosen(given, with_lse, Hardware.here()) if form is None else _checked(form, given, with_lse)
+    ways = sequence_ways()
+    if ways > 1:
+        return _of_parts(form, given, with_lse, ways)
+    return _computed(form, given, with_lse)
+
+
+def _of_parts(form: str | None, given: AttentionInputs, with_lse: bool, ways: int) -> Any:
+    """Return the attention of rows that the axis `sequence` splits along their length."""
+    if form is None:
+        form = chosen_of_parts(given, ways)
+    check_lengths(given, ways)
+    reason = why_not_exchanged(given, ways) if form == "all-to-all" else None
+    if form not in _OF_PARTS:
+        reason = f"the mesh axis 'sequence' of size {ways} splits rows"
+    if reason is not None:
+        raise UsageError(f"form={form!r} is not possible: {reason}.\n  Leave form out, or take 'ring'.")
+    if form == "all-to-all":
+        return exchanged(given, partial(_computed, None, with_lse=with_lse))
+    out, lse = ring(given, ways)
+    return (out, lse) if with_lse else out
+
+
+def _computed(form: str | None, given: AttentionInputs, with_lse: bool) -> Any:
+    hardware = Hardware.here()
+    by = chosen(given, with_lse, hardware) if form is None else _checked(form, given, with_lse, hardware)
+    if by in _KERNELS and hardware.is_absent:
+        by = "blockwise"  # only its own hardware can trace the kernel; a plan counts both as one
     if by == "splash" and with_lse:
         return splash_with_lse(given)
     if by in _KERNELS:
@@ -87,20 +133,38 @@ def attention(
 
 def chosen(given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
     """Return the name of the form that computes this on the hardware."""
-    if given.q.shape[1] * given.k.shape[1] <= _LARGEST_DENSE and not with_lse:
+    sizes = given.q.shape[1], given.k.shape[1]
+    if not all(isinstance(size, int) for size in sizes):
+        return "dense"  # exported for any length, of which blocks cannot be counted
+    if math.prod(sizes) <= _LARGEST_DENSE and not with_lse:
         return "dense"
-    fitting = (name for name, (_, why_not) in _KERNELS.items() if not why_not(given, with_lse, hardware))
+    fitting = (name for name, (_, why_not) in _CHOSEN.items() if not why_not(given, with_lse, hardware))
     return next(fitting, "blockwise")
 
 
-def _checked(form: str, given: AttentionInputs, with_lse: bool) -> str:
+def why_not(form: str, given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str | None:
+    """Return the reason why a form cannot compute this on the hardware; None if it can."""
+    if form not in _KERNELS:
+        return None
+    return _KERNELS[form][1](given, with_lse, _planned_for(form, hardware))
+
+
+def _checked(form: str, given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
     if form not in _FORMS:
+        if form in _OF_PARTS:
+            raise UsageError(f"form={form!r} needs a mesh with the axis 'sequence'.\n  Leave form out.")
         close = nearest(str(form), _FORMS)
         hint = f" Did you mean {close!r}?" if close else ""
         raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
-    reason = _KERNELS[form][1](given, with_lse, Hardware.here()) if form in _KERNELS else None
-    if reason is not None:
+    if reason := why_not(form, given, with_lse, hardware):
         raise UsageError(
             f"form={form!r} does not support these arguments: {reason}.\n  Try form='blockwise'."
         )
     return form
+
+
+def _planned_for(form: str, hardware: Hardware) -> Hardware:
+    """Return the hardware, completed where a plan does not say enough about devices that are not here."""
+    platform = _PLATFORMS.get(form, hardware.platform) if hardware.is_unknown else hardware.platform
+    capability = _NEWEST if hardware.is_absent and platform == "gpu" else hardware.capability
+    return replace(hardware, platform=platform, capability=capability)

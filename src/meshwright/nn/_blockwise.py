@@ -13,7 +13,7 @@ those of a block.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ class _Static:
     """Queries and keys of a block."""
     dtype: Any
     """The dtype of scores and sums."""
+    offset: int | None = 0
+    """The position of the first query minus that of the first key; None if only the devices know it."""
 
 
 @dataclass(frozen=True)
@@ -58,28 +60,95 @@ class _Block:
     """int[t], the positions of its queries."""
     s: jax.Array
     """int[s], the positions of its keys."""
+    is_there: jax.Array
+    """bool[s], false for keys that fill up the last block."""
+
+
+class Starts(NamedTuple):
+    """The positions of the first query and the first key of a part of longer rows."""
+
+    t: jax.Array
+    s: jax.Array
+    offset: int | None
+    """`t - s` if it is known when the program is traced: blocks that the mask hides are then left out."""
 
 
 @jax.named_scope(_SCOPE)
 def blockwise(given: AttentionInputs, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
     """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
+    out, lse = part(given, None, block)
+    return out.astype(given.v.dtype), lse
+
+
+@jax.named_scope(_SCOPE)
+def part(given: AttentionInputs, starts: Starts | None, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
+    """Return the result of `blockwise` in the dtype of sums, for queries and keys that begin at `starts`."""
+    B, T, N, H = given.q.shape
+    static, inputs = _in_blocks(given, starts, block)
+    out, lse = _attend(static, *inputs)
+    out = _rows(out, T).reshape(B, T, N, H)
+    return out, jnp.moveaxis(_rows(lse, T), 1, -1).reshape(B, N, T)
+
+
+@jax.named_scope(_SCOPE)
+def part_gradients(
+    given: AttentionInputs, starts: Starts, kept: Any, changes: Any, block: int = BLOCK
+) -> dict[str, PyTree]:
+    """Return the part of the gradients that queries and keys of longer rows have, in the dtype of sums.
+
+    Args:
+      given: The queries and keys.
+      starts: Their positions.
+      kept: The results of these queries over all keys of the rows, [B, T, N, H] and [B, N, T].
+      changes: The gradients of both.
+      block: Most queries, and keys, of a block.
+
+    Returns:
+      The gradients of the queries `q`, the keys `k`, the values `v` and of the bias or its operand, `bias`.
+    """
+    (B, T, N, H), (S, K) = given.q.shape, given.k.shape[1:3]
+    static, inputs = _in_blocks(given, starts, block)
+
+    def features(x: jax.Array) -> jax.Array:
+        return _blocks(x.reshape(B, T, K, N // K, H).astype(static.dtype), static.block[0])
+
+    def sums(x: jax.Array) -> jax.Array:
+        return _blocks(jnp.moveaxis(x.reshape(B, K, N // K, T), -1, 1), static.block[0])
+
+    (out, lse), (d_out, d_lse) = kept, changes
+    found = _gradients(static, inputs, (features(out), sums(lse)), (features(d_out), sums(d_lse)))
+    bias = found["operand"]
+    if given.bias is not None and not isinstance(given.bias, Bias):
+        bias = bias[..., :T, :S].reshape(given.bias.shape)
+    k, v = (_rows(found[name], S) for name in "kv")
+    return {"q": _rows(found["q"], T).reshape(B, T, N, H), "k": k, "v": v, "bias": bias}
+
+
+def _in_blocks(given: AttentionInputs, starts: Starts | None, block: int) -> tuple[_Static, tuple[Any, ...]]:
     B, T, N, H = given.q.shape
     S, K = given.k.shape[1:3]
     sizes = _size(T, block), _size(S, block)
     window = given.window if isinstance(given.window, int) else None
     bias = given.bias.function if isinstance(given.bias, Bias) else None
     static = _Static(
-        given.causal, window, given.softcap, float(given.scale), S, bias, sizes, given.scores_dtype
+        given.causal,
+        window,
+        given.softcap,
+        float(given.scale),
+        S,
+        bias,
+        sizes,
+        given.scores_dtype,
+        0 if starts is None else starts.offset,
     )
     q = _blocks(given.q.reshape(B, T, K, N // K, H), sizes[0])
     k, v = (_blocks(x, sizes[1]) for x in (given.k, given.v))
     marks: PyTree = {"window": None if window is not None else given.window}
+    marks["starts"] = None if starts is None else (starts.t, starts.s)
     if given.segments is not None:
         marks |= {"t": _blocks(given.segments[0], sizes[0]), "s": _blocks(given.segments[1], sizes[1])}
     operand = given.bias.operand if isinstance(given.bias, Bias) else _padded(given.bias, (B, N, K), sizes)
-    out, lse = _attend(static, q, k, v, operand, marks)
-    out = _rows(out, T).reshape(B, T, N, H)
-    return out.astype(given.v.dtype), jnp.moveaxis(_rows(lse, T), 1, -1).reshape(B, N, T)
+    return static, (q, k, v, operand, marks)
 
 
 def _size(length: int, most: int) -> int:
@@ -120,10 +189,13 @@ def _pairs(static: _Static, num_q: int, num_k: int) -> np.ndarray:
 
 def _seen(static: _Static, num_q: int, num_k: int) -> Iterator[tuple[int, int]]:
     t, s = static.block
-    reach = static.window
+    reach, offset = static.window, static.offset
     for i in range(num_q):
         for j in range(num_k):
-            nearest, farthest = i * t - (j + 1) * s + 1, (i + 1) * t - 1 - j * s
+            if offset is None:
+                yield i, j
+                continue
+            nearest, farthest = offset + i * t - (j + 1) * s + 1, offset + (i + 1) * t - 1 - j * s
             if static.causal and farthest < 0:
                 continue
             if reach is not None and (nearest >= reach or (not static.causal and farthest <= -reach)):
@@ -138,7 +210,7 @@ def _attend(
     """Return [blocks, B, t, K, G, H] and the logarithms of the sums, [blocks, B, t, K, G]."""
 
     def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
-        at = _place(static, pair)
+        at = _place(static, pair, marks)
         here = jax.tree.map(lambda x: _get(x, at.i), sums)
         scores = _scores(static, at, q, k, operand, marks)[0]
         largest = jnp.maximum(here["largest"], scores.max(-1))
@@ -177,15 +249,24 @@ def _attend_forward(static: _Static, *inputs: Any) -> tuple[Any, Any]:
 @jax.named_scope(_SCOPE)
 def _attend_backward(static: _Static, kept: Any, changes: Any) -> tuple[Any, ...]:
     """Return the gradients of queries, keys, values and of what the bias is made of."""
-    (q, k, v, operand, marks), out, lse = kept
-    d_out, d_lse = changes
+    inputs, *results = kept
+    found = _gradients(static, inputs, results, changes)
+    like = dict(zip(("q", "k", "v", "operand"), inputs, strict=False))
+    cast = jax.tree.map(lambda like, x: x.astype(like.dtype), like, found)
+    return cast["q"], cast["k"], cast["v"], cast["operand"], None
+
+
+def _gradients(static: _Static, inputs: Any, results: Any, changes: Any) -> dict[str, PyTree]:
+    """Return the gradients in the dtype of sums; results and changes are those over all keys."""
+    q, k, v, operand, marks = inputs
+    (out, lse), (d_out, d_lse) = results, changes
     # A row of the softmax's Jacobian needs the sum over all of its keys, which is that of out * d_out.
     delta = jnp.moveaxis((out * d_out).sum(-1) - d_lse, 2, 4)
     lse = jnp.moveaxis(jnp.where(jnp.isfinite(lse), lse, 0), 2, 4)
     d_out = jnp.moveaxis(d_out, 2, 4).astype(v.dtype)
 
     def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
-        at = _place(static, pair)
+        at = _place(static, pair, marks)
         with jax.named_scope("rematted_computation"):  # as `jax.checkpoint` calls it: FLOPs count it apart
             scores, slope, add_bias = _scores(static, at, q, k, operand, marks)
         q_t, k_s, v_s, d_out_t = (_get(x, i) for x, i in ((q, at.i), (k, at.j), (v, at.j), (d_out, at.i)))
@@ -205,9 +286,7 @@ def _attend_backward(static: _Static, kept: Any, changes: Any) -> tuple[Any, ...
     wide = partial(jnp.zeros_like, dtype=static.dtype)
     start = {"q": wide(q), "k": wide(k), "v": wide(v), "operand": jax.tree.map(wide, operand)}
     sums, _ = jax.lax.scan(one, start, jnp.asarray(_pairs(static, q.shape[0], k.shape[0])))
-    found = {"q": q, "k": k, "v": v, "operand": operand}
-    cast = jax.tree.map(lambda like, x: x.astype(like.dtype), found, sums)
-    return cast["q"], cast["k"], cast["v"], cast["operand"], None
+    return sums
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -225,9 +304,13 @@ def _add(x: jax.Array, part: jax.Array, i: jax.Array) -> jax.Array:
     return _put(x, _get(x, i) + part, i)
 
 
-def _place(static: _Static, pair: jax.Array) -> _Block:
+def _place(static: _Static, pair: jax.Array, marks: PyTree) -> _Block:
     (i, j), (t, s) = pair, static.block
-    return _Block(i, j, i * t + jnp.arange(t), j * s + jnp.arange(s))
+    at_t, at_s = i * t + jnp.arange(t), j * s + jnp.arange(s)
+    is_there = at_s < static.length
+    if marks["starts"] is not None:
+        at_t, at_s = at_t + marks["starts"][0], at_s + marks["starts"][1]
+    return _Block(i, j, at_t, at_s, is_there)
 
 
 def _scores(static: _Static, at: _Block, q: jax.Array, k: jax.Array, operand: PyTree, marks: PyTree) -> Any:
@@ -249,7 +332,7 @@ def _scores(static: _Static, at: _Block, q: jax.Array, k: jax.Array, operand: Py
     window = static.window if static.window is not None else marks["window"]
     mask = visible(static.causal, window, segments, at.t, at.s)
     if static.length % static.block[1]:  # the last block of keys is padded
-        is_there = (at.s < static.length)[None, None]
+        is_there = at.is_there[None, None]
         mask = is_there if mask is None else mask & is_there
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, -jnp.inf)

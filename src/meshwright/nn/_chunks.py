@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from meshwright.sharding import axes_splitting
+from meshwright.sharding import SEQUENCE, axes_splitting, sequence_ways
 
 
 @dataclass(frozen=True)
@@ -103,25 +103,34 @@ class _Split:
 
     num_rows: int
     length: int
+    parts: int
+    """The number of parts into which the axis `sequence` splits each row; each is a row of its own here."""
     size: int
     """The number of positions in each chunk."""
     axes: tuple[str, ...]
-    """The axes of the mesh that split rows."""
+    """The axes of the mesh that split rows and their parts."""
+    num_split: int
+    """The number of groups of devices that have different rows."""
     groups: int
     gathers_once: bool
 
     @classmethod
     def of(cls, static: Static, hidden: jax.Array) -> "_Split":
         B, T, _ = hidden.shape
-        size = -(-T // max(1, -(-T // static.chunk)))
+        parts = sequence_ways() if sequence_ways() <= T else 1
+        local = -(-T // parts)
+        size = -(-local // max(1, -(-local // static.chunk)))
         axes = axes_splitting(B)
         sizes = jax.sharding.get_abstract_mesh().shape
-        groups = math.prod(sizes[axis] for axis in axes) if static.gathers_once else 1
-        return cls(B, T, size, axes, groups, static.gathers_once)
+        num_split = math.prod(sizes[axis] for axis in axes)
+        groups = num_split * parts if static.gathers_once else 1
+        axes = (*axes, SEQUENCE) if parts > 1 else axes
+        return cls(B, T, parts, size, axes, num_split, groups, static.gathers_once)
 
     def chunks(self, x: jax.Array) -> jax.Array:
         """Return [B, T, ...] as [n, g, r, ...], padded with zeros at the end."""
-        x = jnp.pad(x, [(0, 0), (0, -self.length % self.size), *[(0, 0)] * (x.ndim - 2)])
+        x = self._in_parts(x)
+        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % self.size), *[(0, 0)] * (x.ndim - 2)])
         x = jnp.moveaxis(x.reshape(self.groups, -1, x.shape[1] // self.size, self.size, *x.shape[2:]), 2, 0)
         x = x.reshape(*x.shape[:2], -1, *x.shape[4:])
         leading = (None,) * (1 if self.gathers_once else 2)
@@ -130,7 +139,19 @@ class _Split:
     def rows(self, x: jax.Array) -> jax.Array:
         """Return [n, g, r, ...] as [B, T, ...]."""
         x = jnp.moveaxis(x.reshape(*x.shape[:2], -1, self.size, *x.shape[3:]), 0, 2)
-        return x.reshape(self.num_rows, -1, *x.shape[4:])[:, : self.length]
+        x = x.reshape(self.num_rows * self.parts, -1, *x.shape[4:])[:, : -(-self.length // self.parts)]
+        if self.parts > 1:
+            x = x.reshape(self.num_split, self.parts, -1, *x.shape[1:]).swapaxes(1, 2)
+            x = x.reshape(self.num_rows, -1, *x.shape[4:])
+        return x[:, : self.length]
+
+    def _in_parts(self, x: jax.Array) -> jax.Array:
+        """Return the parts of rows, [B * parts, T / parts, ...], in the order of the devices."""
+        if self.parts == 1:
+            return x
+        x = jnp.pad(x, [(0, 0), (0, -self.length % self.parts), *[(0, 0)] * (x.ndim - 2)])
+        x = x.reshape(self.num_split, -1, self.parts, x.shape[1] // self.parts, *x.shape[2:]).swapaxes(1, 2)
+        return x.reshape(-1, *x.shape[3:])
 
     def gathered(self, head: jax.Array) -> jax.Array:
         """Return the head as each group of devices holds it: all features of a part of the vocabulary."""

@@ -21,6 +21,10 @@ class Hardware:
     """The number of devices over which the program may be split."""
     is_partly_manual: bool = False
     """True inside a `shard_map` over some axes of the mesh, and where axes are explicit in types."""
+    is_absent: bool = False
+    """True if these devices are not in this process: the program is traced or compiled for a plan."""
+    is_unknown: bool = False
+    """True if the mesh does not say which devices it is of, as where a plan is traced only."""
 
     @classmethod
     def here(cls) -> "Hardware":
@@ -29,11 +33,14 @@ class Hardware:
         device = getattr(mesh, "abstract_device", None)  # a plan compiles for devices that are not here
         named = jax.default_backend() if device is None else str(device.platform)
         platform = "gpu" if named in ("cuda", "rocm") else named
+        is_unknown = bool(mesh.shape) and device is None
+        is_absent = is_unknown or (platform == "gpu" != jax.local_devices()[0].platform)
         manual = set(mesh.manual_axes)
         sizes = {axis: size for axis, size in mesh.shape.items() if axis not in manual and size > 1}
         is_partly_manual = bool(sizes) and not mesh.are_all_axes_auto
         num_devices = math.prod(sizes.values()) if mesh.shape else jax.device_count()
-        return cls(platform, _capability(platform), sizes, num_devices, is_partly_manual)
+        capability = (0, 0) if is_absent else _capability(platform)
+        return cls(platform, capability, sizes, num_devices, is_partly_manual, is_absent, is_unknown)
 
 
 def _capability(platform: str) -> tuple[int, int]:

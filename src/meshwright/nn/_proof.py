@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwright.nn._attention import attention, chosen
+from meshwright.nn._attention import attention, chosen, why_not
 from meshwright.nn._dense import plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
@@ -42,7 +43,11 @@ class Proved:
 
 
 def proofs(
-    attend: Callable[..., jax.Array] = attention, *, num_cases: int = 8, seed: int = 0
+    attend: Callable[..., jax.Array] = attention,
+    *,
+    num_cases: int = 8,
+    seed: int = 0,
+    form: str | None = None,
 ) -> Iterator[Proved]:
     """Yield random cases of shape, mask, window and dtype, computed on the default device and compared.
 
@@ -53,21 +58,32 @@ def proofs(
       attend: The function to test. It takes the arguments of `mw.attention`.
       num_cases: The number of cases.
       seed: The seed of the random cases.
+      form: The form to test; cases that it does not support are left out. None means the form that is chosen
+        for each case.
 
     Example:
       >>> next(mw.nn.proofs(num_cases=1)).holds
       True
     """
     for number in range(num_cases):
-        yield _proved(attend, np.random.default_rng((seed, number)), is_plain=number % 2 == 0)
+        proved = _proved(attend, np.random.default_rng((seed, number)), form, is_plain=number % 2 == 0)
+        if proved is not None:
+            yield proved
 
 
-def _proved(attend: Callable[..., jax.Array], random: np.random.Generator, is_plain: bool) -> Proved:
+def _proved(
+    attend: Callable[..., jax.Array], random: np.random.Generator, form: str | None, *, is_plain: bool
+) -> Proved | None:
     dtype = str(random.choice(["float32", "bfloat16"]))
     B, T, K, G, H = (int(random.choice(of)) for of in ((1, 2), (96, 520, 640, 700), (1, 2), (1, 2), _HEADS))
     q = jnp.asarray(random.normal(size=(B, T, K * G, H)), dtype)
     k, v = (jnp.asarray(random.normal(size=(B, T, K, H)), dtype) for _ in "kv")
     options = _random_options(random, is_plain, B, T)
+    given = AttentionInputs.of(q, k, v, scale=None, bias=None, **options)
+    if form is not None:
+        if why_not(form, given, False, Hardware.here()):
+            return None
+        attend = partial(attend, form=form)
 
     def definition(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return plain(AttentionInputs.of(q, k, v, scale=None, bias=None, **options))[0]
@@ -85,8 +101,8 @@ def _proved(attend: Callable[..., jax.Array], random: np.random.Generator, is_pl
         expected, exact = results(definition, *(x.astype(jnp.float32) for x in (q, k, v)))
     missed = max(_difference(*pair) for pair in zip(gradients, expected, strict=True))
     shape = f"{B}x{T}x{K * G}x{H}, {K} of keys"
-    form = chosen(AttentionInputs.of(q, k, v, scale=None, bias=None, **options), False, Hardware.here())
-    return Proved(shape, dtype, _mask(options), form, _difference(out, exact), missed, _LIMITS[dtype])
+    by = form or chosen(given, False, Hardware.here())
+    return Proved(shape, dtype, _mask(options), by, _difference(out, exact), missed, _LIMITS[dtype])
 
 
 def _random_options(random: np.random.Generator, is_plain: bool, B: int, T: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.nn._blockwise import blockwise
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
-from meshwright.sharding import axes_splitting
+from meshwright.sharding import SEQUENCE, axes_splitting
 
 _BLOCKS = (512, 256, 128)
 """Lengths of blocks, the best first: MaxText's, and what is left for shorter rows."""
@@ -27,11 +27,8 @@ _TENSOR = "tensor"
 
 def why_not_splash(given: AttentionInputs, _with_lse: bool, hardware: Hardware) -> str | None:
     """Return the reason why the kernel cannot compute this on the hardware; None if it can."""
-    (B, T, _, H), (S, K) = given.q.shape, given.k.shape[1:3]
+    (_, T, _, H), S = given.q.shape, given.k.shape[1]
     dtypes = {x.dtype for x in (given.q, given.k, given.v)}
-    mesh = dict(hardware.mesh)
-    heads_over = mesh.get(_TENSOR, 1)
-    is_split = any(size > 1 for axis, size in mesh.items() if axis != _TENSOR)
     reasons = {
         "it needs a TPU": hardware.platform != "tpu",
         "q, k and v are not all bfloat16 or all float32": len(dtypes) > 1 or not dtypes & {*_DTYPES},
@@ -42,6 +39,17 @@ def why_not_splash(given: AttentionInputs, _with_lse: bool, hardware: Hardware) 
         "it computes no query that sees no key, and here there may be some": given.leaves_rows_empty,
         "its window must be a number": not (given.window is None or isinstance(given.window, int)),
         "it takes no bias": given.bias is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), why_not_over_mesh(given, hardware))
+
+
+def why_not_over_mesh(given: AttentionInputs, hardware: Hardware) -> str | None:
+    """Return the reason why a kernel cannot be mapped over the mesh; None if it can."""
+    B, K, mesh = given.q.shape[0], given.k.shape[2], dict(hardware.mesh)
+    heads_over = mesh.get(_TENSOR, 1)
+    is_split = any(size > 1 for axis, size in mesh.items() if axis != _TENSOR)
+    reasons = {
+        "the axis sequence splits rows": mesh.get(SEQUENCE, 1) > 1,
         "there are several devices and no mesh to split it over": hardware.num_devices > 1 and not mesh,
         "it is in a shard_map over some axes of the mesh, or axes are explicit": hardware.is_partly_manual,
         f"the mesh does not divide {B} rows": is_split and not axes_splitting(B),
@@ -92,7 +100,7 @@ def _over_mesh(given: AttentionInputs, interpret: bool, *, with_lse: bool = Fals
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, given.k, given.v))
     segments = None if given.segments is None else _kernels().SegmentIds(*map(_int32, given.segments))
     local = partial(_on_one_device, given, interpret, with_lse)
-    rows, heads = _splitting(given)
+    rows, heads = axes_of_mesh(given)
     if rows or heads:
         heads_spec, rows_spec = P(rows or None, heads), P(rows or None)
         specs = (heads_spec, heads_spec, heads_spec, None if segments is None else rows_spec)
@@ -114,7 +122,7 @@ def _int32(segments: jax.Array) -> jax.Array:
     return segments.astype(jnp.int32)
 
 
-def _splitting(given: AttentionInputs) -> tuple[tuple[str, ...], str | None]:
+def axes_of_mesh(given: AttentionInputs) -> tuple[tuple[str, ...], str | None]:
     """Return the axes of the surrounding mesh that split rows, and the one that splits heads."""
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes}

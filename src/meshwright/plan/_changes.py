@@ -1,4 +1,4 @@
-"""Search for settings with which a step fits, or is quickest, among meshes and a few settings."""
+"""Changes of an experiment's settings, and the cheapest that make a step fit."""
 
 import itertools
 import math
@@ -14,16 +14,15 @@ from meshwright.plan._values import Plan
 from meshwright.train import offload_opt_state
 
 Settings = Mapping[str, Any]
+"""Values of fields of `Experiment`, by the names of the fields."""
 OFFLOADED = "offloaded"
 """Key for an optimizer wrapped in `mw.train.offload_opt_state`; it is not a field of `Experiment`."""
 REMATS = (None, "dots", "dots_no_batch")
-"""Remat policies, from most memory to most time."""
+"""Remat policies of a whole loss, from most memory to most time."""
+LAYER_REMATS = ("layers:everything", "layers:dots", "layers:dots_no_batch", "layers:nothing")
+"""Remat policies of layers, likewise."""
 LONGEST_TENSOR = 16
 """Longest tensor axis that is tried."""
-MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of microbatches that a search tries, until one fits: more of them save memory, and never time."""
-FINALISTS = 4
-"""Number of best meshes for which other settings are tried, too."""
 
 
 @dataclass(frozen=True)
@@ -101,52 +100,13 @@ def _single(site: Site) -> Iterator[Settings]:
     experiment = site.experiment
     if experiment.remat in REMATS:
         yield from ({"remat": policy} for policy in REMATS[REMATS.index(experiment.remat) + 1 :])
+        yield from ({"remat": policy} for policy in LAYER_REMATS[1:])
     yield from ({"microbatches": times * experiment.microbatches} for times in (2, 4, 8))
     if experiment.compute_dtype is None:
         yield {"compute_dtype": "bfloat16"}
     yield from ({"mesh": mesh} for mesh in meshes_of(site.hardware) if "data" not in mesh)
-    yield {OFFLOADED: True}
-
-
-def search(site: Site) -> list[Change]:
-    """Return meshes and settings, the best first: those that fit before those that do not, then by time.
-
-    All meshes of data, fsdp and tensor axes are tried with the experiment's own settings. The best few are
-    also tried with other remat policies, each with as few microbatches as fit, and at most 64. If none of the
-    meshes is possible, the experiment's own mesh is used instead. Everything is estimated from the traced
-    step.
-
-    Args:
-      site: The experiment on its hardware.
-
-    Raises:
-      LayoutError: No mesh is possible, not even the experiment's own; the message says why.
-    """
-    meshes = ranked([*tried(site, ({"mesh": mesh} for mesh in meshes_of(site.hardware)))])
-    meshes = meshes or [Change({}, site.plan())]
-    own = site.experiment.remat
-    others = [
-        change
-        for found in meshes[:FINALISTS]
-        for remat in (REMATS if own in REMATS else (own,))
-        for change in _until_it_fits(site, {**found.settings, "remat": remat})
-    ]
-    return ranked([*meshes, *others])
-
-
-def _until_it_fits(site: Site, settings: Settings) -> Iterator[Change]:
-    """Yield the plans with these settings and more and more microbatches, up to the first that fits.
-
-    The experiment's own settings are left out: its plan is known.
-    """
-    own = site.experiment
-    for microbatches in MICROBATCHES:
-        if (settings["remat"], microbatches) == (own.remat, own.microbatches):
-            continue
-        for change in tried(site, [{**settings, "microbatches": microbatches}]):
-            yield change
-            if change.plan.memory.fits:
-                return
+    if site.hardware.chip.target is not None:  # a CPU's memory is the host's
+        yield {OFFLOADED: True}
 
 
 def ranked(found: Sequence[Change]) -> list[Change]:

@@ -12,6 +12,8 @@ Each figure is for one JAX device. Sources:
           six for v4 and v5p. A ring along one axis uses two links of a chip, one per direction. The
           data-centre network is a host's two 100 Gbit/s cards (from v5e's page) divided by its chips; the
           same is assumed for the other TPUs.
+  Hosts   A100s have PCIe 4.0 with 16 lanes, H100s, H200s and B200s 5.0. For TPUs nothing is published: 3.0
+          with 16 lanes is assumed.
 """
 
 from dataclasses import dataclass
@@ -72,6 +74,8 @@ class Chip:
     """Bytes per second sent over fast links (inside a host or a TPU slice) along one mesh axis."""
     network_bandwidth: float
     """Bytes per second that a device sends to devices beyond its fast links."""
+    host_bandwidth: float
+    """Bytes per second that a device and the host's memory exchange in one direction."""
     target: Gpu | Tpu | None = None
     """Properties for the compiler; None for a CPU, whose devices are present."""
 
@@ -82,10 +86,10 @@ _AMPERE = Gpu((8, 0), 108, 64, 1.41, 41_943_040, 167_936, 166_912)
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("a100-40gb", "NVIDIA A100-SXM4-40GB", 42.4e9, 1555e9, 300e9, 25e9, _AMPERE),
-        Chip("a100", "NVIDIA A100-SXM4-80GB", 85.1e9, 2039e9, 300e9, 25e9, _AMPERE),
-        Chip("h100", "NVIDIA H100 80GB HBM3", 84.9e9, 3352e9, 450e9, 50e9, _HOPPER),
-        Chip("h200", "NVIDIA H200", 151.4e9, 4800e9, 450e9, 50e9, _HOPPER),
+        Chip("a100-40gb", "NVIDIA A100-SXM4-40GB", 42.4e9, 1555e9, 300e9, 25e9, 32e9, _AMPERE),
+        Chip("a100", "NVIDIA A100-SXM4-80GB", 85.1e9, 2039e9, 300e9, 25e9, 32e9, _AMPERE),
+        Chip("h100", "NVIDIA H100 80GB HBM3", 84.9e9, 3352e9, 450e9, 50e9, 64e9, _HOPPER),
+        Chip("h200", "NVIDIA H200", 151.4e9, 4800e9, 450e9, 50e9, 64e9, _HOPPER),
         Chip(
             "b200",
             "NVIDIA B200",
@@ -93,12 +97,13 @@ CHIPS = {
             7672e9,
             900e9,
             50e9,
+            64e9,
             Gpu((10, 0), 148, 128, 1.965, 132_644_864, 233_472, 232_448),
         ),
-        Chip("v4", "TPU v4", 31.75 * 2**30, 1228e9, 100e9, 6.25e9, Tpu(3, "megacore", 4)),
-        Chip("v5e", "TPU v5 lite", 15.75 * 2**30, 819e9, 100e9, 3.1e9, Tpu(2)),
-        Chip("v5p", "TPU v5", 95.74 * 2**30, 2765e9, 200e9, 6.25e9, Tpu(3, "megacore", 4)),
-        Chip("v6e", "TPU v6 lite", 31.25 * 2**30, 1640e9, 200e9, 6.25e9, Tpu(2)),
+        Chip("v4", "TPU v4", 31.75 * 2**30, 1228e9, 100e9, 6.25e9, 16e9, Tpu(3, "megacore", 4)),
+        Chip("v5e", "TPU v5 lite", 15.75 * 2**30, 819e9, 100e9, 3.1e9, 16e9, Tpu(2)),
+        Chip("v5p", "TPU v5", 95.74 * 2**30, 2765e9, 200e9, 6.25e9, 16e9, Tpu(3, "megacore", 4)),
+        Chip("v6e", "TPU v6 lite", 31.25 * 2**30, 1640e9, 200e9, 6.25e9, 16e9, Tpu(2)),
     )
 }
 """Chips by short name."""

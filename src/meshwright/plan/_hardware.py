@@ -128,7 +128,7 @@ def hardware_here(devices: Sequence[jax.Device] | None = None) -> Hardware:
 def _cpus(shape: tuple[int, ...]) -> Hardware:
     """Return CPU devices of this machine, which share its memory; their speeds are measured when needed."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / shape[0]
-    return Hardware(Chip(CPU, CPU, memory, 1.0, 1.0, 1.0), shape)
+    return Hardware(Chip(CPU, CPU, memory, 1.0, 1.0, 1.0, 1.0), shape)
 
 
 def _chip(name: str) -> Chip:

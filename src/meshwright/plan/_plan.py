@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from meshwright.engine import errors_naming
 from meshwright.errors import UsageError
-from meshwright.experiment import Experiment, some_rows
+from meshwright.experiment import Experiment, automatic, before_choice, some_rows
+from meshwright.plan._choice import best_estimate
 from meshwright.plan._hardware import Hardware, hardware_named
 from meshwright.plan._roofline import Rates
 from meshwright.plan._site import Compiled, NotCompiledError, Site
@@ -128,7 +129,9 @@ def site_of(
     hardware = hardware_named(on) if isinstance(on, str) else on
     with errors_naming("mesh_rules"):
         experiment = apply_mesh_rules(experiment, experiment.mesh_rules, str(hardware))
-    return Site(experiment, hardware, some_rows(experiment), rates, bandwidth)
+    names, rows = automatic(experiment), some_rows(experiment)
+    site = Site(before_choice(experiment), hardware, rows, rates, bandwidth)
+    return replace(site, experiment=best_estimate(site, names)) if names else site
 
 
 def _estimated(why: str) -> str:

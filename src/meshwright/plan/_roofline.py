@@ -71,6 +71,8 @@ class Rates:
     """Share of the batch axes' traffic that hides behind the computing beside it, from 0 to 1."""
     memory_overlap: float = 0.0
     """Share of the shorter of product and memory time that hides behind the longer, from 0 to 1."""
+    host: float = math.inf
+    """Bytes per second that a device and the host's memory exchange, in one direction at a time."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,13 @@ class StepTime:
     """Seconds of collectives that no computing hides."""
     hidden_memory: float = 0.0
     """Seconds in which products and other memory traffic run at once."""
+    host: float = 0.0
+    """Seconds of copies between the memories of the device and of the host that no computing hides."""
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole step."""
-        return self.computing + self.exposed
+        return self.computing + self.exposed + self.host
 
     @property
     def computing(self) -> float:
@@ -100,7 +104,16 @@ class StepTime:
 
 
 def published_rates(chip: Chip) -> Rates:
-    """Return the speeds to expect of a chip, from its data sheet."""
+    """Return the speeds to expect of a chip, from its data sheet.
+
+    Example:
+      >>> from dataclasses import replace
+      >>> rates = mw.plan.published_rates(mw.plan.hardware_named("h100:8").chip)
+      >>> slow_attention = replace(rates, attention=0.35)
+
+    Args:
+      chip: An accelerator, such as `hardware_named("h100:8").chip`.
+    """
     dtypes = ("bfloat16", "float16", "float32")
     peaks = {dtype: peak_flops(chip.device_kind, dtype) for dtype in dtypes}
     is_tpu = isinstance(chip.target, Tpu)
@@ -118,6 +131,7 @@ def published_rates(chip: Chip) -> Rates:
         attention=ATTENTION_SHARE,
         overlap=OVERLAP_SHARE,
         memory_overlap=MEMORY_OVERLAP_SHARE,
+        host=LINK_SHARE * chip.host_bandwidth,
     )
 
 
@@ -130,6 +144,8 @@ def step_time(
     inside: Mapping[str, int],
     over: Mapping[str, int],
     hidden_axes: frozenset[str],
+    kept_on_host: int = 0,
+    state_on_host: int = 0,
 ) -> StepTime:
     """Return the time of a step.
 
@@ -141,6 +157,9 @@ def step_time(
       inside: The part of each mesh axis inside a group of devices with fast links.
       over: The part of each mesh axis over those groups.
       hidden_axes: The mesh axes that split the batch; their collectives hide behind computing.
+      kept_on_host: Bytes of activations that go to the host's memory and back, both ways together. They hide
+        behind computing, as far as the batch axes' traffic does.
+      state_on_host: Bytes of the state that do so, which wait for the update and hide behind nothing.
     """
     compute = sum(each.times * _seconds(each, rates) for each in products)
     memory = other_nbytes / rates.memory
@@ -149,8 +168,10 @@ def step_time(
     for each in collectives:
         network[each.axes] += each.times * _network_seconds(each, rates, inside, over)
     behind = sum(seconds for axes, seconds in network.items() if hidden_axes.issuperset(axes))
-    hidden = rates.overlap * min(compute + memory - hidden_memory, behind)
-    return StepTime(compute, memory, dict(network), sum(network.values()) - hidden, hidden_memory)
+    computing = compute + memory - hidden_memory
+    hidden = rates.overlap * min(computing, behind)
+    host = state_on_host / rates.host + max(0.0, kept_on_host / rates.host - rates.overlap * computing)
+    return StepTime(compute, memory, dict(network), sum(network.values()) - hidden, hidden_memory, host)
 
 
 def _seconds(work: Work, rates: Rates) -> float:

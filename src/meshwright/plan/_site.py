@@ -1,8 +1,9 @@
 """An experiment on some hardware: its parts, its traced step and its compiled step."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright.engine import errors_naming
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, UsageError
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, parts_of
 from meshwright.hlo import Collective, collectives
 from meshwright.plan._chips import Tpu
@@ -19,10 +20,12 @@ from meshwright.plan._hardware import CPU, Hardware
 from meshwright.plan._measured import measured_rates
 from meshwright.plan._roofline import Rates, StepTime, published_rates, step_time
 from meshwright.plan._topology import described_devices
+from meshwright.plan._traces import Traces
 from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, checkpoint_cost
 from meshwright.program import Flops, count_flops, utilisation_on
-from meshwright.sharding import device_bytes, group_parts, grouped_mesh, make_mesh, mesh_rule
+from meshwright.sharding import PIPELINE, device_bytes, group_parts, grouped_mesh, make_mesh, mesh_rule
 from meshwright.shown import human_bytes
+from meshwright.train import Ring, recommended_for
 from meshwright.tree import PyTree, nbytes
 
 _TRITON, _NO_TILES = "xla_gpu_enable_triton_gemm", "Couldn't find output tile sizes"
@@ -85,6 +88,8 @@ class Site:
     """Speeds of one device, if the caller gave them; otherwise they are looked up or measured."""
     bandwidth: float
     """Bytes per second that one host writes of a checkpoint."""
+    traces: Traces = field(default_factory=Traces, repr=False, compare=False)
+    """Traced steps, shared by sites that `dataclasses.replace` makes of this one."""
 
     @property
     def rates(self) -> Rates:
@@ -94,12 +99,14 @@ class Site:
     @cached_property
     def parts(self) -> Parts:
         """The parts of a run on an abstract mesh."""
-        return parts_of(self.experiment, self._mesh(self.hardware.num_devices), self.rows)
+        with _naming_cudnn():
+            return self.traces.parts(self.experiment, self._mesh(self.hardware.num_devices), self.rows)
 
     @cached_property
     def jaxpr(self) -> Any:
         """The jaxpr of the traced step."""
-        return self.parts.step.trace(self.parts.target, self.parts.batch).jaxpr
+        with _naming_cudnn():
+            return self.traces.jaxpr(self.experiment, self.parts, self.rows)
 
     @cached_property
     def traced(self) -> TracedCosts:
@@ -172,12 +179,14 @@ class Site:
             mfu=_mfu(counted, time, self.hardware),
             assumptions=self.rates.source,
             checkpoint=self._checkpoint(),
+            pipeline=_ring(self.experiment, self.parts.layout.mesh),
+            recommended=recommended_for(self.hardware.chip.device_kind, self.hardware.num_slices),
             notes=(
                 *(() if compiled is None else compiled.notes),
                 *self.ruled,
                 *_not_counted(counted),
                 *_taken_whole(self.traced.not_understood),
-                *_lost_splits(exchanges, self._batch_axes, self.experiment.microbatches * num_params),
+                *_lost_splits(exchanges, self._batch_axes, int(self.experiment.microbatches) * num_params),
             ),
         )
 
@@ -198,6 +207,7 @@ class Site:
     def _time(self, found: Sequence[Collective]) -> StepTime:
         over, inside = self._split_over_groups()
         unfused = self.traced.attention_nbytes if self.rates.attention is None else 0
+        state_on_host = 2 * _bytes_of(self.parts.target, on_host=True)
         return step_time(
             self.traced.products,
             self.traced.other_nbytes + unfused,
@@ -205,7 +215,9 @@ class Site:
             self.rates,
             inside=inside,
             over=over,
-            hidden_axes=self._batch_axes,
+            hidden_axes=self._batch_axes - {PIPELINE},  # stages wait for what they are sent
+            kept_on_host=self.traced.host_nbytes - state_on_host // 2,
+            state_on_host=state_on_host,
         )
 
     @property
@@ -214,7 +226,7 @@ class Site:
 
     def _memory(self, compiled: Compiled | None) -> Memory:
         target, traced = self.parts.target, self.traced
-        params, optimizer, state = map(_bytes_on_device, (target.params, target.opt_state, target))
+        params, optimizer, state = map(_bytes_of, (target.params, target.opt_state, target))
         temporary = traced.memory.temporary if compiled is None else compiled.temporary_nbytes
         gradients = min(traced.memory.gradients, temporary)
         return Memory(
@@ -233,6 +245,21 @@ class Site:
         return checkpoint_cost(self.parts.target, casts, hosts, self.bandwidth, save.names)
 
 
+@contextmanager
+def _naming_cudnn() -> Iterator[None]:
+    """Say what to do about a model that calls cuDNN's attention where JAX finds no cuDNN to trace it with."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "cuDNN" not in str(error):
+            raise
+        raise UsageError(
+            f"the model calls jax.nn.dot_product_attention(implementation='cudnn'), and JAX says {error}\n"
+            "  Call mw.attention, which takes cuDNN's kernel on GPUs, whose plan needs no cuDNN. Or install "
+            "nvidia-cudnn-cu13, nvidia-cublas and meshwright[cuda13] here."
+        ) from error
+
+
 @cache
 def rates_of(hardware: Hardware) -> Rates:
     """Return the speeds of one device: measured for CPUs, from the data sheet for all others."""
@@ -241,13 +268,12 @@ def rates_of(hardware: Hardware) -> Rates:
     return published_rates(hardware.chip)
 
 
-def _bytes_on_device(arrays: PyTree) -> int:
-    """Return the bytes of structs in the memory of one device.
-
-    Structs kept in the host's memory do not count.
-    """
-    on_device = (x for x in jax.tree.leaves(arrays) if x.sharding.memory_kind in (None, "device"))
-    return sum(device_bytes(x, x.sharding) for x in on_device)
+def _bytes_of(arrays: PyTree, *, on_host: bool = False) -> int:
+    """Return the bytes of one device's parts of structs, of those in its memory or of those in the host's."""
+    found = (
+        x for x in jax.tree.leaves(arrays) if (x.sharding.memory_kind not in (None, "device")) == on_host
+    )
+    return sum(device_bytes(x, x.sharding) for x in found)
 
 
 def _exchanges(found: Sequence[Collective], over: Mapping[str, int]) -> tuple[Exchange, ...]:
@@ -266,6 +292,13 @@ def _exchanges(found: Sequence[Collective], over: Mapping[str, int]) -> tuple[Ex
         for (kind, axes), alike in together.items()
     )
     return tuple(sorted(exchanges, key=lambda each: -each.sent_bytes))
+
+
+def _ring(experiment: Experiment, mesh: Mesh) -> Ring | None:
+    stages = mesh.shape.get(PIPELINE, 1)
+    if stages == 1:
+        return None
+    return Ring(stages, int(experiment.microbatches), experiment.pipeline_rounds)
 
 
 def _settings(experiment: Experiment) -> dict[str, object]:

@@ -6,6 +6,7 @@ from meshwright.plan._changes import Change
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.shown import human_bytes
 from meshwright.tables import aligned
+from meshwright.train import Ring
 
 COLUMN = 24
 NUM_SHOWN = 10
@@ -23,7 +24,9 @@ def described(plan: Plan) -> str:
         _memory(plan.memory),
         _network(plan.exchanges),
         _time(plan),
+        [] if plan.pipeline is None else _pipeline(plan.pipeline),
         _checkpoint(plan),
+        _recommended(plan),
     ]
     return "\n\n".join(["\n".join(lines) for lines in [*sections, [*plan.notes]] if lines])
 
@@ -48,7 +51,8 @@ def described_search(found: Sequence[Change]) -> str:
       found: Changes, as `search` returns.
     """
     best = found[:NUM_SHOWN]
-    head = f"the best {len(best)} of {len(found)} tried (estimated from the traced step):"
+    how = "compiled where it says so, others estimated" if any(map(_is_compiled, found)) else "estimated"
+    head = f"the best {len(best)} of {len(found)} tried ({how} from the traced step):"
     return "\n".join([head, *_table(best)])
 
 
@@ -121,14 +125,29 @@ def _time(plan: Plan) -> list[str]:
         f"  {'memory':<{COLUMN}}{seconds(time.memory):>10}"
         + (f"  of which {seconds(time.hidden_memory)} beside the products" if time.hidden_memory else ""),
         f"  {'network, not hidden':<{COLUMN}}{seconds(time.exposed):>10}{behind}",
+        *([f"  {'to and from the host':<{COLUMN}}{seconds(time.host):>10}  not hidden"] if time.host else []),
         f"  assuming {plan.assumptions}",
     ]
+
+
+def _pipeline(ring: Ring) -> list[str]:
+    rounds = f" in {ring.rounds} rounds" if ring.rounds > 1 else ""
+    numbers = f"{ring.microbatches} microbatches{rounds} take {ring.ticks} ticks"
+    head = f"A pipeline of {ring.stages} stages: {numbers}, in {ring.idle_share:.0%} of which a device idles"
+    return [head, *(f"  stage {stage:<4}{line}" for stage, line in enumerate(ring.drawn()))]
 
 
 def _checkpoint(plan: Plan) -> list[str]:
     cost = plan.checkpoint
     each = f"{human_bytes(cost.host_nbytes)} per host: {seconds(cost.seconds)}"
     return [f"A checkpoint is {human_bytes(cost.nbytes)}, {each} at {cost.bandwidth / 1e9:.3g} GB/s"]
+
+
+def _recommended(plan: Plan) -> list[str]:
+    if not plan.recommended:
+        return []
+    head = "XLA options recommended for this hardware, which compile.recommended=True sets"
+    return [head, *(f"  {name}={value}" for name, value in plan.recommended.items())]
 
 
 def _table(changes: Iterable[Change]) -> list[str]:
@@ -146,4 +165,9 @@ def _table(changes: Iterable[Change]) -> list[str]:
 
 def _mfu(plan: Plan) -> str:
     fits = "" if plan.memory.fits else "  does not fit"
-    return ("" if plan.mfu is None else f"MFU {plan.mfu:.0%}") + fits
+    compiled = "  compiled" if plan.compiled else ""
+    return ("" if plan.mfu is None else f"MFU {plan.mfu:.0%}") + compiled + fits
+
+
+def _is_compiled(change: Change) -> bool:
+    return change.plan.compiled

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright import process, tree
 from meshwright.errors import LayoutError, UsageError
-from meshwright.sharding import Layout, adding_right, check_axes
+from meshwright.sharding import Layout, adding_right, check_axes, in_mesh
 from meshwright.train import RUN_AHEAD, key_of
 from meshwright.tree import PyTree
 
@@ -77,7 +77,7 @@ class BatchedPredict:
         seed = self._seed if seed is None else seed
         for number, (batch, ids) in enumerate(batches):
             arguments = params, model_state, batch, np.uint32(ids.start % 2**32), np.uint32(seed)
-            with jax.set_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
+            with in_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
                 if number == 0:
                     check_axes(self._layout, arguments[:2], partial(self._trace, *arguments), self._idle)
                 out = self._compute(*arguments)
@@ -93,7 +93,7 @@ class BatchedPredict:
         Raises:
           UsageError: The programs differ.
         """
-        with jax.set_mesh(self._layout.mesh):
+        with in_mesh(self._layout.mesh):
             self._compute.compare(params, model_state, batch, np.uint32(0), np.uint32(0))
 
 

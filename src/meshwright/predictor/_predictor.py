@@ -16,10 +16,12 @@ from meshwright.deployer import Deployer
 from meshwright.engine import comparable_settings
 from meshwright.errors import UsageError
 from meshwright.evaluation import BeforeBatch, calling_before_each
+from meshwright.experiment import Generation
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import BatchedPredict, Outputs, fingerprint, rows_of
-from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp
+from meshwright.predictor._written import written
+from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp, in_mesh
 from meshwright.storage import local_path
 from meshwright.train import TrainState, Variables, as_seed, eval_params, nothing
 from meshwright.tree import PyTree
@@ -32,6 +34,9 @@ class Predictor:
 
     Args:
       deployer: The deployer whose mesh, seed and log are used.
+      generation: How a model generates, instead of `predict`: an output is then the text after a prompt, or
+        its tokens if there is no tokenizer. Examples are texts, sequences of tokens, or mappings with a
+        `prompt`. Its own `prompts` and `when` are not used.
       predict: A function that returns a tree of arrays with a row for each example. Its parameters may be
         any of `params`, `model` (if one is given; call it as `model(inputs)`), `batch`, `key` and
         `model_state`. It is compiled once for each shape of a batch.
@@ -44,7 +49,8 @@ class Predictor:
         found automatically. A dictionary gives rules for each key of the parameters.
 
     Raises:
-      UsageError: A function has a parameter of another name.
+      UsageError: A function has a parameter of another name; or not exactly one of `predict` and
+        `generation` is given.
 
     Example:
       >>> deployer = mw.Deployer(seed=0, verbose=False)
@@ -61,19 +67,30 @@ class Predictor:
         self,
         deployer: Deployer,
         *,
-        predict: Callable[..., PyTree],
+        predict: Callable[..., PyTree] | None = None,
+        generation: Generation | None = None,
         collate: Collate | None = None,
         model: Any = None,
         output: Callable[[PyTree], Iterable[Any]] | None = None,
         rules: Rules = None,
     ):
         self._deployer, self._collate, self._rules = deployer, collate, rules
-        called = prediction_of(predict, None if model is None else functional(model))
-        log_once = cache(deployer.log_info)
-        idle = lambda error: log_once(f"! predictions: {error}")  # noqa: E731
-        self._predictions = BatchedPredict(called, deployer.layout(), deployer.seed, idle)
+        self._generation = generation
+        _check_kind(predict, generation, {"collate": collate, "model": model, "output": output})
+        if predict is not None:
+            with in_mesh(deployer.mesh):  # the model may state how its parameters are split
+                called = prediction_of(predict, None if model is None else functional(model))
+            log_once = cache(deployer.log_info)
+            idle = lambda error: log_once(f"! predictions: {error}")  # noqa: E731
+            self._predictions = BatchedPredict(called, deployer.layout(), deployer.seed, idle)
         self._output = output or rows_of
-        self._settings = {"predict": predict, "collate": collate, "output": output, "rules": self._rules}
+        self._settings: dict[str, Any] = {
+            "predict": predict,
+            "collate": collate,
+            "output": output,
+            "rules": self._rules,
+        }
+        self._settings |= {} if generation is None else {"generation": generation}
 
     @process.shared_work()
     def predict(
@@ -153,6 +170,13 @@ class Predictor:
         self, examples: Any, variables: Variables, size: int, seed: int, desc: str | None, start: int = 0
     ) -> Iterator[list[Any]]:
         """Yield the outputs of each batch, from the example of index `start` on."""
+        if self._generation is not None:
+            how: dict[str, Any] = {"slots": size, "seed": seed, "start": start}
+            texts = written(self._generation, examples, variables.params, **how)
+            number = num_examples(examples)
+            left = None if number is None else number - start
+            yield from texts if desc is None else self._deployer.progress(texts, left, desc)
+            return
         sharding, number = self._deployer.layout().batch_sharding, num_examples(examples)
         data = numbered_batches(examples, size, sharding, collate=self._collate, start=start)
         predictions = self._predictions(variables.params, variables.model_state, data, seed)
@@ -171,8 +195,11 @@ class Predictor:
             "seed": seed,
             "examples": num_examples(examples),
         }
+        if self._generation is not None:
+            about["decoding"] = repr(self._generation.decoding)
         file = Outputs(path, about)
-        start = process.on_lead(lambda: file.begin(size))
+        whole = size if self._generation is None else 1  # what a prompt gets does not depend on its batch
+        start = process.on_lead(lambda: file.begin(whole))
         if start is None:
             self._deployer.log_info(f"{path}: all predictions are there")
             return path
@@ -209,6 +236,17 @@ def _iterable_as_function(examples: Any) -> Any:
     if isinstance(examples, Iterable) and not (callable(examples) or is_indexed(examples)):
         return lambda: examples
     return examples
+
+
+def _check_kind(predict: Any, generation: Any, only_predict: dict[str, Any]) -> None:
+    if (predict is None) == (generation is None):
+        raise UsageError("a Predictor needs either `predict` or `generation`.")
+    if generation is None:
+        return
+    if not isinstance(generation, Generation):
+        raise UsageError(f"Predictor.generation must be a mw.Generation; found {type(generation).__name__}.")
+    if given := [name for name, value in only_predict.items() if value is not None]:
+        raise UsageError(f"a Predictor with `generation` has no use for {', '.join(given)}.")
 
 
 def _check_size(per_device_batch_size: Any) -> None:

@@ -30,9 +30,10 @@ from meshwright.process._disk import is_shared
 from meshwright.process._ends import ending_together
 from meshwright.process._leave import exit_now, shared_work
 from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
+from meshwright.process._only_compile import only_compiles
 from meshwright.process._peers import announce_exit, delaying_exit, receiving, send_to_all
 from meshwright.process._program import program_text
-from meshwright.process._progress import report_board, report_progress
+from meshwright.process._progress import report_board, report_can_compile_ahead, report_progress
 from meshwright.process._rendezvous import rendezvous
 from meshwright.process._run_on import on_all, on_lead
 from meshwright.process._signals import Signals, signals
@@ -66,10 +67,12 @@ __all__ = [
     "lock_run_directory",
     "on_all",
     "on_lead",
+    "only_compiles",
     "program_text",
     "receiving",
     "rendezvous",
     "report_board",
+    "report_can_compile_ahead",
     "report_progress",
     "send_to_all",
     "shared_work",

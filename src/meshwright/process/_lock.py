@@ -192,19 +192,20 @@ def _write_owner(file: Path, has_lock: bool) -> str:
             continue
         if not _is_dead(other, has_lock):
             raise _in_use(file, other, has_lock=has_lock)
-        _remove_dead(file, other)
+        _remove_dead(file, other, has_lock)
 
 
-def _remove_dead(file: Path, text: str) -> None:
+def _remove_dead(file: Path, text: str, has_lock: bool) -> None:
     """Remove the owner file of a dead process, but not one that a quicker process has created meanwhile.
 
     Several processes may find the dead owner. Only the one that creates a file with the owner's token in its
-    name may remove the owner file, after it has read it again.
+    name may remove the owner file, after it has read it again. A process that has the lock of the file system
+    takes such a file over: the one that created it was killed before it removed it.
     """
     owner, path = read_owner(text), _owner_file(file)
     permit = path.with_name(f"{path.name}.{owner.token if owner else 'unnamed'}")
     try:
-        permit.touch(exist_ok=False)
+        permit.touch(exist_ok=has_lock)
     except FileExistsError:
         raise _in_use(file, text, has_lock=False) from None
     try:
@@ -212,7 +213,7 @@ def _remove_dead(file: Path, text: str) -> None:
             path.unlink()
             _warn_of_other_machine(file, owner)
     finally:
-        permit.unlink()
+        permit.unlink(missing_ok=True)
 
 
 def _warn_of_other_machine(file: Path, owner: LockOwner | None) -> None:

@@ -6,6 +6,7 @@ while the step in this file grows, so that a run that always fails at the same p
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 from meshwright.process._agree import is_lead
@@ -13,16 +14,21 @@ from meshwright.process._agree import is_lead
 PROGRESS = "MESHWRIGHT_PROGRESS"
 """The environment variable with the path of the file."""
 
+_lock = threading.Lock()
+
 
 def report_progress(step: int) -> None:
     """Write the newest saved step for the launcher, if there is one and this is process 0.
 
+    A step that is not newer than the one in the file changes nothing: a disk may finish after the memory.
     Training does not depend on this file: if it cannot be written, the launcher sees no progress.
 
     Args:
       step: The step of a checkpoint that is complete.
     """
-    _report("", f"{step}\n")
+    with _lock:
+        if step > _reported():
+            _report("", f"{step}\n")
 
 
 def report_board(directory: Path) -> None:
@@ -32,6 +38,22 @@ def report_board(directory: Path) -> None:
       directory: The folder of the run's board.
     """
     _report(".board", str(directory.absolute()))
+
+
+def report_can_compile_ahead() -> None:
+    """Tell the launcher, if there is one and this is process 0, that it may start this to compile only.
+
+    See `only_compiles`.
+    """
+    _report(".ahead", "")
+
+
+def _reported() -> int:
+    """Return the step in the file; -1 if there is none."""
+    try:
+        return int(Path(os.environ[PROGRESS]).read_text())
+    except (KeyError, OSError, ValueError):
+        return -1
 
 
 def _report(suffix: str, content: str) -> None:

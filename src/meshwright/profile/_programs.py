@@ -5,7 +5,7 @@ that holds an `HloProto` (xplane.proto and hlo.proto of XLA; only the fields tha
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,27 @@ def _declared() -> dict[str, Any]:
                 "string name = 1",
                 "OpMetadata metadata = 7",
                 "repeated int64 called_computation_ids = 38",
+                "repeated Group replica_groups = 49",
+                "repeated Pair source_target_pairs = 52",
+                "Devices collective_device_list = 87",
+                "Iota iota_groups = 92",
+                "MeshGroups mesh_groups = 93",
             ],
+            "Group": ["repeated int64 replica_ids = 1"],
+            "Pair": ["int64 source = 1", "int64 target = 2"],
+            "Devices": ["repeated Group replica_groups = 1", "Iota iota_groups = 2"],
+            "Iota": [
+                "int64 num_groups = 1",
+                "int64 num_devices = 2",
+                "repeated int64 dims = 3",
+                "repeated int64 order = 4",
+            ],
+            "MeshGroups": ["DeviceMesh mesh = 1", "repeated AxisRef axes = 2"],
+            "DeviceMesh": ["repeated Axis axes = 1", "DeviceOrder devices = 3"],
+            "Axis": ["string name = 1", "int64 size = 2"],
+            "DeviceOrder": ["repeated int64 dims = 1", "repeated int64 order = 2"],
+            "AxisRef": ["int64 index = 1", "SubAxis part = 2"],
+            "SubAxis": ["int64 before = 1", "int64 size = 2"],
             "OpMetadata": ["string op_name = 2"],
         },
     )
@@ -48,18 +68,70 @@ def sources_in(file: Path) -> Sources:
     Args:
       file: A profile that `ProfileData` can read.
     """
-    declared = _declared()
-    space = declared["Space"].FromString(file.read_bytes())
     found: dict[str, Mapping[str, str]] = {}
-    for plane in space.planes:
-        if plane.name != _PLANE:
-            continue
-        for entry in plane.event_metadata:
+    for module in _modules(file):  # programs for batches of several shapes have one name
+        found[module.name] = {**_sources_of(module), **found.get(module.name, {})}
+    return found
+
+
+def _modules(file: Path) -> Iterator[Any]:
+    """Yield the programs in a profile."""
+    declared = _declared()
+    for plane in declared["Space"].FromString(file.read_bytes()).planes:
+        for entry in plane.event_metadata if plane.name == _PLANE else ():
             for stat in entry.value.stats:
                 module = declared["Hlo"].FromString(stat.bytes_value).hlo_module
-                if module.computations:  # programs for batches of several shapes have one name
-                    found[module.name] = {**_sources_of(module), **found.get(module.name, {})}
+                if module.computations:
+                    yield module
+
+
+def groups_in(file: Path) -> Sources:
+    """Return, by program and operation, the devices of collectives, written as in an HLO text.
+
+    Args:
+      file: A profile that `ProfileData` can read.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for module in _modules(file):
+        here = found.setdefault(module.name, {})
+        for computation in module.computations:
+            for op in computation.instructions:
+                if written := _written(op):
+                    here.setdefault(op.name, written)
     return found
+
+
+def _written(op: Any) -> str:
+    """Return the devices of a collective as text; "" if it has none, as other operations."""
+    if op.source_target_pairs:
+        pairs = ",".join(f"{{{each.source},{each.target}}}" for each in op.source_target_pairs)
+        return f"source_target_pairs={{{pairs}}}"
+    if op.HasField("mesh_groups"):
+        return _written_mesh(op.mesh_groups)
+    for iota in (op.iota_groups, op.collective_device_list.iota_groups):
+        if iota.num_groups:
+            order = f"T({_commas(iota.order)})" if iota.order else ""
+            return f"replica_groups=[{iota.num_groups},{iota.num_devices}]<=[{_commas(iota.dims)}]{order}"
+    if listed := op.replica_groups or op.collective_device_list.replica_groups:
+        groups = ",".join(f"{{{_commas(group.replica_ids)}}}" for group in listed)
+        return f"replica_groups={{{groups}}}"
+    return ""
+
+
+def _written_mesh(groups: Any) -> str:
+    axes, devices = groups.mesh.axes, groups.mesh.devices
+    sizes = ",".join(f"'{each.name}'={each.size}" for each in axes)
+    order = f"T({_commas(devices.order)})" if devices.order else ""
+    ids = f", device_ids=([{_commas(devices.dims)}]{order})" if devices.dims else ""
+    taken = (
+        f"'{axes[each.index].name}'" + (f":({each.part.before}){each.part.size}" if each.part.size else "")
+        for each in groups.axes
+    )
+    return f"replica_groups=mesh[{sizes}]{ids} {{{','.join(taken)}}}"
+
+
+def _commas(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def _sources_of(module: Any) -> dict[str, str]:

@@ -26,7 +26,8 @@ class Product(NamedTuple):
     dtype: str
     """Dtype of the factors."""
     recomputed: bool
-    """True if it is computed a second time to save memory: by `jax.checkpoint` or in cuDNN's attention."""
+    """True if it is computed a second time to save memory: by `jax.checkpoint` or in cuDNN's attention. Or if
+    a device of a pipeline computes it while it has nothing to do."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ def _of_operation(operation: Operation) -> Flops:
 
 def _of_product(operation: Operation, kind: str, work: Work) -> Flops:
     dtype = dtype_of(operation.eqn)
-    products = Counter({Product(kind, dtype, operation.is_recomputed): work.needed})
-    products[Product(kind, dtype, True)] += work.recomputed
+    idle = 0 if operation.is_recomputed else round(work.needed * operation.idle_share)
+    products = Counter({Product(kind, dtype, operation.is_recomputed): work.needed - idle})
+    products[Product(kind, dtype, True)] += work.recomputed + idle
     return Flops(+products)
 
 

@@ -35,6 +35,8 @@ class Memory(Enum):
     """
 
     FUSED = "not stored: computed where they are read"
+    COSTLY = "as FUSED, but the forward pass stores it for the backward pass, as it takes long to compute"
+    COSTLY_NARROW = "as COSTLY if an element has fewer than four bytes, else as FUSED"
     VIEW = "the memory of the operand"
     WRITTEN = "stored; the operations that make its operands may be fused into it"
     REDUCED = "as WRITTEN; results may not overwrite the reduced operands"
@@ -116,17 +118,21 @@ TABLE: dict[str, Primitive] = {
     # Random numbers.
     "random_bits": Primitive(dims.resized, _W),
     **_each("random_fold_in random_unwrap random_wrap threefry2x32 random_seed random_split", dims.resized),
+    # Costly ones: of activations between two products, XLA for H100s (jax 0.10.2) keeps no other than these.
+    "erf": Primitive(memory=Memory.COSTLY),
+    "tanh": Primitive(memory=Memory.COSTLY_NARROW),
+    "one_minus_square": Primitive(memory=Memory.COSTLY_NARROW),  # of tanh in its derivative, since jax 0.12
     # Elementwise. `jax.checkpoint` puts a reduce_precision where it keeps a value.
     "copy": Primitive(memory=Memory.VIEW),
     "optimization_barrier": Primitive(dims.one_by_one, Memory.VIEW),
     "reduce_precision": Primitive(memory=Memory.REDUCED),
     **_each(
         "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
-        "clz complex conj convert_element_type cos cosh device_put digamma div empty empty2 eq eq_to erf "
+        "clz complex conj convert_element_type cos cosh device_put digamma div empty empty2 eq eq_to "
         "erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log "
-        "log1p logistic lt lt_to max min mul name ne neg nextafter not one_minus_square or population_count "
+        "log1p logistic lt lt_to max min mul name ne neg nextafter not or population_count "
         "pow real rem round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic "
-        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan xor"
     ),
     # What devices send each other.
     **_each("all_gather all_gather_invariant", exchange="all-gather"),

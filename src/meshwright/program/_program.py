@@ -7,6 +7,7 @@ Values inside a body differ from those outside; ties connect two values that are
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 Jaxpr = Any
 Equation = Any
 """A `jax.extend.core.JaxprEqn`, whose type does not state the shapes of arrays."""
+_TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
+"""The scope of a pipeline's stages, as `mw.make_step` names it."""
 _FUSED_ATTENTION = "fused_attention"
 """Name of the scope (`jax.named_scope`) of attention in blocks, which hardware may run as one kernel."""
 _NOT_INLINED = ("scan", "while", "cond", "shard_map", "pallas_call")
@@ -29,6 +32,8 @@ class Value:
     """Bytes of one element."""
     name: str = ""
     """Name of the parameter, if it is one."""
+    on_host: bool = False
+    """True if it is in the host's memory."""
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +106,18 @@ class Operation:
         """True if `jax.checkpoint` computes it a second time, as the name in profiles shows."""
         stacks = (eqn.source_info.name_stack for eqn in (*self.callers, self.eqn))
         return any("rematted_computation" in str(stack) for stack in stacks)
+
+    @property
+    def is_backward(self) -> bool:
+        """True if it belongs to the backward pass of a gradient, as the name in profiles shows."""
+        return any("transpose(" in str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn))
+
+    @property
+    def idle_share(self) -> float:
+        """The share of its executions in which the devices of a pipeline wait, by the name of its scope."""
+        stacks = (str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn))
+        found = next(filter(None, map(_TICKS.search, stacks)), None)
+        return 0.0 if found is None else 1 - int(found[1]) / int(found[2])
 
     @property
     def is_fused_attention(self) -> bool:
@@ -184,7 +201,7 @@ def _inlined(
         call = _call(eqn, arguments)
         if call is None:
             results = [_value(var) for var in eqn.outvars]
-            operations.append(_operation(eqn, arguments, results, callers))
+            operations += _operations(eqn, arguments, results, callers)
         else:
             results = _inlined(*call, operations, (*callers, eqn))
         known.update(zip(eqn.outvars, results, strict=True))
@@ -209,6 +226,15 @@ def _solve(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]]:
     start = lengths.matvec + lengths.vecmat
     constants, right = arguments[start : start + lengths.solve], arguments[sum(lengths) :]
     return eqn.params["jaxprs"].solve, [*constants, *right]
+
+
+def _operations(
+    eqn: Equation, inputs: list[Value], outputs: list[Value], callers: tuple[Equation, ...]
+) -> list[Operation]:
+    """Return the operations of an equation: one, or a copy for each array that `device_put` is given."""
+    if eqn.primitive.name != "device_put":
+        return [_operation(eqn, inputs, outputs, callers)]
+    return [_operation(eqn, [x], [y], callers) for x, y in zip(inputs, outputs, strict=True)]
 
 
 def _operation(
@@ -297,7 +323,9 @@ def _drop_arguments(operation: Operation) -> None:
 
 def _value(atom: Any) -> Value:
     aval = atom.aval
-    return Value(_shape(atom), getattr(getattr(aval, "dtype", None), "itemsize", 0))
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    on_host = getattr(getattr(aval, "memory_space", None), "name", "") == "Host"
+    return Value(_shape(atom), itemsize, on_host=on_host)
 
 
 def _shapes(atoms: Iterable[Any]) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from meshwright.report._chart import MOST_LABELS, Curve, num_scaled
 from meshwright.report._comparison import Comparison
 from meshwright.report._html import Html, document, tag
 from meshwright.report._page import section, style
-from meshwright.report._quantities import NUM_TONES, Quantity, drawn, is_of_speed
+from meshwright.report._quantities import NUM_TONES, SECTIONS, Quantity, drawn, section_of
 from meshwright.report._ranked import ranked
 from meshwright.report._tables import table
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, best_in_words, said, score_title
@@ -60,8 +60,8 @@ def _sections(found: Comparison) -> Iterator[Html]:
     last_step = max(run.step for run in found.runs)
     quantities = _quantities(found)
     told = tag("p", _scales(len(found.runs)), class_="facts small") if len(found.runs) > MOST_LABELS else None
-    for title, is_speed in (("Learning", False), ("Speed", True)):
-        charts = drawn([each for each in quantities if each.is_speed == is_speed], last_step)
+    for title in SECTIONS:
+        charts = drawn([each for each in quantities if each.section == title], last_step)
         if charts:
             yield section(title, told, tag("div", *charts, class_="charts several"))
     yield from _differences(found)
@@ -100,7 +100,7 @@ def _quantities(found: Comparison) -> list[Quantity]:
             if name in run.series
         ]
         if len(curves) > 1 and (not slash or first in evaluations):
-            charts.append((name, Quantity(score_title(name, found.chosen), curves, is_of_speed(name))))
+            charts.append((name, Quantity(score_title(name, found.chosen), curves, section_of(name))))
     first_of_all = ("loss", found.main_score)
     charts.sort(key=lambda chart: (chart[0] not in first_of_all, "/" not in chart[0], chart[0]))
     return [chart for _, chart in charts]

@@ -7,7 +7,7 @@ from meshwright.metrics import number
 from meshwright.report import _tables
 from meshwright.report._html import Html, Part, breakable, document, tag
 from meshwright.report._profile import profile
-from meshwright.report._quantities import drawn, quantities
+from meshwright.report._quantities import SECTIONS, drawn, quantities
 from meshwright.report._run import Run
 from meshwright.report._scale import short
 from meshwright.report._words import best_in_words, facts_of, flat, score_title
@@ -59,8 +59,8 @@ def _sections(run: Run) -> Iterator[tuple[str, Html | None]]:
     found = quantities(run.series, run.evaluations, run.best)
     restarts = [attempt.first_step for attempt in run.attempts[1:]]
     told, trouble = profile(run.directory)
-    for title, is_speed in (("Learning", False), ("Speed", True)):
-        charts = drawn([each for each in found if each.is_speed == is_speed], run.step, restarts)
+    for title in SECTIONS:
+        charts = drawn([each for each in found if each.section == title], run.step, restarts)
         yield title, tag("div", *charts, class_="charts") if charts else None
     yield "Evaluations", _tables.evaluations(run)
     yield "Time", _tables.time(run)
@@ -68,6 +68,7 @@ def _sections(run: Run) -> Iterator[tuple[str, Html | None]]:
     yield "Profile", told if trouble is None else tag("p", trouble, class_="note")
     yield "Checkpoints", _checkpoints(run)
     yield "Attempts", _tables.attempts(run)
+    yield "Loss spikes", _tables.spikes(run)
     yield "Incidents", _tables.incidents(run)
     yield "Outputs", _outputs(run)
     yield "Configuration", _tables.two_columns(_lines(run.description)) if run.description else None

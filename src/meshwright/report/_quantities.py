@@ -7,6 +7,7 @@ such as `norm/…`, share one, too.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.machine import PREFIX
 from meshwright.report._chart import Curve, chart
 from meshwright.report._history import Best, Series, evaluated
 from meshwright.report._html import Html
@@ -16,6 +17,8 @@ _FAMILY = "/…"
 _MOST_OF_A_FAMILY = 8
 _SPEED = ("step_seconds", "mfu", "hfu", "input_wait", "tflops_per_device")
 """Numbers about speed, besides those that end in `_per_second` and the seconds of evaluations."""
+LEARNING, SPEED, MACHINES = SECTIONS = ("Learning", "Speed", "Machines")
+"""The sections of a page that have charts."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Quantity:
 
     title: str
     curves: Sequence[Curve]
-    is_speed: bool
-    """True if the chart is about the run's speed, False if it is about learning."""
+    section: str
+    """The section of the page that the chart is in, one of `SECTIONS`."""
     note: str = ""
 
 
@@ -49,16 +52,18 @@ def drawn(found: Sequence[Quantity], last_step: int, restarts: Sequence[int] = (
             each.curves,
             last_step=last_step,
             restarts=restarts,
-            from_zero=each.is_speed,
+            from_zero=each.section != LEARNING,
             note=each.note,
         )
         for each in found
     ]
 
 
-def is_of_speed(title: str) -> bool:
-    """Return whether a number, or a chart, is about the run's speed."""
-    return title in _SPEED or title.endswith(("_per_second", " seconds", "/seconds"))
+def section_of(title: str) -> str:
+    """Return the section that a number, or a chart, belongs to."""
+    if title.startswith(PREFIX):
+        return MACHINES
+    return SPEED if title in _SPEED or title.endswith(("_per_second", " seconds", "/seconds")) else LEARNING
 
 
 def _place(name: str, evaluations: Sequence[str]) -> tuple[str, str, int]:
@@ -66,20 +71,22 @@ def _place(name: str, evaluations: Sequence[str]) -> tuple[str, str, int]:
     if place := evaluated(name, evaluations):
         title = "evaluation seconds" if place[1] == "seconds" else place[1]
         return title, place[0], 1 + evaluations.index(place[0]) % (NUM_TONES - 1)
-    first, slash, rest = name.partition("/")
+    first, slash, rest = name.removeprefix(PREFIX).partition("/")
+    if name.startswith(PREFIX):
+        return f"{PREFIX}{first}{_FAMILY}", rest, -1
     return (f"{first}{_FAMILY}", rest, -1) if slash else (name, "train", 0)
 
 
 def _quantity(title: str, curves: Sequence[Curve]) -> Quantity:
     shown = sorted(curves, key=lambda curve: curve.tone)
-    is_speed = is_of_speed(title)
+    section = section_of(title)
     if len(shown) == 1:
-        return Quantity(title, [replace(shown[0], label="", tone=max(0, shown[0].tone))], is_speed)
+        return Quantity(title, [replace(shown[0], label="", tone=max(0, shown[0].tone))], section)
     if title.endswith(_FAMILY):
         largest = sorted(curves, key=lambda curve: -_size(curve))[:_MOST_OF_A_FAMILY]
         shown = [replace(curve, tone=i) for i, curve in enumerate(largest)]
     left_out = len(curves) - len(shown)
-    return Quantity(title, shown, is_speed, f"the {len(shown)} largest of {len(curves)}" if left_out else "")
+    return Quantity(title, shown, section, f"the {len(shown)} largest of {len(curves)}" if left_out else "")
 
 
 def _size(curve: Curve) -> float:
@@ -94,4 +101,4 @@ def _order(quantity: Quantity) -> tuple[int, str]:
     is_family = quantity.title.endswith(_FAMILY)
     is_evaluated = not is_family and any(curve.tone for curve in quantity.curves)
     kinds = (quantity.title == "loss", is_evaluated, not is_family, is_family)
-    return (5 if quantity.is_speed else kinds.index(True)), quantity.title
+    return (kinds.index(True) if quantity.section == LEARNING else 5), quantity.title

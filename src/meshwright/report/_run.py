@@ -29,6 +29,7 @@ from meshwright.report._history import (
     scores_of,
 )
 from meshwright.report._ledger import LEDGER, Ledger, read_ledger
+from meshwright.report._spikes import SPIKES, SpikeSeen, spikes_in
 from meshwright.report._texts import Texts, texts_in
 from meshwright.storage import local_path
 
@@ -73,6 +74,8 @@ class Run:
     """The settings of each attempt, by the step that the attempt continued from."""
     backs: Sequence[Back]
     """The times at which the run went back to an earlier step."""
+    spikes: Sequence[SpikeSeen]
+    """The loss spikes before which the run went back, with what was left out."""
     incidents: Sequence[Incident]
     """Warnings and errors in the logs, in the order of time."""
     outputs: Mapping[str, Sequence[str]]
@@ -212,6 +215,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
         checkpoints_path=path,
         settings_from=_settings_from(directory / "attempts"),
         backs=times_back(directory),
+        spikes=(files.read(SPIKES, spikes_in) if SPIKES in files else None) or [],
         incidents=files.read("logs", incidents_of) or [],
         outputs=_outputs(directory / "outputs"),
         texts=files.read("outputs", lambda _: texts_in(directory))

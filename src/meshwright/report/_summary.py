@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from meshwright.metrics import duration, json_number, number
 from meshwright.report._ledger import Ledger, goodput_document, saving_told, told_seconds
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._sorting import cells_of, score
+from meshwright.report._spikes import SpikeSeen
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, best_in_words, facts_of, score_title
 from meshwright.storage import join, local_path
 from meshwright.tables import aligned, wrapped
@@ -37,6 +39,10 @@ def document(run: Run) -> Document:
         "step": run.step,
         "max_steps": run.max_steps,
         "began_from": list(run.began_from),
+        "spikes": [
+            asdict(spike) | {"value": json_number(spike.value), "median": json_number(spike.median)}
+            for spike in run.spikes
+        ],
         "seconds": json_number(run.seconds),
         "ledger": None if run.ledger is None else goodput_document(run.ledger),
         "last_report": None if last is None else json_number(last),
@@ -78,6 +84,7 @@ def summary(run: Run, *, width: int | None = None) -> str:
         f"  {printable(score_title(name, run.chosen), keep='')} {number(points.last)}{_best(run, name)}"
         for name, points in run.scores.items()
     ]
+    lines += [f"  {line}" for line in map(_spike, run.spikes)]
     lines += [f"  {line}" for line in _times(run.ledger)] if run.ledger is not None else []
     lines += [f"  missing files: {', '.join(run.missing)}"] if run.missing else []
     lines += [f"  {damage}" for damage in run.damage]
@@ -195,6 +202,14 @@ def _scored(found: Document, by: str | None) -> tuple[str, str]:
         return "", ""
     best = found["best"].get(name)
     return score_title(name, found["chosen"]), f"{number(value)} @{best['step']}" if best else number(value)
+
+
+def _spike(spike: SpikeSeen) -> str:
+    first, last = spike.batches
+    return (
+        f"loss spike: {printable(spike.metric, keep='')} {number(spike.value)} at step {spike.step}; "
+        f"went back to step {spike.continued_after}, left out batches {first} to {last}"
+    )
 
 
 def _times(ledger: Ledger) -> list[str]:

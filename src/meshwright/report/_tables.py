@@ -11,6 +11,7 @@ from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
 from meshwright.report._ledger import PARTS, saving_told, told_seconds
 from meshwright.report._run import Run
+from meshwright.report._spikes import SpikeSeen
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, date, score_title
 from meshwright.shown import human_bytes
 
@@ -75,6 +76,47 @@ def checkpoints(run: Run) -> Html | None:
     ]
     rows += [[name, "set aside", *("" for _ in names), why_aside(name)] for name in listed.set_aside]
     return table(["step", "size", *heads, ""], rows, caption="Existing checkpoints, the newest first")
+
+
+def spikes(run: Run) -> Html | None:
+    """Return the table of the loss spikes before which the run went back; None if there were none."""
+    if not run.spikes:
+        return None
+    rows = [
+        [
+            f"{each.step:,}",
+            each.metric,
+            number(each.value),
+            number(each.median),
+            f"{each.continued_after:,}",
+            _range(each.batches),
+            _left_out(each),
+        ]
+        for each in run.spikes
+    ]
+    heads = [
+        "step",
+        "metric",
+        "value",
+        "median before",
+        "went back to",
+        "batches left out",
+        "examples left out",
+    ]
+    return table(heads, rows, caption="Loss spikes, in the order in which they were seen")
+
+
+def _range(numbers: tuple[int, int]) -> str:
+    first, last = numbers
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+def _left_out(spike: SpikeSeen) -> str:
+    if spike.examples:
+        return breakable(", ".join(map(str, spike.examples)))
+    return (
+        "" if spike.positions is None else f"positions {_range((spike.positions[0], spike.positions[1] - 1))}"
+    )
 
 
 def time(run: Run) -> Html | None:

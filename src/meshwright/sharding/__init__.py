@@ -5,6 +5,15 @@ shapes. May import `process`, `program` and the ground floor. Add a kind of rule
 `_rules.py`; any function `(name, array, mesh) -> PartitionSpec or None` is one.
 """
 
+from meshwright.sharding._activations import (
+    axes_splitting,
+    embedding_lookup,
+    gather_sequence_dim,
+    sequence_ways,
+    shard_batch_dim,
+    shard_sequence_dim,
+    shard_tensor_dim,
+)
 from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._convolutions import adding_right, as_function, mended
 from meshwright.sharding._copies import copy_to, move_to
@@ -14,14 +23,13 @@ from meshwright.sharding._given import Rules, as_rules
 from meshwright.sharding._idle import check_axes, refused
 from meshwright.sharding._layout import (
     AXES,
+    MICROBATCH,
+    PIPELINE,
+    SEQUENCE,
+    STACK,
     Layout,
-    axes_splitting,
-    embedding_lookup,
-    gather_sequence_dim,
+    axes_of,
     place,
-    shard_batch_dim,
-    shard_sequence_dim,
-    shard_tensor_dim,
 )
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
@@ -34,12 +42,18 @@ from meshwright.sharding._mesh_rules import (
     override,
 )
 from meshwright.sharding._optimizer import beside_params, parameter_of
-from meshwright.sharding._rules import Rule, fsdp, match
+from meshwright.sharding._rules import Rule, fsdp, match, stages
 from meshwright.sharding._sequence import splitting_sequences
+from meshwright.sharding._stages import indivisible
+from meshwright.sharding._stated import stated
 
 __all__ = [
     "AXES",
     "LOGICAL_AXES",
+    "MICROBATCH",
+    "PIPELINE",
+    "SEQUENCE",
+    "STACK",
     "Auto",
     "Layout",
     "MeshRule",
@@ -53,6 +67,7 @@ __all__ = [
     "as_function",
     "as_rules",
     "auto",
+    "axes_of",
     "axes_splitting",
     "beside_params",
     "check_axes",
@@ -66,6 +81,7 @@ __all__ = [
     "grouped_mesh",
     "hardware",
     "in_mesh",
+    "indivisible",
     "logical",
     "make_mesh",
     "match",
@@ -77,8 +93,11 @@ __all__ = [
     "parameter_of",
     "place",
     "refused",
+    "sequence_ways",
     "shard_batch_dim",
     "shard_sequence_dim",
     "shard_tensor_dim",
     "splitting_sequences",
+    "stages",
+    "stated",
 ]

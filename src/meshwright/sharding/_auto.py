@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.errors import LayoutError
+from meshwright.sharding._layout import PIPELINE
+from meshwright.sharding._rules import state_axes
 from meshwright.sharding._shapes import shaped_structure
 from meshwright.sharding._structure import GATES, STACKS, Dim, Group, Structure, split_groups
 from meshwright.sharding._traced import traced_structure
@@ -64,7 +66,8 @@ class Auto:
 
     def _decide(self, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Entries, str]:
         entries: Entries = [()] * x.ndim
-        reasons = [self._tensor(entries, dims, x, mesh), _experts(entries, dims, x, mesh)]
+        reasons = [_stages(entries, dims, x, mesh), self._tensor(entries, dims, x, mesh)]
+        reasons.append(_experts(entries, dims, x, mesh))
         reasons.append(_fsdp(entries, dims, x, mesh, self.min_size))
         return entries, "; ".join(filter(None, reasons))
 
@@ -117,7 +120,8 @@ def auto(
     head_size: int | None = None,
     min_size: int = 2**16,
 ) -> Auto:
-    """Return a rule that splits `params` over a mesh with any of the axes tensor, expert and fsdp.
+    """Return a rule that splits `params` over a mesh with any of the axes pipeline, tensor, expert
+    and fsdp.
 
     With a function, the rule is inferred from its program: which dimensions are heads, hidden features or a
     vocabulary. Without one, it is inferred from shapes and, in attention, from the usual names; dimensions
@@ -168,16 +172,35 @@ def _experts(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, m
     return f"{x.shape[found[0]]} experts"
 
 
+def _stages(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
+    """Split stacked layers over the pipeline axis."""
+    ways = mesh.shape.get(PIPELINE, 1)
+    if ways == 1 or not dims or dims[0].kind != "layers" or x.shape[0] % ways:
+        return ""
+    entries[0] = (PIPELINE,)
+    return f"{x.shape[0]} layers"
+
+
 def _fsdp(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh, min_size: int) -> str:
-    """Split the longest dimension that divides over fsdp; one that is not split yet comes first."""
-    ways = mesh.shape.get("fsdp", 1)
-    if ways == 1 or x.size < min_size:
+    """Split the longest dimension that divides over fsdp; one that is not split yet comes first.
+
+    The axis `sequence` splits it, too, as in the rule `fsdp`. What is outside the layers of a pipeline is
+    also split over its axis in the same way, if it divides.
+    """
+    choices = state_axes(mesh)
+    if mesh.shape.get(PIPELINE, 1) > 1 and all(dim.kind != "layers" for dim in dims):
+        choices = [*((*axes, PIPELINE) for axes in choices or [()]), *choices]
+    if not choices or x.size < min_size:
         return ""
     left = [x.shape[d] // math.prod(mesh.shape[axis] for axis in entries[d]) for d in range(x.ndim)]
-    # A scan reads one layer at a time: if layers were split, each would be fetched whole from one device.
-    fit = [d for d in range(x.ndim) if left[d] % ways == 0 and dims[d].kind != "layers"]
-    if not fit:
-        return f"nothing divides by fsdp {ways}"
-    d = max(fit, key=lambda d: (not entries[d], left[d]))
-    entries[d] = (*entries[d], "fsdp")
-    return "fsdp"
+    for axes in choices:
+        ways = math.prod(mesh.shape[axis] for axis in axes)
+        # A scan reads one layer at a time: if layers were split, each would be fetched whole from one device.
+        fit = [d for d in range(x.ndim) if left[d] % ways == 0 and dims[d].kind != "layers"]
+        if fit:
+            d = max(fit, key=lambda d: (not entries[d], left[d]))
+            entries[d] = (*entries[d], *axes)
+            return ", ".join(axes)
+    return (
+        f"nothing divides by {', '.join(choices[-1])} {math.prod(mesh.shape[axis] for axis in choices[-1])}"
+    )

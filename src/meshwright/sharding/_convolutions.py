@@ -9,15 +9,16 @@ dimensions are kept whole, as they are unless something asks for a split.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError
-from meshwright.program import equations, jaxprs_in
-from meshwright.sharding._layout import Layout, axes_of
+from meshwright.program import CALLS, bind, equations, evaluate, is_stack, jaxprs_in
+from meshwright.sharding._layout import PIPELINE, Layout, axes_of
+from meshwright.sharding._stages import layer_by_layer
 
 T = TypeVar("T")
 
@@ -50,9 +51,26 @@ def mended(jaxpr: Any, layout: Layout) -> Any:
     sizes = {name: size for name, size in layout.mesh.shape.items() if size > 1}
     in_order = sorted(sizes, key=lambda name: splitting.index(name) if name in splitting else len(splitting))
     axes = {name: Axis(sizes[name], name in splitting) for name in in_order}
-    if len(axes) < 2 or not any(map(_is_convolution, equations(jaxpr))):
-        return jaxpr
-    return _mended(jaxpr, axes)
+    if len(axes) > 1 and any(map(_is_convolution, equations(jaxpr))):
+        jaxpr = _mended(jaxpr, axes)
+    if PIPELINE in axes and any(map(is_stack, equations(jaxpr))):
+        jaxpr = _unstacked(jaxpr)
+    return jaxpr
+
+
+def _unstacked(jaxpr: Any) -> Any:
+    """Return a closed jaxpr with the stacks of layers of its calls sent layer by layer."""
+
+    def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        if is_stack(eqn):
+            return layer_by_layer(eqn)(*operands)
+        within = (each for inner in jaxprs_in(eqn.params) for each in equations(inner))
+        if eqn.primitive.name in CALLS and any(map(is_stack, within)):
+            return evaluate(eqn.params["jaxpr"], operands, results)
+        return bind(eqn, operands)
+
+    avals = [var.aval for var in jaxpr.jaxpr.invars]
+    return jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, results))(*avals)
 
 
 def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]:

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.program import equations
-from meshwright.sharding._layout import AXES, BATCH_AXES, Layout, axes_of
+from meshwright.sharding._layout import AXES, BATCH_AXES, PIPELINE, SEQUENCE, Layout, axes_of
 from meshwright.tree import PyTree
 
 _COLLECTIVE = ("axes", "axis_name")
@@ -42,8 +42,10 @@ def check_axes(
       trace: Traces the program; called only if the shardings leave an axis unused.
       idle: Receives the error; raises it by default.
     """
-    shardings = {layout.batch_sharding, *(getattr(x, "sharding", None) for x in jax.tree.leaves(arrays))}
-    used = {axis for sharding in shardings for axis in _axes_in(sharding)}
+    # `pipeline` also splits batches, and `sequence` the state, but that is not what they are for.
+    used = {axis for axis in _axes_in(layout.batch_sharding) if axis != PIPELINE}
+    shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
+    used |= {axis for sharding in shardings for axis in _axes_in(sharding)} - {SEQUENCE}
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
         named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
@@ -53,13 +55,20 @@ def check_axes(
 
 
 def _error_text(layout: Layout, axis: str) -> str:
+    if axis == SEQUENCE:
+        return (
+            f"mesh axis 'sequence' of size {layout.mesh.shape[axis]} only repeats work: it splits rows along "
+            "their length in `mw.attention`, which this program does not call.\n"
+            f"  Call `mw.attention` in the model, or give the devices to an axis that splits the batch "
+            f"({' or '.join(BATCH_AXES)})."
+        )
     size, close = layout.mesh.shape[axis], None if axis in AXES else nearest(axis, AXES)
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
         "of the state, and no operation of the program names it."
         f"{f' Did you mean {close!r}?' if close else ''}\n"
-        f"  Give its devices to an axis that splits the batch ({' or '.join(BATCH_AXES)}), or use it: in a "
-        "rule for parameters, to split batches, or in a constraint or `shard_map` of the model."
+        f"  Give its devices to an axis that splits the batch ({' or '.join(BATCH_AXES[1:])}), or use it: in "
+        "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model."
     )
 
 

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright import tree
+from meshwright import program, tree
 from meshwright.docstrings import documented
 from meshwright.errors import LayoutError, listed, nearest
 from meshwright.patterns import Table
@@ -27,134 +27,24 @@ AXES = ("pipeline", "data", "fsdp", "expert", "sequence", "tensor")
 rules serve every mesh. Any other axis name that the mesh lacks is an error.
 """
 
-BATCH_AXES = ("data", "fsdp")
+PIPELINE = "pipeline"
+"""The mesh axis that splits a stack of layers into stages. It splits a batch, too: what is before and after
+the stack is computed for other examples by each stage."""
+
+STACK = program.STACK
+"""The name of the call that `mw.layers` makes on a mesh with the axis `pipeline`."""
+
+MICROBATCH = "microbatch"
+"""The name of the dimension of microbatches, bound while a loss is traced for one of those in a pipeline."""
+
+BATCH_AXES = (PIPELINE, "data", "fsdp")
 """The mesh axes that split a batch by default, if the mesh has them."""
 
 TENSOR = "tensor"
 """The mesh axis that splits products by their features or heads."""
 
-
-def shard_batch_dim(x: jax.Array) -> jax.Array:
-    """Return activations [examples, ...] split by example over the mesh, with all other dimensions whole.
-
-    Use it in models that run with fsdp: where activations begin, such as the rows of an embedding, and where
-    a scanned layer returns them. Otherwise XLA may split the features as the weights that made them are
-    split. Then each device holds the whole batch, and activations are summed over all devices instead of
-    gathering a layer's weights: many times the bytes, as `meshwright plan` shows.
-
-    The mesh is that of the surrounding step. Without a mesh, or if it does not divide the examples, `x` is
-    returned as it is.
-
-    Args:
-      x: Activations [examples, ...].
-
-    Example:
-      >>> mw.sharding.shard_batch_dim(jnp.ones((8, 4))).shape
-      (8, 4)
-    """
-    axes = axes_splitting(x.shape[0])
-    return jax.lax.with_sharding_constraint(x, canonical(P(axes))) if axes else x
-
-
-def shard_sequence_dim(x: jax.Array) -> jax.Array:
-    """Return activations [examples, positions, ...] split by example, and by position over the axis `tensor`.
-
-    This is sequence parallelism (Korthikanti et al., arXiv:2205.05198). Use it for the residual stream
-    between the products that `tensor` splits. Norms, additions and what is kept for the gradient are then
-    split, too. The sum after a product becomes a reduce-scatter, and an all-gather comes before the next
-    product. Both together send as many bytes as the all-reduce that they replace.
-
-    Without the axis `tensor`, or if it does not divide the positions, only the examples are split.
-
-    Args:
-      x: Activations [examples, positions, ...].
-
-    Example:
-      >>> mw.sharding.shard_sequence_dim(jnp.ones((8, 16, 4))).shape
-      (8, 16, 4)
-    """
-    split = _split_over_tensor(x, 1)
-    return shard_batch_dim(x) if split is None else split
-
-
-def gather_sequence_dim(x: jax.Array) -> jax.Array:
-    """Return activations [examples, positions, ...] of all positions, which `shard_sequence_dim` had split.
-
-    Use it once before products that `tensor` splits and that have the same factor, such as queries, keys and
-    values. XLA could otherwise gather each of them, or their float32 forms. Without the axis `tensor`, `x` is
-    returned as it is.
-
-    Args:
-      x: Activations [examples, positions, ...].
-
-    Example:
-      >>> mw.sharding.gather_sequence_dim(jnp.ones((8, 16, 4))).shape
-      (8, 16, 4)
-    """
-    split = _split_over_tensor(x, 1)
-    return x if split is None else shard_batch_dim(split)
-
-
-def shard_tensor_dim(x: jax.Array) -> jax.Array:
-    """Return activations [examples, positions, heads or features, ...] split by example, and over `tensor`.
-
-    Use it for what products that `tensor` splits return: queries, keys and values, the output of attention,
-    and the hidden features of a feed-forward layer. Without it, the positions split by `shard_sequence_dim`
-    may stay split there, and XLA then moves activations between devices. Without the axis `tensor`, or if it
-    does not divide the heads, `x` is returned as it is.
-
-    Args:
-      x: Activations [examples, positions, heads or features, ...].
-
-    Example:
-      >>> mw.sharding.shard_tensor_dim(jnp.ones((8, 16, 4, 32))).shape
-      (8, 16, 4, 32)
-    """
-    split = _split_over_tensor(x, 2)
-    return x if split is None else split
-
-
-def _split_over_tensor(x: jax.Array, dim: int) -> jax.Array | None:
-    """Return `x` split by example, and over `tensor` along a dimension; None if that is not possible."""
-    num_parts = jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1)
-    axes = axes_splitting(x.shape[0])
-    if num_parts == 1 or x.shape[dim] % num_parts or not axes:
-        return None
-    entries: list[tuple[str, ...] | str | None] = [axes, *[None] * (dim - 1), TENSOR]
-    return jax.lax.with_sharding_constraint(x, canonical(P(*entries)))
-
-
-def axes_splitting(num_examples: int) -> tuple[str, ...]:
-    """Return the axes of the surrounding step's mesh that split so many examples.
-
-    There are none without a mesh, or if it does not divide the examples.
-    """
-    sizes = jax.sharding.get_abstract_mesh().shape
-    axes = tuple(axis for axis in BATCH_AXES if axis in sizes)
-    return () if num_examples % math.prod(sizes[axis] for axis in axes) else axes
-
-
-def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return rows of a table, split by example.
-
-    The table is first gathered along its features, as a layer's weights are. Otherwise XLA looks rows up
-    where the table is, and moves the activations.
-
-    Args:
-      table: Rows [rows, ..., features].
-      ids: Row numbers [examples, ...].
-
-    Returns:
-      The rows [examples, ..., features].
-
-    Example:
-      >>> mw.sharding.embedding_lookup(jnp.eye(4), jnp.array([[2, 0]]))[0, 0]
-      Array([0., 0., 1., 0.], dtype=float32)
-    """
-    if jax.sharding.get_abstract_mesh().shape:
-        whole = P(P.UNCONSTRAINED, *(None,) * (table.ndim - 1))
-        table = jax.lax.with_sharding_constraint(table, whole)
-    return shard_batch_dim(table[ids])
+SEQUENCE = "sequence"
+"""The mesh axis that splits rows along their length."""
 
 
 @documented
@@ -186,7 +76,7 @@ class Layout:
     batch_axis_names: tuple[str, ...] | None = None
     """Mesh axes that split the first dimension of a batch.
 
-    None means `data` and `fsdp`, if the mesh has them.
+    None means `data`, `fsdp` and `pipeline`, if the mesh has them.
     """
 
     def __post_init__(self) -> None:

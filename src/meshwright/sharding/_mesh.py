@@ -7,13 +7,15 @@ which hold neighbouring devices, then differ along the first.
 A semicolon makes that certain: in `data=-1; fsdp=4,tensor=2` the first part is laid over *groups* of devices
 with fast links among them, and the second inside each group. A group is what JAX calls a slice (of TPUs; for
 GPUs, one NVLink domain), or a process if devices have no `slice_index`.
+
+`explicit: data=4,tensor=2` makes axes of JAX's type Explicit, for models that say how results are split.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import cast
 
 import jax
 import numpy as np
@@ -25,19 +27,22 @@ from meshwright.errors import LayoutError
 _SPLIT_RINGS = ("TPU v5 lite", "TPU v5e")
 """Device kinds for which `jax.make_mesh` lets two mesh axes share one axis of the torus."""
 _GROUPS = "groups (slices or processes)"
+_EXPLICIT = "explicit:"
 
 
 def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh of all `devices` with named axes.
 
-    The axes are Auto axes: XLA decides the shardings that the model leaves open. (`jax.make_mesh` makes
-    Explicit axes by default, with which ordinary model code raises errors.)
+    The axes are Auto axes: XLA decides the shardings that the model leaves open. Models that state the
+    shardings of their results, by `out_sharding=` and `jax.sharding.reshard`, need Explicit axes: write
+    `explicit:` before the sizes. (`jax.make_mesh` makes those by default, and other models raise errors.)
 
     Args:
       shape: Axis sizes as a mapping or as text, `data=-1,fsdp=4`. One size may be -1, for the remaining
         devices. Text with a semicolon, `data=-1; fsdp=4,tensor=2`, gives sizes over groups of devices with
         fast links and sizes inside a group, with at most one -1 in each part. An axis in both parts has the
-        product of its sizes, with the devices of a group side by side.
+        product of its sizes, with the devices of a group side by side. Text that begins with `explicit:`
+        makes Explicit axes.
       devices: The devices, in order; by default all devices of the run. JAX arranges them by the hardware's
         links. If they belong to several slices (as GPUs of several hosts do), the leading axes of a shape
         without a semicolon run over the slices.
@@ -50,13 +55,14 @@ def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | No
       {'data': 4, 'tensor': 2}
     """
     devices = jax.devices() if devices is None else devices
+    kind, shape = _typed(shape)
     if isinstance(shape, str) and ";" in shape:
-        return _arranged(*_parts(shape, len(devices), len(_group_sizes(devices))), devices)
+        return _arranged(*_parts(shape, len(devices), len(_group_sizes(devices))), devices, kind)
     sizes = mesh_sizes(shape, len(devices))
     if len({getattr(device, "slice_index", None) for device in devices}) > 1:
-        return _arranged(*_over_slices(sizes, _group_sizes(devices)), devices)
+        return _arranged(*_over_slices(sizes, _group_sizes(devices)), devices, kind)
     return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices
+        tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes), devices=devices
     )
 
 
@@ -75,6 +81,7 @@ def mesh_sizes(shape: str | Mapping[str, int], num_devices: int, num_groups: int
       >>> mw.sharding.mesh_sizes("data=-1,fsdp=4", 32)
       {'data': 8, 'fsdp': 4}
     """
+    _, shape = _typed(shape)
     if isinstance(shape, str) and ";" in shape:
         over, inside = _parts(shape, num_devices, num_groups)
         return {axis: over.get(axis, 1) * inside.get(axis, 1) for axis in over | inside}
@@ -101,7 +108,7 @@ def grouped_mesh(
     over, inside = group_parts(shape, num_groups, count)
     axes = tuple({**over, **inside})
     sizes = [over.get(axis, 1) * inside.get(axis, 1) for axis in axes]
-    types = (AxisType.Auto,) * len(axes)
+    types = (_typed(shape)[0],) * len(axes)
     if isinstance(devices, int):
         return cast(Mesh, AbstractMesh(tuple(sizes), axes, axis_types=types))
     split = [of.get(axis, 1) for of in (over, inside) for axis in axes]
@@ -126,16 +133,21 @@ def group_parts(
       >>> mw.sharding.group_parts("data=-1; fsdp=4,tensor=2", 4, 32)
       ({'data': 4}, {'fsdp': 4, 'tensor': 2})
     """
+    _, shape = _typed(shape)
     if isinstance(shape, str) and ";" in shape:
         return _parts(shape, num_devices, num_groups)
     return _over_slices(mesh_sizes(shape, num_devices), [num_devices // num_groups] * num_groups)
 
 
-def in_mesh(mesh: Mesh | AbstractMesh) -> AbstractContextManager[Any]:
+@contextmanager
+def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Return a context in which models may constrain arrays by bare `PartitionSpec`s.
 
     Args:
       mesh: The mesh; an abstract one serves for tracing only.
+
+    Raises:
+      LayoutError: The model states the shardings of its results, and the mesh has no explicit axes.
 
     Example:
       >>> with mw.sharding.in_mesh(mw.make_mesh("data=8")):
@@ -143,7 +155,25 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> AbstractContextManager[Any]:
       >>> y.sharding.spec
       P('data',)
     """
-    return jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
+    is_abstract = isinstance(mesh, AbstractMesh)
+    with jax.sharding.use_abstract_mesh(mesh) if is_abstract else jax.set_mesh(mesh):
+        try:
+            yield
+        except ValueError as error:
+            if "of type Auto" not in str(error):
+                raise
+            sizes = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+            raise LayoutError(
+                "the model states the shardings of its results (out_sharding=, jax.sharding.reshard), which "
+                f"needs explicit axes. JAX says: {error}\n  Write mesh='explicit: {sizes}'."
+            ) from error
+        except Exception as error:
+            if type(error).__name__ == "ShardingTypeError":  # JAX has no public name for it
+                error.add_note(
+                    "The mesh has explicit axes. A model that leaves shardings to XLA needs a mesh without "
+                    "'explicit:'."
+                )
+            raise
 
 
 def group_of(device: jax.Device) -> int:
@@ -162,8 +192,17 @@ def _group_sizes(devices: Sequence[jax.Device]) -> list[int]:
     return sizes
 
 
-def _arranged(over: Mapping[str, int], inside: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
-    """Return a mesh, given its sizes over groups and inside a group."""
+def _typed(shape: str | Mapping[str, int]) -> tuple[AxisType, str | Mapping[str, int]]:
+    """Return the type of the axes, and the shape without it."""
+    if isinstance(shape, str) and shape.lstrip().startswith(_EXPLICIT):
+        return AxisType.Explicit, shape.lstrip().removeprefix(_EXPLICIT)
+    return AxisType.Auto, shape
+
+
+def _arranged(
+    over: Mapping[str, int], inside: Mapping[str, int], devices: Sequence[jax.Device], kind: AxisType
+) -> Mesh:
+    """Return a mesh, given its sizes over groups and inside a group, and the type of its axes."""
     axes = tuple({**over, **inside})
     arranged = mesh_utils.create_hybrid_device_mesh(
         [inside.get(axis, 1) for axis in axes],
@@ -172,7 +211,7 @@ def _arranged(over: Mapping[str, int], inside: Mapping[str, int], devices: Seque
         process_is_granule=getattr(devices[0], "slice_index", None) is None,
         allow_split_physical_axes=devices[0].device_kind in _SPLIT_RINGS,
     )
-    return Mesh(arranged, axes, axis_types=(AxisType.Auto,) * len(axes))
+    return Mesh(arranged, axes, axis_types=(kind,) * len(axes))
 
 
 def _over_slices(sizes: dict[str, int], slices: list[int]) -> tuple[dict[str, int], dict[str, int]]:

@@ -1,11 +1,12 @@
 """A traced program, run again with sharding constraints at some of its equations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
+
+from meshwright.program import CALLS, bind, evaluate, is_stack
 
 
 class Place(NamedTuple):
@@ -22,7 +23,6 @@ class Place(NamedTuple):
 Places = Mapping[tuple[int, ...], Place]
 """Places by the identities of an equation and of the equations around it, the outermost first."""
 
-_CALLS = ("jit", "pjit")
 _BODIES = ("scan", "checkpoint", "remat", "remat2")
 
 
@@ -47,29 +47,21 @@ class _Replay:
         """Operands with and without their constraints, so that products with the same factor share them."""
 
     def run(self, jaxpr: Any, arguments: Sequence[Any], callers: tuple[int, ...] = ()) -> list[Any]:
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        known = dict(zip(getattr(inner, "constvars", ()), getattr(jaxpr, "consts", ()), strict=False))
-        known |= zip(inner.invars, arguments, strict=True)
-
-        def value(atom: Any) -> Any:
-            return atom.val if hasattr(atom, "val") else known[atom]
-
-        for eqn in inner.eqns:
-            scope = str(eqn.source_info.name_stack)
-            with jax.named_scope(scope) if scope else nullcontext(), eqn.ctx.manager:
-                results = self._results(eqn, list(map(value, eqn.invars)), (*callers, id(eqn)))
-            known |= zip(eqn.outvars, results, strict=True)
-        return list(map(value, inner.outvars))
+        return evaluate(
+            jaxpr, arguments, lambda eqn, operands: self._results(eqn, operands, (*callers, id(eqn)))
+        )
 
     def _results(self, eqn: Any, operands: list[Any], chain: tuple[int, ...]) -> Sequence[Any]:
         if place := self._places.get(chain):
             operands[place.operand] = self._bring(operands[place.operand], place.before)
-            return [_constrained(x, place.after) for x in _bound(eqn, eqn.params, operands)]
-        if chain in self._around and eqn.primitive.name in _CALLS:
+            return [_constrained(x, place.after) for x in bind(eqn, operands)]
+        if chain in self._around and is_stack(eqn):
+            return bind(eqn, operands, {"jaxpr": self._body(eqn.params["jaxpr"], chain)})
+        if chain in self._around and eqn.primitive.name in CALLS:
             return self.run(eqn.params["jaxpr"], operands, chain)
         if chain in self._around and eqn.primitive.name in _BODIES:
-            return _bound(eqn, {**eqn.params, "jaxpr": self._body(eqn.params["jaxpr"], chain)}, operands)
-        return _bound(eqn, eqn.params, operands)
+            return bind(eqn, operands, {"jaxpr": self._body(eqn.params["jaxpr"], chain)})
+        return bind(eqn, operands)
 
     def _body(self, jaxpr: Any, chain: tuple[int, ...]) -> Any:
         """Return the body of a scan or a checkpoint with its constraints, closed or not as it was."""
@@ -87,8 +79,3 @@ def _constrained(x: Any, specs: tuple[P, ...]) -> Any:
     for spec in specs:
         x = jax.lax.with_sharding_constraint(x, spec)
     return x
-
-
-def _bound(eqn: Any, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
-    made = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-    return made if eqn.primitive.multiple_results else [made]

@@ -3,6 +3,7 @@
 The first rule that does not return None decides. Any function with this signature is a rule.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -100,7 +101,8 @@ def match(pattern: str, *spec: AxisEntry) -> Rule:
 def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
     """Return a rule that splits the longest dimension divisible by a mesh axis over that axis.
 
-    On a mesh without the axis the rule splits nothing.
+    The axis `fsdp` and `sequence` do this together, as if they were one: the parts of a row, like rows, need
+    all weights, but no device needs to hold them. On a mesh without the axis the rule splits nothing.
 
     Args:
       axis: The mesh axis.
@@ -122,10 +124,57 @@ class Fsdp:
     min_size: int
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
-        ways = mesh.shape.get(self.axis, 1)
-        if ways == 1 or x.size < self.min_size:
+        if x.size < self.min_size:
             return None
-        longest = max(
-            (d for d in range(x.ndim) if x.shape[d] % ways == 0), key=lambda d: x.shape[d], default=None
-        )
-        return None if longest is None else P(*[None] * longest, self.axis)
+        for axes in state_axes(mesh, self.axis):
+            ways = math.prod(mesh.shape[axis] for axis in axes)
+            longest = max(
+                (d for d in range(x.ndim) if x.shape[d] % ways == 0), key=lambda d: x.shape[d], default=None
+            )
+            if longest is not None:
+                return P(*[None] * longest, axes if len(axes) > 1 else axes[0])
+        return None
+
+
+def state_axes(mesh: Mesh, axis: str = "fsdp") -> list[tuple[str, ...]]:
+    """Return the axes that split arrays by size, the best choice first: `fsdp` with `sequence`, or one alone.
+
+    Args:
+      mesh: The mesh; only axes of several devices are returned.
+      axis: Another axis than `fsdp` is returned alone.
+    """
+    found = tuple(
+        each for each in (axis, *(["sequence"] if axis == "fsdp" else [])) if mesh.shape.get(each, 1) > 1
+    )
+    return [found, *((each,) for each in found if len(found) > 1)] if found else []
+
+
+def stages(pattern: str = "layers/.*") -> Rule:
+    """Return a rule that splits stacked layers, the first dimension, over the mesh axis `pipeline`.
+
+    On a mesh without the axis it decides nothing, so that a later rule does. `auto` finds stacked layers
+    itself.
+
+    Args:
+      pattern: Regular expression for a whole name or its last components; see `meshwright.patterns`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("pipeline=4,fsdp=2"), (mw.sharding.stages(), mw.sharding.fsdp()))
+      >>> layout.spec("layers/w", jnp.ones((8, 256, 256))), layout.spec("head", jnp.ones((256, 512)))
+      (P('pipeline',), P(None, 'fsdp'))
+    """
+    return Stages(pattern)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The rule that `stages` makes."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        Table("stages", (self.pattern,))
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        is_stacked = x.ndim > 0 and compiled(self.pattern)(name)
+        return P("pipeline") if is_stacked and mesh.shape.get("pipeline", 1) > 1 else None

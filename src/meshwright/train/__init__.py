@@ -1,14 +1,15 @@
 """Training: the state, one step, the loop, and what an optimizer may be wrapped in.
 
 `_state` makes the state, `_step` compiles an update, `_loss` computes gradients, `_loop` runs the steps,
-`_watchdog` and `_divergence` guard a run. May import `sharding`, `metrics`, `process` and ground rooms; knows
-no files and no examples. Add a wrapper of optimizers or losses in a file of its own, as `_ema` and `_noise`.
+`_watchdog` and `_divergence` guard a run. May import `sharding`, `program`, `metrics`, `process` and ground
+rooms; knows no files and no examples. Add a wrapper of optimizers or losses in a file of its own, as `_ema`
+and `_noise`.
 """
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path, tables_in
 from meshwright.train._compile_cache import compile_cache, user_compile_cache
 from meshwright.train._compiler_options import CompilerOptions, check_compiler_options, known_options
-from meshwright.train._divergence import check_finite, halt_on_divergence
+from meshwright.train._divergence import check_finite, halt_on_divergence, not_finite
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
 from meshwright.train._given import Builder, InitialArrays, check_given, fill_state, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus_std, skip_exploding
@@ -22,8 +23,9 @@ from meshwright.train._noise import Std, relative_std, with_parameter_noise
 from meshwright.train._on_board import on_board
 from meshwright.train._phase_clock import PHASES, PhaseClock
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
-from meshwright.train._recommended import recommended_options
+from meshwright.train._recommended import recommended_for, recommended_options
 from meshwright.train._remat import RematPolicy, remat, remat_policy
+from meshwright.train._ring import Ring
 from meshwright.train._schedules import schedule
 from meshwright.train._state import (
     Init,
@@ -65,6 +67,7 @@ __all__ = [
     "Params",
     "PhaseClock",
     "RematPolicy",
+    "Ring",
     "RunningWatchdog",
     "SkipState",
     "StatefulLoss",
@@ -107,6 +110,7 @@ __all__ = [
     "mean_plus_std",
     "narrowed",
     "narrowing",
+    "not_finite",
     "nothing",
     "num_params",
     "num_updates",
@@ -114,6 +118,7 @@ __all__ = [
     "offload_opt_state",
     "on_board",
     "only_averages",
+    "recommended_for",
     "recommended_options",
     "relative_std",
     "remat",

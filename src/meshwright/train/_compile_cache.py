@@ -27,8 +27,9 @@ def compile_cache(directory: str | Path | None) -> None:
     """Store compiled programs in `directory`, and load them from there instead of compiling again.
 
     It holds for the whole process from now on, so call it before anything compiles. With several processes
-    process 0 writes, and the others gain if they share the directory. An entry is used again for the same
-    program, options, version of JAX and kind of device.
+    process 0 writes, and the others gain if they share the directory. On CPUs they cannot read what process 0
+    wrote, so each keeps the program of its own step. An entry is used again for the same program, options,
+    version of JAX and kind of device.
 
     Known risks (jax 0.10 and 0.12):
 
@@ -128,4 +129,4 @@ def _delete_oldest(directory: Path) -> None:
 
 
 def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
-    return [(path, path.stat()) for path in directory.glob("*-cache")]
+    return [(path, path.stat()) for path in directory.rglob("*-cache")]

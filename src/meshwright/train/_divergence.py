@@ -68,15 +68,24 @@ def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], N
     """
 
     def check(step: int, state: TrainState) -> None:
-        arrays, wait, found = _trained(optimizer, state), at_most_ahead(RUN_AHEAD), {}
-        for name, x in arrays.items():
-            found[name] = _is_finite(x)
-            wait(found[name])
-        wrong = [name for name, is_finite in jax.device_get(found).items() if not is_finite]
-        if wrong:
+        if wrong := not_finite(optimizer, state):
             raise _diverged(f"the state after step {step} is not finite: {listed(wrong)}", newest(), step)
 
     return check
+
+
+def not_finite(optimizer: Tx, state: TrainState) -> list[str]:
+    """Return the names of the arrays that `check_finite` would refuse. Collective, on the devices.
+
+    Args:
+      optimizer: The optimizer.
+      state: The state.
+    """
+    arrays, wait, found = _trained(optimizer, state), at_most_ahead(RUN_AHEAD), {}
+    for name, x in arrays.items():
+        found[name] = _is_finite(x)
+        wait(found[name])
+    return [name for name, is_finite in jax.device_get(found).items() if not is_finite]
 
 
 @jax.jit
@@ -110,7 +119,7 @@ def _diverged(what: str, newest: int | None, step: int | None = None) -> Diverge
         )
     saved = "none" if newest is None else f"step {newest}"
     return DivergedError(
-        f"{what}; it is not saved.\n  The newest checkpoint: {saved}. Lower the learning rate, clip the "
-        "gradients, or look at the data since then. If a parameter is infinite on purpose, freeze it with "
-        "`mw.Trainable`."
+        f"{what}; it is not saved.\n  The newest checkpoint: {saved}. `meshwright nan RUN` finds the "
+        "operation and the examples. Lower the learning rate, clip the gradients, or look at the data since "
+        "then. If a parameter is infinite on purpose, freeze it with `mw.Trainable`."
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwright.collector import collector_paused
-from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical
+from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical, stated
 from meshwright.train._keys import key_of
 from meshwright.train._loss import of_loss
 from meshwright.train._state import Variables
@@ -17,15 +17,17 @@ def inferred_rules(
     *batch: PyTree,
     axes: Mapping[str, Sequence[str | None]] = {},
 ) -> tuple[Rule, ...]:
-    """Return rules for a model's parameters.
+    """Return rules for a model's parameters. Those that the model states on explicit axes are the only ones.
 
     Args:
-      first: The structs of the parameters and the model state.
+      first: The structs of the parameters and the model state, made under the mesh.
       loss: A `Loss` or `StatefulLoss`. It is traced with the batch to find the use of each parameter.
       batch: The structs of a batch, if there are any.
       axes: The names that the model gives to the dimensions of its parameters. Rules for the usual names
         come first.
     """
+    if (rule := stated(first.params)) is not None:
+        return (rule,)
     known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
     inferred = _traced(first, loss, *batch) if loss and batch else auto(first.params)
     return (logical(known), inferred, fsdp())

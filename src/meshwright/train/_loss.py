@@ -95,6 +95,8 @@ def mean_gradients(
     batch: PyTree,
     key: jax.Array,
     microbatches: int,
+    *,
+    at_once: bool = False,
 ) -> tuple[PyTree, Metrics, PyTree]:
     """Return the gradients over the whole batch, the metrics and the new model state.
 
@@ -103,10 +105,13 @@ def mean_gradients(
 
     Microbatches are computed one after the other, so only one of them needs memory at a time. Totals, counts
     and gradients are added in at least float32 and are divided once, at the end. Each microbatch uses the
-    model state that the microbatch before it returned.
+    model state that the microbatch before it returned. With `at_once` the objective itself takes all of
+    them, as `over_pipeline` makes it.
     """
     differentiate = jax.grad(objective, has_aux=True)
-    if microbatches == 1:
+    if at_once:
+        grads, (metrics, model_state) = differentiate(params, model_state, batch, key)
+    elif microbatches == 1:
         first = jax.random.fold_in(key, 0)
         grads, (metrics, model_state) = differentiate(params, model_state, batch, first)
     else:
@@ -139,7 +144,7 @@ def _accumulated(
         return (jax.tree.map(operator.add, sums, found, is_leaf=_is_metric), model_state), None
 
     shapes, _ = jax.eval_shape(one, model_state, 0, jax.tree.map(lambda x: x[0], pieces))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    zeros = jax.tree.map(jnp.zeros_like, shapes)  # split as the gradients are, where axes are explicit
     return jax.lax.scan(add, (zeros, model_state), (jnp.arange(microbatches), pieces))[0]
 
 

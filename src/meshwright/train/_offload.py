@@ -36,7 +36,7 @@ def on_devices(arrays: PyTree) -> PyTree:
 
 def _check_memory(kind: str, device: jax.Device) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
-    if kind not in kinds:
+    if kinds and kind not in kinds:  # a description of a device that is not here has none
         raise UsageError(
             f"the optimizer's state cannot be kept in memory {kind!r}: {device.platform} "
             f"({device.device_kind}) has {', '.join(kinds)}.\n  Keep it on the devices: leave out "

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -35,7 +35,12 @@ _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
 
 @contextlib.contextmanager
 def on_board(
-    directory: Path, clock: PhaseClock, shortest_seconds: float, *, kill: bool = False
+    directory: Path,
+    clock: PhaseClock,
+    shortest_seconds: float,
+    *,
+    kill: bool = False,
+    readings: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[None]:
     """Tell on a board where this process stands, while the block runs. Call it on the thread that runs the
     steps.
@@ -47,12 +52,13 @@ def on_board(
       clock: The clock of the phases.
       shortest_seconds: The shortest time without progress that counts as unusual.
       kill: If True, a process that then stands still for as long again is ended with exit code 5.
+      readings: Returns what this machine tells, to be told on the board, too.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
         log.warning("%s cannot be made, so nobody can ask where the processes stand: %s", directory, failure)
-    teller = _Teller(directory, clock, shortest_seconds, kill)
+    teller = _Teller(directory, clock, shortest_seconds, kill, readings)
     thread = threading.Thread(target=teller.tell, name="meshwright-board", daemon=True)
     thread.start()
     try:
@@ -66,10 +72,17 @@ def on_board(
 
 
 class _Teller:
-    def __init__(self, directory: Path, clock: PhaseClock, shortest_seconds: float, kill: bool):
+    def __init__(
+        self,
+        directory: Path,
+        clock: PhaseClock,
+        shortest_seconds: float,
+        kill: bool,
+        readings: Callable[[], Mapping[str, float]],
+    ):
         self.over = threading.Event()
         self.number, self._num_processes = jax.process_index(), jax.process_count()
-        self._directory, self._clock = directory, clock
+        self._directory, self._clock, self._readings = directory, clock, readings
         self._shortest, self._kill = shortest_seconds, kill
         self._main = threading.get_ident()
         beat = self._num_processes / _PROCESSES_A_SECOND
@@ -101,10 +114,7 @@ class _Teller:
 
     def _write(self, beat: int, still: float, limit: float | None) -> None:
         host, pid, born, namespace = here()
-        frames = sys._current_frames()
-        # Its own frame would keep all of them, with the user's objects in them, until a garbage collection.
-        del frames[threading.get_ident()]
-        main = frames.pop(self._main, None)
+        where, others, waits = self._stands() if still else ("", [], False)
         entry = Entry(
             process=self.number,
             num_processes=self._num_processes,
@@ -119,12 +129,26 @@ class _Teller:
             still_seconds=round(still, 1),
             limit_seconds=limit,
             beat_seconds=self._beat_seconds,
-            is_waiting=is_waiting(main),
-            where=_line(main) or "",
-            others=sorted({line for each in frames.values() if (line := _line(each, only_users=True))}),
+            is_waiting=waits,
+            where=where,
+            others=others,
+            readings=self._readings(),
         )
         with contextlib.suppress(OSError):  # a full disk does not end a run here
             write_entry(self._directory, entry)
+
+    def _stands(self) -> tuple[str, list[str], bool]:
+        """Return where the main thread stands, where other threads do, and whether the main one waits.
+
+        Call it only when this process stands still: in Python 3.11 the frames of threads that run on can be
+        freed while they are read.
+        """
+        frames = sys._current_frames()
+        # Its own frame would keep all of them, with the user's objects in them, until a garbage collection.
+        del frames[threading.get_ident()]
+        main = frames.pop(self._main, None)
+        others = sorted({line for each in frames.values() if (line := _line(each, only_users=True))})
+        return _line(main) or "", others, is_waiting(main)
 
     def _report(self, turns: int, limit: float) -> None:
         seen = look(self._directory)
@@ -147,9 +171,9 @@ def _line(frame: FrameType | None, *, only_users: bool = False) -> str | None:
       frame: The innermost frame.
       only_users: If True, return it only if it is not one of Meshwright's own.
     """
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while isinstance(frame, FrameType) and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None or (only_users and frame.f_code.co_filename.startswith(_OURS)):
+    if not isinstance(frame, FrameType) or (only_users and frame.f_code.co_filename.startswith(_OURS)):
         return None
     path = frame.f_code.co_filename
     short = f"meshwright/{path.removeprefix(_OURS)}" if path.startswith(_OURS) else path

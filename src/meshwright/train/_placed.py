@@ -1,5 +1,6 @@
 """Shardings of a step's arguments: the state keeps its own, batches get those of the layout."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ from jax.sharding import NamedSharding
 
 from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
-from meshwright.sharding import Layout
+from meshwright.sharding import PIPELINE, Layout
 from meshwright.tree import PyTree
 
 
@@ -37,7 +38,10 @@ def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
     Raises:
       LayoutError: The batch size is not a multiple of the ways of the mesh times the microbatches.
     """
-    ways, sharding = layout.batch_ways * microbatches, layout.batch_sharding
+    sharding, stages = layout.batch_sharding, layout.mesh.shape.get(PIPELINE, 1)
+    # The rows of a microbatch are not split over the stages, but those of a batch are.
+    rows = layout.batch_ways // math.gcd(layout.batch_ways, stages)
+    ways = math.lcm(rows * microbatches, layout.batch_ways)
 
     def one(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         if not x.shape or x.shape[0] % ways:

@@ -123,8 +123,22 @@ def recommended_options(devices: Sequence[jax.Device] | None = None) -> Compiler
     """
     devices = jax.devices() if devices is None else devices
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    return recommended_for(devices[0].device_kind, num_slices)
+
+
+def recommended_for(device_kind: str, num_slices: int = 1) -> CompilerOptions:
+    """Return what `recommended_options` returns for devices that are not here.
+
+    Args:
+      device_kind: The kind of the devices, as JAX calls it.
+      num_slices: The number of TPU slices.
+
+    Example:
+      >>> len(mw.train.recommended_for("NVIDIA H100 80GB HBM3")) > 0
+      True
+    """
     found: dict[str, bool | int | float | str] = {}
     for row in _TABLE:
-        if re.search(row.kinds, devices[0].device_kind) and num_slices >= row.least_slices:
+        if re.search(row.kinds, device_kind) and num_slices >= row.least_slices:
             found |= row.options
     return found

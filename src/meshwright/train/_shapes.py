@@ -32,12 +32,13 @@ def changed(expected: PyTree, batch: PyTree) -> UsageError | None:
 
 
 def undeclared(expected: PyTree, batch: PyTree) -> UsageError:
-    """Return the error for a batch of a new shape in the middle of a run on several processes."""
+    """Return the error for a batch of a new shape in the middle of a run that does not compile for it."""
     return UsageError(
         "a batch came of a shape that the step is not compiled for: "
-        f"{tree.differences(expected, batch)}.\n  With several processes all shapes must be known before the "
-        "first step: mw.Bucketed(examples, lengths, buckets) knows them, mw.Batched(loader, shapes=[...]) "
-        "names them, and Step.compile compiles for one. Or give every batch one shape."
+        f"{tree.differences(expected, batch)}.\n  With several processes, or with compile.late='refuse', all "
+        "shapes must be known before the first step: mw.Bucketed(examples, lengths, buckets) knows them, "
+        "mw.Batched(loader, shapes=[...]) names them, and Step.compile compiles for one. Or give every batch "
+        "one shape."
     )
 
 

@@ -158,7 +158,7 @@ def abstract_state(init: Init[Params], optimizer: Tx, layout: Layout) -> TrainSt
 
 def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments: PyTree) -> Any:
     """Return `make(*arguments)`, computed on the mesh with each array made where `shardings` place it."""
-    with jax.set_mesh(mesh):
+    with in_mesh(mesh):
         with collector_paused():
             lowered = jax.jit(make, out_shardings=shardings).trace(*arguments).lower()
         return lowered.compile()(*arguments)

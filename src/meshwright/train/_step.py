@@ -19,9 +19,10 @@ from meshwright.collector import collector_paused
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused, splitting_sequences
-from meshwright.train._compiler_options import CompilerOptions, compiled_with
+from meshwright.train._compiler_options import CompilerOptions
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
+from meshwright.train._kept_programs import compiled_or_kept
 from meshwright.train._keys import step_key, with_key
 from meshwright.train._learning_rates import Rates, learning_rates
 from meshwright.train._loss import (
@@ -36,6 +37,7 @@ from meshwright.train._loss import (
 from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
+from meshwright.train._pipelined import has_pipeline, over_pipeline, refuse_stacks
 from meshwright.train._placed import placed, refuse_donated, shardings_of
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
@@ -114,6 +116,8 @@ class Step:
         self._state: PyTree = None
         self.compile_seconds = 0.0
         """The seconds that tracing and compiling took."""
+        self.num_read = 0
+        """The number of programs that were read from the compile cache instead of being compiled."""
         self.jaxpr: Any = None
         """The last traced program, for example for `program.count_flops`. None before the first trace."""
         self.returned: Any = None
@@ -121,6 +125,10 @@ class Step:
         self.digest = ""
         """A digest of the last compiled program, the same in every process; empty before. The code and the
         settings of the step, the mesh, the shapes of batches and JAX's version change it."""
+        self.compiles_late = True
+        """False to refuse a batch of a shape for which the step was not compiled before the run."""
+        self.tell: Callable[[str], None] = log.warning
+        """Gets a message when the step is compiled in the middle of a run."""
         self.minimised: str | None = None
         """The name of the metric that the update minimises; None for an update that the user wrote."""
 
@@ -188,7 +196,11 @@ class Step:
             if process.spans_all_processes(self._layout.mesh.devices.flat):
                 process.compare_devices()
                 process.compare("the program of the step", lambda: text)
-            self._compiled = self._programs[shapes_of(batch)] = compiled_with(lowered, self._compiler_options)
+            devices = self._layout.mesh.devices.flat
+            self._compiled, is_read = compiled_or_kept(lowered, self._compiler_options, text, [*devices])
+            self._programs[shapes_of(batch)] = self._compiled
+            self.num_read += is_read
+            log.info("the step was %s", "read from the compile cache" if is_read else "compiled")
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
 
@@ -204,13 +216,16 @@ class Step:
 
     def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile in the middle of a run, for a batch of a shape that was not declared before the run."""
-        if process.spans_all_processes(self._layout.mesh.devices.flat) and jax.process_count() > 1:
+        is_of_several = (
+            process.spans_all_processes(self._layout.mesh.devices.flat) and jax.process_count() > 1
+        )
+        if is_of_several or not self.compiles_late:
             raise undeclared(self._batch, batch)
         changes = tree.differences(self._batch, batch)
         before = self.compile_seconds
         compiled = self.compile(tree.abstract(state), batch)
         seconds = self.compile_seconds - before
-        log.warning("the step was compiled again, in %.1f s, for a batch where %s", seconds, changes)
+        self.tell(f"the step was compiled again, in {seconds:.1f} s, for a batch where {changes}")
         return compiled
 
     def trace(self, state: Any, batch: PyTree) -> jax.stages.Traced:
@@ -225,6 +240,7 @@ class Step:
         with in_mesh(self._layout.mesh), collector_paused():
             traced = jit(partial(_checked, self._function)).trace(state, batch)
             check_axes(self._layout, state, lambda: traced, self._idle)
+            refuse_stacks(traced.jaxpr)
             jaxpr = mended(traced.jaxpr, self._layout)
             if jaxpr is not traced.jaxpr:
                 traced = jit(as_function(jaxpr, traced.out_info)).trace(state, batch)
@@ -256,6 +272,7 @@ def make_step(
     layout: Layout,
     *,
     microbatches: int = 1,
+    pipeline_rounds: int = 1,
     compute_dtype: ComputeDtype = None,
     norms: str | None = None,
     idle: Callable[[LayoutError], None] = refused,
@@ -270,7 +287,10 @@ def make_step(
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       layout: The mesh and the rules by which arrays are split over it.
       microbatches: The number of pieces of a batch. They are computed one after the other, before the one
-        update. If the loss uses no randomness and no state, the number does not change the update.
+        update. If the loss uses no randomness and no state, the number does not change the update. On a mesh
+        with the axis `pipeline` several are computed at a time, each in another stage of `mw.layers`.
+      pipeline_rounds: How often each microbatch goes around the stages of the axis `pipeline`. With more
+        rounds each device has more but shorter stages, and idles less.
       compute_dtype: The dtype of the parameters that the loss receives, such as "bfloat16", or a table by
         path; see `ComputeDtype`. Only wider floating parameters are cast, including frozen ones. Integers,
         complex and narrower parameters, the model state and the batch are not cast. (The product of float32
@@ -313,8 +333,12 @@ def make_step(
             total, (metrics, new) = minimised(narrow(joined(trained, frozen)), model_state, *rest)
             return total, (metrics, only.updated(model_state, new))
 
+        is_pipeline = has_pipeline(layout)
+        total = (
+            over_pipeline(of_trained, layout, microbatches, pipeline_rounds) if is_pipeline else of_trained
+        )
         grads, metrics, model_state = mean_gradients(
-            of_trained, trained, state.model_state, batch, key, microbatches
+            total, trained, state.model_state, batch, key, microbatches, at_once=is_pipeline
         )
         before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
         with kept_complex(), jax.named_scope("optimizer"):  # a row of `meshwright trace`

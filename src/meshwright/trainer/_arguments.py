@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.checkpoint import InMemory
 from meshwright.engine import Logging, Profile, Stop, Watchdog
 from meshwright.errors import UsageError, listed
 from meshwright.trainer._evaluation import Evaluated
+from meshwright.trainer._others import Others
 from meshwright.trainer._recipe import Recipe
 from meshwright.trainer._schedule import Schedule, batch_sizes
 
@@ -25,12 +27,20 @@ class Call:
     """The length of the call, and the times of its evaluations and checkpoints."""
     evaluated: Evaluated
     """The evaluation of the call."""
+    others: Others
+    """The evaluations besides it."""
     logging: Logging
     stop: Stop
     profile: Profile
     watchdog: Watchdog | None
     strict: bool
     from_step: int | None
+    memory: InMemory | None
+
+    @property
+    def needs_workdir(self) -> bool:
+        """True if the user asked for checkpoints, which need a directory."""
+        return self.schedule.needs_workdir or self.memory is not None
 
 
 def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) -> Call:
@@ -47,7 +57,7 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     """
     policies = "eval_when", "save_when", "keep_every_epochs", "best", "keep"
     schedule = Schedule(given["epochs"], given["max_steps"], *(given[name] for name in policies))
-    values = {name: given[name] for name in ("logging", "stop", "profile", "watchdog", "strict")}
+    values = {name: given[name] for name in ("logging", "stop", "profile", "watchdog", "memory", "strict")}
     _check_values(**values, has_directory=has_directory)
     ways = recipe.deployer.layout().batch_ways
     per_device, size = batch_sizes(
@@ -61,6 +71,7 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
         shuffle=given["shuffle"],
         schedule=schedule,
         evaluated=Evaluated(recipe, given["eval_examples"], eval_size, *by, prefix="eval_"),
+        others=Others(given["evaluations"], given["generation"]),
         from_step=given["from_step"],
         **values,
     )
@@ -70,17 +81,25 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
 
 
 def _check_values(
-    logging: Any, stop: Any, profile: Any, watchdog: Any, *, strict: bool, has_directory: bool
+    logging: Any,
+    stop: Any,
+    profile: Any,
+    watchdog: Any,
+    memory: Any,
+    *,
+    strict: bool,
+    has_directory: bool,
 ) -> None:
     """Check the arguments that are values of Meshwright's classes, and those that need a run directory.
 
     Raises:
       UsageError: An argument has the wrong type, or it needs a run directory and there is none.
     """
-    given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog}
-    kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog}
+    given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog, "memory": memory}
+    kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog, "memory": InMemory}
     for name, value in given.items():
-        if not isinstance(value, kinds[name]) and (name, value) != ("watchdog", None):
+        is_left_out = name in ("watchdog", "memory") and value is None
+        if not isinstance(value, kinds[name]) and not is_left_out:
             raise UsageError(
                 f"fit({name}={value!r}): it must be a mw.{kinds[name].__name__}, but has the type "
                 f"{type(value).__name__}."
@@ -100,7 +119,7 @@ def _check_in_round(call: Call) -> None:
       UsageError: The call has an argument that would interfere with the loop over rounds.
     """
     asked = {
-        "best, save_when, keep_every_epochs and keep": call.schedule.needs_workdir,
+        "best, save_when, keep_every_epochs, keep and memory": call.needs_workdir,
         "strict": call.strict,
         "from_step": call.from_step is not None,
         "logging.trackers": bool(call.logging.trackers),

@@ -107,7 +107,14 @@ def _settings_for(
 ) -> Settings:
     deployer, schedule, data = recipe.deployer, call.schedule, calls.epochs
     ended = lambda: {EPOCH: float(data.epoch + 1)} if data.at_end_of_epoch() else {}  # noqa: E731
-    saving = Saving(schedule.saves(data), schedule.keeps(), is_tried=True, marks=ended, keep_field="best")
+    saving = Saving(
+        schedule.saves(data),
+        schedule.keeps(),
+        memory=call.memory,
+        is_tried=True,
+        marks=ended,
+        keep_field="best",
+    )
     return Settings(
         place=place,
         described=described,
@@ -116,11 +123,13 @@ def _settings_for(
             every=call.logging.every,
             per_second={"examples": call.batch_size},
             trackers=[deployer.track, *call.logging.trackers],
+            machine_seconds=call.logging.machine_seconds,
             learning_rate=_learning_rate(recipe),
         ),
         stop=call.stop,
         profile=call.profile,
         watchdog=call.watchdog,
+        compile=recipe.compiler.settings,
         is_strict=call.strict,
         from_step=call.from_step,
         is_shown=deployer.verbose,
@@ -170,9 +179,10 @@ def _training_of(
         asked=schedule.end,
         first_state=partial(_kept, recipe, progress, calls, first_state, began_from),
         began_from=began_from,
-        evaluations=_evaluations(call, calls),
+        evaluations=_evaluations(recipe, call, calls),
         facts=partial(_facts, calls, call.evaluated.examples),
-        remarks=[f"compute_dtype: {wider}"] if wider else [],
+        told=[*recipe.compiler.told()],
+        remarks=[*recipe.compiler.warnings(), *([f"compute_dtype: {wider}"] if wider else [])],
         frozen=frozen_names(recipe.tx, recipe.target.params, recipe.target.model_state),
         has_dropout=recipe.model is not None and recipe.model.has_dropout,
         reached=reached,
@@ -214,17 +224,18 @@ def _is_continued(progress: Progress, calls: CallData) -> bool:
     return progress.state is not None and progress.num_calls > 0 and not is_cut_off
 
 
-def _evaluations(call: Call, calls: CallData) -> Sequence[EvaluationPart]:
-    if call.evaluated.examples is None:
-        return []
+def _evaluations(recipe: Recipe, call: Call, calls: CallData) -> Sequence[EvaluationPart]:
     best, due = call.schedule.best, call.schedule.evaluates(calls.epochs)
 
     def is_new() -> bool:  # False for a call that was finished before the program restarted
         return calls.saved is None
 
     when: When = lambda step: is_new() and due(step)  # noqa: E731
+    others = call.others.parts(recipe, when, is_new)
+    if call.evaluated.examples is None:
+        return others
     scoring = call.evaluated.scoring(best)
-    return [EvaluationPart("eval", PREFIX, "eval_examples", when, scoring, is_new)]
+    return [EvaluationPart("eval", PREFIX, "eval_examples", when, scoring, is_new), *others]
 
 
 def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:
@@ -250,7 +261,7 @@ def _finish(
         progress.finished = calls.finished
         said, scores = calls.finished.told(calls.number, about, progress.digest)
         deployer.log_info(f"✓ {said}")
-    return {name.removeprefix(PREFIX): value for name, value in scores.items() if name.startswith(PREFIX)}
+    return {name.removeprefix(PREFIX): value for name, value in scores.items() if name != EPOCH}
 
 
 def _fingerprint(call: Call) -> str:

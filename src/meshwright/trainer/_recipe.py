@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import jax
 import optax
 
 from meshwright.adapters import Functional
 from meshwright.deployer import Deployer
+from meshwright.engine import StepOptions
 from meshwright.errors import UsageError
 from meshwright.evaluation import AverageLoss
 from meshwright.functions import loss_of
 from meshwright.input import Collate
-from meshwright.sharding import Layout, Rules, as_rules
+from meshwright.sharding import Layout, Rules, as_rules, in_mesh
 from meshwright.train import (
     ComputeDtype,
     Step,
@@ -44,6 +44,8 @@ class Recipe:
     compute_dtype: ComputeDtype
     accumulate: int
     lr_schedule: optax.Schedule | None
+    compiler: StepOptions
+    """The options of the compiler for the step, each of which it knows."""
     _layout: Layout | None = None
     _steps: dict[str | None, Step] = field(default_factory=dict)
 
@@ -60,7 +62,7 @@ class Recipe:
             it.
         """
         if self._layout is None:
-            with jax.set_mesh(self.deployer.mesh):  # sharding constraints of the loss may need the mesh
+            with in_mesh(self.deployer.mesh):  # sharding constraints of the loss may need the mesh
                 axes = self.model.axes if self.model else {}
                 outline = self.start.outline()
                 rules = inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
@@ -86,14 +88,15 @@ class Recipe:
         return self._steps[norms]
 
     def _step(self, norms: str | None) -> Step:
+        built = {"idle": self.deployer.tell_idle, "compiler_options": self.compiler.options}
         if self.train_step is not None:
             if norms is not None:
                 raise UsageError(
                     "Logging.norms has no effect on a train_step: return the norms from it, as metrics."
                 )
-            return Step(self.train_step, self.layout, idle=self.deployer.tell_idle)
+            return Step(self.train_step, self.layout, **built)
         options = {"microbatches": self.accumulate, "compute_dtype": self.compute_dtype, "norms": norms}
-        return make_step(self.losses[True], self.tx, self.layout, idle=self.deployer.tell_idle, **options)
+        return make_step(self.losses[True], self.tx, self.layout, **built, **options)
 
     @cached_property
     def average_loss(self) -> AverageLoss:

@@ -8,13 +8,24 @@ import optax
 
 from meshwright import process
 from meshwright.adapters import functional
-from meshwright.checkpoint import Keep
+from meshwright.checkpoint import InMemory, Keep
 from meshwright.deployer import Deployer
-from meshwright.engine import Logging, Profile, Stop, Watchdog, comparable_settings, describe
+from meshwright.engine import (
+    Compile,
+    Logging,
+    Profile,
+    Stop,
+    Watchdog,
+    comparable_settings,
+    describe,
+    step_options,
+)
+from meshwright.evaluation import ParamsFunction
+from meshwright.experiment import Generation
 from meshwright.functions import step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
-from meshwright.sharding import Layout, Rules
+from meshwright.sharding import Layout, Rules, in_mesh
 from meshwright.train import Chosen, ComputeDtype, Params, Trainable, TrainState, Variables, narrowing
 from meshwright.trainer._arguments import call_of
 from meshwright.trainer._evaluation import Evaluated, best_of
@@ -27,7 +38,7 @@ from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained
 from meshwright.when import When
 
-_LOGGING, _STOP, _NO_PROFILE, _WATCHDOG = Logging(), Stop(), Profile(), Watchdog()
+_LOGGING, _STOP, _NO_PROFILE, _WATCHDOG, _COMPILE = Logging(), Stop(), Profile(), Watchdog(), Compile()
 _NO_SETTINGS = ("strict", "from_step")
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """The arguments that are not settings. Settings are compared between processes and written to a file."""
@@ -60,17 +71,20 @@ class Trainer(Generic[Params]):
       compute_dtype: The dtype in which the loss is computed, such as "bfloat16", or a table of dtypes by
         path. Floating-point parameters of a wider dtype are cast to it.
       microbatches: The number of pieces into which the batch of a step is split. They are computed one after
-        the other.
+        the other; on a mesh with the axis `pipeline`, several at a time.
       train_step: A function that makes a whole update, instead of the usual one. It may name `state`, `batch`
         and `key`, and returns the new state and `{name: scalar or Mean}`. For complex parameters see
         `mw.Step`.
       lr_schedule: A function from the step to the learning rate. It is reported as `learning_rate` if the
         optimizer does not show its own learning rate, as optax's optimizers with a schedule do.
+      compile: The options of the XLA compiler for the step, and the folder that keeps compiled programs. A
+        run's first lines say which options are set.
       name: The name of the trainer's run directory, a folder in the workdir. By default the workdir itself is
         the run directory. Several trainers of one deployer with a workdir need different names.
 
     Raises:
-      UsageError: A function names an argument that does not exist, or there are no parameters to start from.
+      UsageError: A function names an argument that does not exist, there are no parameters to start from, or
+        the compiler does not know an option.
       LayoutError: The parameters do not fit the mesh.
 
     Example:
@@ -103,6 +117,7 @@ class Trainer(Generic[Params]):
         microbatches: int = 1,
         train_step: Callable[..., Any] | None = None,
         lr_schedule: optax.Schedule | None = None,
+        compile: Compile = _COMPILE,  # noqa: A002 - as in Experiment
         name: str | None = None,
     ):
         given = {key: value for key, value in locals().items() if key not in _ARRAYS}
@@ -115,7 +130,8 @@ class Trainer(Generic[Params]):
         """The name of this trainer among the trainers of its deployer."""
         deployer.num_trainers += 1
         deployer.loops.join(self)
-        self.model = None if model is None else functional(model)
+        with in_mesh(deployer.mesh):  # the model may state how its parameters are split
+            self.model = None if model is None else functional(model)
         start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._recipe = Recipe(
             deployer=deployer,
@@ -129,6 +145,7 @@ class Trainer(Generic[Params]):
             compute_dtype=compute_dtype,
             accumulate=microbatches,
             lr_schedule=lr_schedule,
+            compiler=step_options(compile, deployer.mesh),
         )
         self._progress = Progress(position=start.position)
 
@@ -198,10 +215,13 @@ class Trainer(Generic[Params]):
         eval_loss: bool = True,
         eval_predictor: Predictor | None = None,
         eval_metric_fn: Callable[..., Mapping[str, float]] | None = None,
+        evaluations: Mapping[str, ParamsFunction] = {},
+        generation: Generation | None = None,
         best: Mapping[str, Literal["min", "max"]] = {},
         save_when: int | When | None = None,
         keep_every_epochs: int | None = None,
         keep: int | Keep | None = None,
+        memory: InMemory | None = None,
         shuffle: bool = True,
         logging: Logging = _LOGGING,
         stop: Stop = _STOP,
@@ -243,12 +263,16 @@ class Trainer(Generic[Params]):
             `examples`, `preds` and `scores`, which has the loss and its metrics over all examples. If it
             names only `scores`, no predictor is needed:
             `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
+          evaluations: Functions `(params) -> {name: number}` by name, for other evaluations at the same
+            times, such as tasks of a benchmark; see `mw.EvaluationFunction`. Scores are called `tasks/acc`.
+          generation: How the model generates. With `prompts`, the texts are shown on the run's page.
           best: The scores by which the best checkpoint is kept: `{"loss": "min", "accuracy": "max"}`.
           save_when: The number of steps between checkpoints, or a policy, instead of after each epoch.
           keep_every_epochs: The number of epochs between checkpoints that are always kept, besides the newest
             and the best.
           keep: The number of newest checkpoints to keep besides these, or a policy, such as
             `mw.checkpoint.multiples(1000)`.
+          memory: Further checkpoints, more often, in the memory of each host: `mw.InMemory(every=10)`.
           shuffle: True to read the examples of each epoch in a new random order.
           logging: The settings of the reports, such as `mw.Logging(every=10)`.
           stop: The conditions that end training before its last step, a time limit or early stopping:
@@ -269,10 +293,8 @@ class Trainer(Generic[Params]):
         call = call_of(self._recipe, given, has_directory=self._place.directory is not None)
         given = {key: value for key, value in given.items() if key not in _NO_SETTINGS}
         with process.sharing_errors():
-            if jax.process_count() > 1:
-                settings = self._settings | comparable_settings(given)
-                process.compare("the settings of the trainer", lambda: settings)
-            place = self._place.open(call.schedule.needs_workdir)
+            process.compare("the trainer's settings", lambda: self._settings | comparable_settings(given))
+            place = self._place.open(call.needs_workdir)
             described = lambda: self._described + describe({"fit": given})  # noqa: E731
             return fit(self._recipe, self._progress, call, lambda: self.state, place, described)
 
@@ -301,8 +323,7 @@ class Trainer(Generic[Params]):
           UsageError: Neither a loss nor a metric function is given, or the arguments do not fit each other.
           ExamplesError: There are no examples.
         """
-        ways = self.deployer.layout().batch_ways
-        _, size = batch_sizes(per_device_batch_size, batch_size, ways)
+        _, size = batch_sizes(per_device_batch_size, batch_size, self.deployer.layout().batch_ways)
         evaluated = Evaluated(self._recipe, examples, size, loss, predictor, metric_fn)
         return evaluated.scoring(best={})(self.state)
 
@@ -320,5 +341,4 @@ class Trainer(Generic[Params]):
           CheckpointError: No checkpoint has this score.
           UsageError: There is no workdir, or the score or its mode is not known.
         """
-        directory = self._place.checkpoints("best")
-        return best_of(directory, self._recipe.target, score, mode)
+        return best_of(self._place.checkpoints("best"), self._recipe.target, score, mode)

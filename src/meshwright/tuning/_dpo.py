@@ -25,14 +25,13 @@ from meshwright.documents import parse_object, read_file
 from meshwright.durable import write_whole
 from meshwright.errors import InputError, UsageError
 from meshwright.input import facts_of, numbered_batches
-from meshwright.models import decoder
 from meshwright.predict import BatchedPredict, fingerprint
 from meshwright.process import on_lead
 from meshwright.sharding import Layout
 from meshwright.storage import local_path
 from meshwright.train import Loss
 from meshwright.tree import PyTree
-from meshwright.tuning._rows import rows_score
+from meshwright.tuning._families import Config, rows_score
 
 CHOSEN, REJECTED, REFERENCE = "chosen", "rejected", "reference"
 
@@ -40,11 +39,11 @@ LogProbabilities = Callable[[PyTree, PyTree], jax.Array]
 """A function `(params, rows)` that returns the log-probability of each row's answer, float32[rows]."""
 
 
-def log_probabilities(cfg: decoder.Config) -> LogProbabilities:
-    """Return the function that computes the log-probability of each row of a decoder.
+def log_probabilities(cfg: Config) -> LogProbabilities:
+    """Return the function that computes the log-probability of each row of a reference model.
 
-    Rows are `{"tokens", "segments", "weights"}`, as `read_rows` returns them: tokens with the weight 0, those
-    of the question, do not count.
+    Rows are as `read_rows` or, for T5, `read_pair_rows` returns them. Tokens with the weight 0, those of the
+    question, do not count.
 
     Args:
       cfg: The config of the model.
@@ -52,7 +51,7 @@ def log_probabilities(cfg: decoder.Config) -> LogProbabilities:
     return functools.partial(_of_rows, cfg)
 
 
-def _of_rows(cfg: decoder.Config, params: PyTree, rows: Mapping[str, jax.Array]) -> jax.Array:
+def _of_rows(cfg: Config, params: PyTree, rows: Mapping[str, jax.Array]) -> jax.Array:
     return -jnp.asarray(rows_score(cfg, params, rows)["loss"].total)
 
 

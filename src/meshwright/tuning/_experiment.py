@@ -8,7 +8,13 @@ from typing import Any
 import jax
 
 from meshwright.adapters import Functional
-from meshwright.experiment import Evaluation, Experiment
+from meshwright.experiment import (
+    Evaluation,
+    EvaluationFunction,
+    Experiment,
+    Generation,
+    generation_of_run,
+)
 from meshwright.train import Builder, InitialArrays, TrainState
 from meshwright.tuning._lora import ADAPTER, BASE, Lora
 from meshwright.tuning._quantised import Quantised
@@ -51,12 +57,30 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
         optimizer=adapter.optimizer(experiment.optimizer),
         rules=None if experiment.rules is None else adapter.rules(experiment.rules),
         evaluations={name: _evaluation(one, adapter) for name, one in experiment.evaluations.items()},
+        generation=_generation(experiment, adapter),
         init_state_builder=None if builder is None else BaseBuilder(builder, adapter),
         save=save if builder is None else replace(save, names=WithoutBase(save.names)),
     )
 
 
-def _evaluation(one: Evaluation, adapter: Lora) -> Evaluation:
+def _generation(experiment: Experiment, adapter: Lora) -> Generation | None:
+    given = generation_of_run(experiment)
+    if given is None:
+        return None
+    model = given.model
+    changed = replace(
+        model,
+        init_cache=_of_pair(model.init_cache, adapter),
+        apply=_of_pair(model.apply, adapter),
+        encode=None if model.encode is None else _of_pair(model.encode, adapter),
+        plain=adapter.merged,
+    )
+    return replace(given, model=changed)
+
+
+def _evaluation(one: Evaluation | EvaluationFunction, adapter: Lora) -> Evaluation | EvaluationFunction:
+    if isinstance(one, EvaluationFunction):
+        return replace(one, function=_of_pair(one.function, adapter))
     changes = {name: getattr(one, name) for name in ("measure", "outputs", "predict")}
     changed: Any = {name: None if f is None else _of_pair(f, adapter) for name, f in changes.items()}
     return replace(one, **changed)

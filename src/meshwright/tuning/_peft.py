@@ -19,7 +19,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays import Source, source_of
 from meshwright.checkpoint import staged
-from meshwright.durable import fsync_directory, write_whole
+from meshwright.durable import write_whole
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.formats import open_source, write_safetensors
 from meshwright.models import hugging_face
@@ -72,8 +72,7 @@ def export_adapter(
         with staged(place / WEIGHTS) as new:
             _write(new / WEIGHTS, theirs)
             (new / WEIGHTS).rename(place / WEIGHTS)
-            write_whole(place / CONFIG, json.dumps(settings, indent=2).encode())
-            fsync_directory(place)
+            write_whole(place / CONFIG, json.dumps(settings, indent=2).encode())  # flushes both
 
     on_lead(write)
     return [place / WEIGHTS, place / CONFIG]

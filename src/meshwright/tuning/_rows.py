@@ -1,58 +1,56 @@
-"""Tokens from a file of JSON lines, as rows of one length, and their loss.
+"""Examples as rows of one length."""
 
-    {"tokens": [1, 15, 7, 2]}
-    {"tokens": [1, 9, 4, 8, 2], "weights": [0, 0, 0, 1, 1]}
-
-`weights` says how much each token counts in the loss, as one that is predicted: 0 for those of a question. By
-default each counts 1.
-"""
-
-from collections.abc import Mapping
+import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError, UsageError
-from meshwright.metrics import Mean
-from meshwright.models import decoder
-from meshwright.nn import cross_entropy, token_losses
-from meshwright.storage import local_path
-from meshwright.tree import PyTree
+from meshwright.tuning._examples import read_examples, read_pairs
 
 Rows = dict[str, np.ndarray]
 """`tokens`, `segments` and `weights`, all [rows, length]. Segments are 1, or 0 for padding; weights are whole
-numbers if they can be."""
+numbers if they can be. Of pairs: `inputs`, `is_input`, `targets` and `is_target`."""
+log = logging.getLogger("meshwright")
 
 
-def read_rows(path: str | Path, length: int) -> Rows:
+def read_rows(
+    path: str | Path, length: int, model: str | Path | None = None, *, vocabulary: int | None = None
+) -> Rows:
     """Return the examples of a file of JSON lines, cut after `length` tokens and padded to the longest.
 
+    How many were cut is logged, and how many were left out because nothing of them counts in the loss.
+
     Args:
-      path: A local file. Each line is `{"tokens": […]}`, or has `"weights": […]` besides.
+      path: A local file. Each line is `{"messages": […]}`, `{"prompt": …, "completion": …}`, `{"text": …}` or
+        `{"tokens": […], "weights": […]}`, of which the weights may be left out.
       length: The largest number of tokens in a row.
+      model: The folder of the tokenizer, which all lines but those of tokens need.
+      vocabulary: The number of tokens that the model knows; None checks nothing.
 
     Raises:
-      InputError: There is no such file, or a line is not of this form. The message has its number.
+      InputError: There is no such file, a line is of no such form, or nothing counts in any of them. The
+        message has the number of the line.
+      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
     """
-    file = local_path(path)
-    try:
-        lines = read_file(file).splitlines()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
-    pairs = [_pair(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not pairs:
-        raise InputError(f"{file} has no examples.")
-    longest = min(length, max(len(tokens) for tokens, _ in pairs))
+    examples = read_examples(path, model, vocabulary)
+    counted = [each for each in examples if any(each.weights[1:length])]
+    if not counted:
+        raise InputError(f"{path}: in no example does one of the first {length} tokens count in the loss.")
+    _tell(path, length, [len(each.tokens) for each in examples], "tokens")
+    if left_out := len(examples) - len(counted):
+        log.warning(
+            "%s: %d of %d examples are left out, as none of their first %d tokens counts in the loss",
+            *(path, left_out, len(examples), length),
+        )
+    longest = min(length, max(len(each.tokens) for each in counted))
     found: Rows = {
-        "tokens": np.zeros((len(pairs), longest), np.int32),
-        "segments": np.zeros((len(pairs), longest), np.int32),
-        "weights": np.zeros((len(pairs), longest), np.float32),
+        "tokens": np.zeros((len(counted), longest), np.int32),
+        "segments": np.zeros((len(counted), longest), np.int32),
+        "weights": np.zeros((len(counted), longest), np.float32),
     }
-    for row, (tokens, weights) in enumerate(pairs):
+    for row, (tokens, weights) in enumerate(counted):
         end = min(len(tokens), longest)
         found["tokens"][row, :end], found["segments"][row, :end] = tokens[:end], 1
         found["weights"][row, :end] = weights[:end]
@@ -61,30 +59,46 @@ def read_rows(path: str | Path, length: int) -> Rows:
     return found
 
 
-def _pair(file: Path, number: int, line: bytes) -> tuple[list[int], list[float]]:
-    where = f"{file}, line {number}"
-    try:
-        said = parse_object(line)
-    except ValueError as error:
-        raise InputError(f"{where}: {error}.") from None
-    tokens = said.get("tokens")
-    if not isinstance(tokens, list) or len(tokens) < 2 or not all(_is_token(each) for each in tokens):
-        raise InputError(
-            f'{where} has no tokens: expected {{"tokens": [1, 15, 7]}} with two whole numbers or more, found '
-            f"the keys {', '.join(said) or 'none'}. Turn texts into tokens with the model's tokenizer first."
+def read_pair_rows(
+    path: str | Path, length: int, model: str | Path | None = None, *, vocabulary: int | None = None
+) -> Rows:
+    """Return the pairs of a file of JSON lines, for models such as T5, which write targets, given inputs.
+
+    Inputs and targets are each cut after `length` tokens and padded to the longest. How many were cut is
+    logged.
+
+    Args:
+      path: A local file. Each line is `{"prompt": "…", "completion": "…"}` or
+        `{"inputs": […], "targets": […]}`, of tokens.
+      length: The largest number of tokens of inputs, and of targets.
+      model: The folder of the tokenizer, which lines with a prompt need.
+      vocabulary: The number of tokens that the model knows; None checks nothing.
+
+    Raises:
+      InputError: There is no such file, or a line is of no such form. The message has the number of the line.
+      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
+    """
+    pairs = read_pairs(path, model, vocabulary)
+    found: Rows = {}
+    for name, each in (
+        ("input", [pair.inputs for pair in pairs]),
+        ("target", [pair.targets for pair in pairs]),
+    ):
+        _tell(path, length, list(map(len, each)), f"{name}s")
+        longest = min(length, max(map(len, each)))
+        found[f"{name}s"] = np.zeros((len(each), longest), np.int32)
+        found[f"is_{name}"] = np.arange(longest) < [[len(tokens)] for tokens in each]
+        for row, tokens in enumerate(each):
+            found[f"{name}s"][row, : min(len(tokens), longest)] = tokens[:longest]
+    return found
+
+
+def _tell(path: str | Path, length: int, sizes: Sequence[int], what: str) -> None:
+    if cut := [size for size in sizes if size > length]:
+        log.warning(
+            "%s: %d of %d examples have more than %d %s and are cut: %d of all %d %s are left out",
+            *(path, len(cut), len(sizes), length, what, sum(cut) - length * len(cut), sum(sizes), what),
         )
-    weights = said.get("weights", [1] * len(tokens))
-    if not isinstance(weights, list) or len(weights) != len(tokens) or not all(map(_is_weight, weights)):
-        raise InputError(f"{where}: weights must be {len(tokens)} numbers from 0, one for each token.")
-    return tokens, weights
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
 def split_rows(rows: Rows, held_out: float, seed: int) -> tuple[Rows, Rows]:
@@ -98,38 +112,10 @@ def split_rows(rows: Rows, held_out: float, seed: int) -> tuple[Rows, Rows]:
     Raises:
       UsageError: The share is not between 0 and 1, or there is only one example.
     """
-    size = len(rows["tokens"])
+    size = len(next(iter(rows.values())))
     if not 0 < held_out < 1 or size < 2:
         raise UsageError(f"held_out={held_out} of {size} examples leaves none on one side.")
     order = np.random.default_rng(seed).permutation(size)
     number = min(max(round(held_out * size), 1), size - 1)
     out, kept = np.sort(order[:number]), np.sort(order[number:])
     return {name: x[kept] for name, x in rows.items()}, {name: x[out] for name, x in rows.items()}
-
-
-def rows_loss(cfg: decoder.Config, params: PyTree, batch: Mapping[str, jax.Array], remat: str) -> Mean:
-    """Return the loss of a batch in nats per token, each token counted by its weight."""
-    features, labels, weights = _predicted(cfg, params, batch, remat)
-    head = decoder.head(cfg, params)
-    return cross_entropy(features, head, labels, label_weights=weights, softcap=cfg.logit_cap)
-
-
-def rows_score(cfg: decoder.Config, params: PyTree, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
-    """Return the sum of the losses of each row, and the sum of its weights: `loss` is then per token."""
-    features, labels, weights = _predicted(cfg, params, batch, "nothing")
-    losses = token_losses(features, decoder.head(cfg, params), labels, softcap=cfg.logit_cap)
-    return {"loss": Mean((losses * weights).sum(-1), weights.sum(-1))}
-
-
-def _predicted(
-    cfg: decoder.Config, params: PyTree, batch: Mapping[str, jax.Array], remat: str
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the features before each token but the first, these tokens, and how much each counts."""
-    tokens, segments = batch["tokens"], batch.get("segments")
-    before = None if segments is None else segments[:, :-1]
-    weights = jnp.ones(tokens[:, 1:].shape, jnp.float32)
-    if segments is not None:
-        weights *= (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
-    if "weights" in batch:
-        weights *= batch["weights"][:, 1:]
-    return decoder.features(cfg, params, tokens[:, :-1], before, remat=remat), tokens[:, 1:], weights

@@ -13,20 +13,20 @@ from meshwright.checkpoint import best, open_best
 from meshwright.docstrings import documented
 from meshwright.engine import Logging, Outcome
 from meshwright.errors import UsageError
-from meshwright.experiment import Evaluation, Experiment, Input, Save, from_checkpoint, run
-from meshwright.models import decoder, hugging_face
+from meshwright.evaluation import perplexity
+from meshwright.experiment import Evaluation, Experiment, Generation, Input, Save, from_checkpoint, run
+from meshwright.models import hugging_face, with_cache
 from meshwright.storage import join, local_path
 from meshwright.train import schedule
 from meshwright.tuning._experiment import adapted
+from meshwright.tuning._families import Config, family_of, rows_score
 from meshwright.tuning._lora import Lora
 from meshwright.tuning._lora import lora as new_lora
 from meshwright.tuning._merged import merged_source
 from meshwright.tuning._peft import export_adapter
 from meshwright.tuning._quantised import Kind, quantised_init, quantised_source
-from meshwright.tuning._rows import read_rows, rows_loss, rows_score, split_rows
+from meshwright.tuning._rows import split_rows
 
-WEIGHTS = "layers/(q|k|v|o|gate|up|down)"
-"""The matrices of a decoder's layers, which are adapted and quantised."""
 SCORE = "held_out/loss"
 
 
@@ -47,13 +47,15 @@ def tuning(
     mesh: str = "fsdp=-1",
     seed: int = 0,
 ) -> Experiment:
-    """Return the experiment that tunes a decoder of Hugging Face's on a file of tokens.
+    """Return the experiment that tunes a model of Hugging Face's on a file of chats, texts or tokens.
 
     `meshwright tune` runs it. `meshwright plan meshwright.tuning:tuning model=… data=…` plans it.
 
     Args:
-      model: The folder of the model, with `config.json` and safetensors files.
-      data: A file of JSON lines, `{"tokens": […], "weights": […]}`; the weights may be left out.
+      model: The folder of the model, with `config.json` and safetensors files, and with its tokenizer unless
+        `data` has only tokens.
+      data: A file of JSON lines, as `read_rows` takes it: chats, prompts with completions, texts or tokens.
+        For T5, as `read_pair_rows` takes it: prompts with completions, or inputs and targets.
       workdir: The directory of the run.
       lora: The rank of the adapter, which is of all matrices of the layers.
       alpha: The scale of the adapter is alpha / rank. None stands for twice the rank.
@@ -61,7 +63,7 @@ def tuning(
       base: How the frozen matrices are stored; None keeps the dtype of the files.
       epochs: How often all examples are read.
       batch_size: The number of rows of an update, over all devices.
-      length: The largest number of tokens in a row.
+      length: The largest number of tokens in a row; for T5, of inputs and of targets.
       learning_rate: The largest rate of AdamW; it rises for 3 % of the steps, and falls to 0 as a cosine.
         None stands for 2e-4, or 1e-5 if all parameters are trained.
       held_out: The share of the examples that is not trained on. The loss per token on these decides which
@@ -70,12 +72,14 @@ def tuning(
       seed: The seed of the adapter, of the order and of the choice of examples that are held out.
 
     Raises:
-      CheckpointError: The folder is not that of a decoder.
+      CheckpointError: The folder is not that of a model that is known here.
       InputError: The file has lines of another form.
       UsageError: `base` is given and `full` is true, or another setting is not valid.
     """
-    train, test = split_rows(read_rows(data, length), held_out, seed)
-    num_rows, longest = train["tokens"].shape
+    cfg = _config(model, full, base)
+    family, length = family_of(cfg), min(length, getattr(cfg, "positions", length))  # GPT-2 has only so many
+    train, test = split_rows(family.read(data, length, model, vocabulary=cfg.vocabulary), held_out, seed)
+    num_rows, longest = train[family.labels].shape
     max_steps = max(epochs * num_rows // batch_size, 1)
     how: dict[str, Any] = {
         "lora": lora,
@@ -107,10 +111,11 @@ def tuning_on(
     mesh: str = "fsdp=-1",
     seed: int = 0,
 ) -> Experiment:
-    """Return the experiment that tunes a decoder of Hugging Face's on examples of any kind.
+    """Return the experiment that tunes a model of Hugging Face's on examples of any kind.
 
     An example is `{"tokens": int[length]}`. It may have `segments`, numbered from 1 with 0 for padding, and
-    `weights`, how much each token counts in the loss. `write_best` writes the result of the run.
+    `weights`, how much each token counts in the loss. For T5 it is as `read_pair_rows` makes it. `write_best`
+    writes the result of the run.
 
     Args:
       model: The folder of the model.
@@ -130,51 +135,60 @@ def tuning_on(
       seed: The seed.
 
     Raises:
-      CheckpointError: The folder is not that of a decoder.
+      CheckpointError: The folder is not that of a model that is known here.
       UsageError: `base` is given and `full` is true, or another setting is not valid.
     """
     cfg = _config(model, full, base)
+    family = family_of(cfg)
     peak = learning_rate or (1e-5 if full else 2e-4)
     rate = schedule("cosine", peak=peak, max_steps=max_steps, warmup_steps=max(round(0.03 * max_steps), 1))
-    init = functools.partial(decoder.init, cfg, dtype=jnp.float32 if full else jnp.bfloat16)
+    init = functools.partial(family.init, cfg, dtype=jnp.float32 if full else jnp.bfloat16)
     whole = Experiment(
         workdir=workdir,
-        model=init if base is None else quantised_init(init, WEIGHTS, base),
+        model=init if base is None else quantised_init(init, family.weights, base),
         loss=functools.partial(_loss, cfg),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.0)),
         input=Input(train, batch_size=batch_size, item="tokens", items_per_example=length),
         max_steps=max_steps,
         mesh=mesh,
-        rules=decoder.RULES,
+        rules=family.rules,
         compute_dtype="bfloat16",
         seed=seed,
-        evaluations={"held_out": Evaluation(functools.partial(rows_score, cfg), held_out, when, batch_size)},
+        evaluations={
+            "held_out": Evaluation(
+                functools.partial(rows_score, cfg), held_out, when, batch_size, metric_fn=perplexity
+            )
+        },
+        generation=Generation(with_cache(cfg), tokenizer=_tokenizer_in(model)),
         save=Save(when=when, keep=best(SCORE, "min")),
         logging=Logging(every=min(when, 20)),
         init_state_builder=_builder(model, "float32" if full else "bfloat16", base),
     )
-    return whole if full else adapted(whole, adapter_of(lora, alpha))
+    return whole if full else adapted(whole, adapter_of(cfg, lora, alpha))
 
 
-def adapter_of(rank: int, alpha: float | None) -> Lora:
-    """Return the adapter of all matrices of a decoder's layers."""
-    return new_lora(WEIGHTS, rank, alpha=2 * rank if alpha is None else alpha)
+def _tokenizer_in(model: str) -> str | None:
+    """Return the path of the model's tokenizer, if it has one; `meshwright sample` reads it."""
+    file = local_path(model) / "tokenizer.json"
+    return str(file) if file.exists() else None
 
 
-def _config(model: str, full: bool, base: Kind | None) -> decoder.Config:
+def adapter_of(cfg: Config, rank: int, alpha: float | None) -> Lora:
+    """Return the adapter of all matrices of the layers."""
+    return new_lora(family_of(cfg).weights, rank, alpha=2 * rank if alpha is None else alpha)
+
+
+def _config(model: str, full: bool, base: Kind | None) -> Config:
     local_path(model, "Copy the model to a disk.")
     if full and base is not None:
         raise UsageError(
             f"base={base!r} stores weights that are frozen, but full=True trains all of them. Leave out one."
         )
-    cfg = hugging_face.config(model)
-    if not isinstance(cfg, decoder.Config):
-        raise UsageError(f"{model} is not a decoder, such as LLaMA, Mistral, Qwen or Gemma.")
-    return cfg
+    return hugging_face.config(model)
 
 
-def _loss(cfg: decoder.Config, params: Any, batch: Any) -> Any:
-    return rows_loss(cfg, params, batch, "nothing")
+def _loss(cfg: Config, params: Any, batch: Any) -> Any:
+    return family_of(cfg).loss(cfg, params, batch, remat="nothing")
 
 
 def _builder(model: str, dtype: str, base: Kind | None) -> Any:
@@ -184,7 +198,8 @@ def _builder(model: str, dtype: str, base: Kind | None) -> Any:
 
 
 def _open_quantised(base: Kind, dtype: str, path: str) -> Source:
-    return quantised_source(cast(hugging_face.open_model(path), [(".*", dtype)]), WEIGHTS, base)
+    source = cast(hugging_face.open_model(path), [(".*", dtype)])
+    return quantised_source(source, family_of(hugging_face.config(path)).weights, base)
 
 
 @documented
@@ -203,21 +218,22 @@ class Tuned:
 def tune(
     model: str, data: str, workdir: str = "runs/tuned", *, merge: bool = False, **settings: Any
 ) -> Tuned:
-    """Tune a decoder of Hugging Face's, and write the best adapter or model. Call it on every process.
+    """Tune a model of Hugging Face's, and write the best adapter or model. Call it on every process.
 
     A run that was cut off is continued by the same call. The adapter is written to `adapter` in the run
-    directory, as PEFT's files; a whole model to `model`.
+    directory, as PEFT's files; a whole model to `model`. The tokenizer, its template and the settings for
+    generation come along.
 
     Args:
       model: The folder of the model.
-      data: A file of JSON lines, as for `tuning`.
+      data: A file of JSON lines, as for `tuning`: chats, prompts with completions, texts or tokens.
       workdir: The local directory of the run.
       merge: If true, the adapter is added to the model's weights, and a whole model is written.
       settings: More settings of `tuning`.
 
     Raises:
       UsageError: A setting is not valid, or the result has been written already.
-      CheckpointError: The folder is not that of a decoder.
+      CheckpointError: The folder is not that of a model that is known here.
       InputError: The file has lines of another form.
     """
     outcome = run(tuning(model, data, workdir, **settings))
@@ -261,10 +277,14 @@ def write_best(
     if full:
         params = _in_dtypes(subtree(source, "params"), like)
         return source.step, hugging_face.export_model(params, place, model)
-    adapter, described = subtree(source, "params/adapter"), adapter_of(lora, alpha)
+    adapter, described = (
+        subtree(source, "params/adapter"),
+        adapter_of(hugging_face.config(model), lora, alpha),
+    )
     if merge:
         return source.step, hugging_face.export_model(merged_source(like, adapter, described), place, model)
-    return source.step, export_adapter(adapter, place, described, model)
+    files = export_adapter(adapter, place, described, model)
+    return source.step, [*files, *hugging_face.copy_companions(model, place)]
 
 
 def _in_dtypes(source: Source, like: Source) -> Source:

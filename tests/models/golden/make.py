@@ -93,10 +93,13 @@ def main():
     for name, rest in {
         "t5": {"d_ff": 40, "feed_forward_proj": "relu", "tie_word_embeddings": True},
         "t5v1_1": {"d_ff": 40, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        "umt5": {"d_ff": 40, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     }.items():
-        t5 = transformers.T5Config(**shared, **rest, decoder_start_token_id=0, dropout_rate=0.0)
-        model = transformers.T5ForConditionalGeneration(t5)
-        if name == "t5v1_1":  # as published; version 5 would tie it
+        family = "UMT5" if name == "umt5" else "T5"
+        config_of = getattr(transformers, f"{family}Config")
+        t5 = config_of(**shared, **rest, decoder_start_token_id=0, dropout_rate=0.0)
+        model = getattr(transformers, f"{family}ForConditionalGeneration")(t5)
+        if name != "t5":  # as published; version 5 would tie it
             model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
         write(name, randomised(model), {"input_ids": tokens(), "decoder_input_ids": tokens(2, 9)})
 

@@ -10,7 +10,8 @@ A save uses `_layout.py` (which process writes which chunk), `_snapshot.py` (sha
 `_read.py`, which reads chunks by `_blocks.py`. `_verify.py` compares every byte.
 """
 
-from meshwright.checkpoint._format._commit import commit
+from meshwright.checkpoint._format._commit import ON_OTHER_HOSTS, commit
+from meshwright.checkpoint._format._container import plan_file
 from meshwright.checkpoint._format._layout import ArrayLayout, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._read import NativeSource
@@ -21,6 +22,7 @@ from meshwright.checkpoint._format._write import write_part, write_streamed
 __all__ = [
     "HOST_NBYTES",
     "MANIFEST",
+    "ON_OTHER_HOSTS",
     "ArrayLayout",
     "Damage",
     "Manifest",
@@ -31,6 +33,7 @@ __all__ = [
     "incomplete",
     "layouts",
     "native_report",
+    "plan_file",
     "read_manifest",
     "write_part",
     "write_streamed",

@@ -8,7 +8,7 @@ manifest, as the last object; it fails if the manifest exists, so again only one
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,8 @@ from meshwright.storage import Directory, ObjectPath, parts_of, read_each
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
 _PARTS_TIMEOUT_SECONDS = 1800  # after process 0 has written its own part; all are about equally large
+ON_OTHER_HOSTS = "on-other-hosts"
+"""The file, which does not exist, that a host's manifest names for the chunks that only other hosts have."""
 
 
 def commit(
@@ -41,10 +43,12 @@ def commit(
     layouts: Sequence[ArrayLayout],
     num_processes: int,
     abandoned: Event,
+    here: Sequence[int] | None = None,
 ) -> None:
-    """Make the checkpoint `final` from the files that all processes write into `temporary`.
+    """Make the checkpoint `final` from the files that processes write into `temporary`.
 
-    `head` is the manifest without files and arrays. Setting `abandoned` ends the wait for parts.
+    `head` is the manifest without files and arrays. Setting `abandoned` ends the wait for parts. `here` are
+    the processes that write there, if these are not all: the chunks of the others are elsewhere.
 
     Raises:
       MeshwrightError: A process failed, or the parts do not fit together, or, in a store, another attempt was
@@ -52,25 +56,31 @@ def commit(
       OSError: In a file system, another attempt was first.
       PeersError: Some processes did not report in time.
     """
-    parts = _await_parts(temporary, num_processes, abandoned)
-    names = [data_file_name(process, num_processes) for process in range(num_processes)]
+    parts = _await_parts(temporary, range(num_processes) if here is None else here, abandoned)
+    names = {process: data_file_name(process, num_processes) for process in parts}
     if isinstance(temporary, ObjectPath):  # nothing is renamed there
-        names = [f"{temporary.name}/{name}" for name in names]
-    files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
+        names = {process: f"{temporary.name}/{name}" for process, name in names.items()}
     with collector_paused():
         _check_parts(parts, layouts)
-        manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
+        files = [DataFile(names[process], part["bytes"]) for process, part in parts.items()]
+        elsewhere = _places_elsewhere(layouts, parts, len(files))
+        if elsewhere:
+            files.append(DataFile(ON_OTHER_HOSTS, sum(place.size for place in elsewhere.values())))
+        arrays = _arrays(layouts, _places(parts) | elsewhere)
+        manifest = replace(head, files=tuple(files), arrays=arrays)
     if isinstance(temporary, Path) and isinstance(final, Path):
         _rename(temporary, final, manifest)
     elif isinstance(temporary, ObjectPath) and isinstance(final, ObjectPath):
         _create(temporary, final, manifest)
 
 
-def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> list[dict[str, Any]]:
+def _await_parts(
+    temporary: Directory, processes: Sequence[int], abandoned: Event
+) -> dict[int, dict[str, Any]]:
     parts: dict[int, dict[str, Any]] = {}
     poll_seconds = _POLL_STORE_SECONDS if isinstance(temporary, ObjectPath) else _POLL_SECONDS
     deadline = time.monotonic() + _PARTS_TIMEOUT_SECONDS
-    while missing := [process for process in range(num_processes) if process not in parts]:
+    while missing := [process for process in processes if process not in parts]:
         arrived = _read_parts(temporary, missing)
         _raise_failures(arrived)
         parts |= arrived
@@ -78,7 +88,7 @@ def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> 
             raise MeshwrightError(f"processes {missing} did not finish their part of the save.")
         if not arrived and time.monotonic() > deadline:
             raise PeersError(f"processes {missing} did not report within {_PARTS_TIMEOUT_SECONDS} seconds.")
-    return [parts[process] for process in range(num_processes)]
+    return {process: parts[process] for process in processes}
 
 
 def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -94,28 +104,51 @@ def _raise_failures(parts: dict[int, dict[str, Any]]) -> None:
         raise MeshwrightError("\n".join(failed))
 
 
-def _check_parts(parts: Sequence[dict[str, Any]], layouts: Sequence[ArrayLayout]) -> None:
-    """Check that each process wrote the chunks that process 0 expects, so that none is missing or double."""
-    expected: list[set[tuple[str, int, int]]] = [set() for _ in parts]
+def _check_parts(parts: Mapping[int, dict[str, Any]], layouts: Sequence[ArrayLayout]) -> None:
+    """Check that each process wrote the chunks that this one expects, so that none is missing or double."""
+    expected: dict[int, set[tuple[str, int, int]]] = {process: set() for process in parts}
     for layout in layouts:
         for number, writer in enumerate(layout.writers):
-            expected[writer].add((layout.name, number, layout.chunk_nbytes))
-    for process, part in enumerate(parts):
+            if writer in expected:
+                expected[writer].add((layout.name, number, layout.chunk_nbytes))
+    for process, part in parts.items():
         written = {(name, number, size) for name, number, _, size, _ in part["chunks"]}
         if written != expected[process]:
             names = sorted({name for name, *_ in written ^ expected[process]})
             raise MeshwrightError(
-                f"process {process} saved another state than process 0: they differ in "
+                f"process {process} saved another state than process {min(parts)}: they differ in "
                 f"{listed(names)}. All processes must save the same arrays with the same shardings."
             )
 
 
-def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[dict[str, Any]]) -> dict[str, SavedArray]:
-    places = {
-        (name, number): ChunkPlace(process, offset, size, crc)
-        for process, part in enumerate(parts)
+def _places(parts: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], ChunkPlace]:
+    return {
+        (name, number): ChunkPlace(file, offset, size, crc)
+        for file, part in enumerate(parts.values())
         for name, number, offset, size, crc in part["chunks"]
     }
+
+
+def _places_elsewhere(
+    layouts: Sequence[ArrayLayout], parts: Mapping[int, Any], file: int
+) -> dict[tuple[str, int], ChunkPlace]:
+    """Return places for the chunks that no process here has: one after the other in a file that is not here.
+
+    So the manifest is whole. Whoever reads such a chunk finds that its file is missing.
+    """
+    places: dict[tuple[str, int], ChunkPlace] = {}
+    offset = 0
+    for layout in layouts:
+        for number, writer in enumerate(layout.writers):
+            if writer not in parts:
+                places[layout.name, number] = ChunkPlace(file, offset, layout.chunk_nbytes, 0)
+                offset += layout.chunk_nbytes
+    return places
+
+
+def _arrays(
+    layouts: Sequence[ArrayLayout], places: Mapping[tuple[str, int], ChunkPlace]
+) -> dict[str, SavedArray]:
     return {
         layout.name: SavedArray(
             layout.shape,
@@ -128,10 +161,9 @@ def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[dict[str, Any]]) -> 
 
 
 def _rename(temporary: Path, final: Path, manifest: Manifest) -> None:
-    write_whole(temporary / MANIFEST, manifest_text(manifest))
     for part in temporary.glob("part-*.json"):
         part.unlink()
-    fsync_directory(temporary)
+    write_whole(temporary / MANIFEST, manifest_text(manifest))  # flushes the data files' entries, too
     temporary.rename(final)
     fsync_directory(final.parent)
 

@@ -60,17 +60,20 @@ class ArrayLayout:
             yield tuple(slice(place * size, (place + 1) * size) for place, size in places)
 
 
-def layouts(leaves: Mapping[str, Any], num_processes: int) -> tuple[ArrayLayout, ...]:
+def layouts(
+    leaves: Mapping[str, Any], num_processes: int, here: frozenset[int] = frozenset()
+) -> tuple[ArrayLayout, ...]:
     """Return the layouts of named leaves: arrays, numbers, or anything with a shape, a dtype and a sharding.
 
     Leaves that are not sharded over several processes (numbers, NumPy arrays, arrays on this process's
-    devices) are assumed to be equal on all of them, and one process writes each.
+    devices) are assumed to be equal on all of them, and one process writes each. A chunk that a process of
+    `here` has is written by one of these, whatever other processes have it, too.
 
     Raises:
       UsageError: The format cannot hold the dtype of a leaf; all such leaves are listed.
     """
     _check_dtypes(leaves)
-    return _layouts(tuple(_described(name, leaf) for name, leaf in leaves.items()), num_processes)
+    return _layouts(tuple(_described(name, leaf) for name, leaf in leaves.items()), num_processes, here)
 
 
 def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
@@ -137,13 +140,18 @@ def _described(name: str, leaf: Any) -> _Described:
 
 
 @functools.lru_cache(maxsize=4)  # a run saves the same tree many times
-def _layouts(leaves: tuple[_Described, ...], num_processes: int) -> tuple[ArrayLayout, ...]:
+def _layouts(
+    leaves: tuple[_Described, ...], num_processes: int, here: frozenset[int]
+) -> tuple[ArrayLayout, ...]:
     cuts = [_cut(*leaf[1:], num_processes) for leaf in leaves]
     arrays = [
         ArrayLayout(leaf.name, leaf.shape, leaf.dtype, chunk_shape, writers=())
         for leaf, (chunk_shape, _) in zip(leaves, cuts, strict=True)
     ]
-    held = [(array, holders) for array, (_, holders) in zip(arrays, cuts, strict=True)]
+    held = [
+        (array, [each & here or each for each in holders])
+        for array, (_, holders) in zip(arrays, cuts, strict=True)
+    ]
     writers = iter(balance([(array.chunk_nbytes, each) for array, holders in held for each in holders]))
     return tuple(
         replace(array, writers=tuple(itertools.islice(writers, len(holders)))) for array, holders in held

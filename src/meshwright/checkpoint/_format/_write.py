@@ -39,7 +39,7 @@ from meshwright.checkpoint._format._container import (
 from meshwright.checkpoint._format._layout import SMALL, ArrayLayout
 from meshwright.checkpoint._format._snapshot import Snapshot
 from meshwright.crc32 import crc32, joined
-from meshwright.durable import write_whole
+from meshwright.durable import write_one_of_many
 from meshwright.storage import Directory, ObjectPath, Part, parts_of, put_parts
 
 _WINDOW = 16 << 20
@@ -117,7 +117,7 @@ def _write_report(path: Directory, report: Mapping[str, Any]) -> None:
     if isinstance(path, ObjectPath):
         path.put(content)
     else:
-        write_whole(path, content)
+        write_one_of_many(path, content)  # of use until the commit only
 
 
 def _write_chunk(file: BinaryIO, entry: ZipEntry, data: Iterator[memoryview]) -> int:

@@ -6,6 +6,7 @@ a format, add a file here and an entry to `READERS`.
 """
 
 from meshwright.formats.readers import _flax, _npz, _orbax, _redco, _safetensors, _seqax, _t5, _t5x
+from meshwright.formats.readers._flat_tokens import is_flat_tokens, open_flat_tokens, splits_of
 from meshwright.formats.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
 from meshwright.formats.readers._reader import Foreign, Reader, opened
 from meshwright.formats.readers._t5 import open_tensorflow
@@ -30,9 +31,12 @@ __all__ = [
     "READERS",
     "Foreign",
     "Reader",
+    "is_flat_tokens",
+    "open_flat_tokens",
     "open_t5x",
     "open_tensorflow",
     "opened",
+    "splits_of",
     "store_of",
     "telling",
     "tensorstore_for",

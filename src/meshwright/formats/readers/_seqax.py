@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from meshwright import tree
 from meshwright.arrays import Spelling
 from meshwright.errors import CheckpointError, DamagedError
+from meshwright.formats.readers._flat_tokens import is_flat_tokens
 from meshwright.formats.readers._reader import Foreign, Reader
 from meshwright.formats.readers._steps import complete_in, newest, step_of, steps_in
 from meshwright.formats.readers._tensorstore import store_of
@@ -41,7 +42,9 @@ def _recognises(place: Directory) -> bool:
 
 
 def _is_step(place: Directory) -> bool:
-    return _is_committed(place) or ((place / _GROUP).is_file() and any(place.glob(f"*/{_ARRAY}")))
+    if _is_committed(place):
+        return True
+    return (place / _GROUP).is_file() and any(place.glob(f"*/{_ARRAY}")) and not is_flat_tokens(place)
 
 
 def _open(place: Directory) -> Foreign:

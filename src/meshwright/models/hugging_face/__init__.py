@@ -6,39 +6,46 @@ hugging_face.export_model(params, "tuned", "Llama-3.2-1B")
 """
 
 import json
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import tree
-from meshwright.arrays import Source, restore_lazily, source_of
+from meshwright.arrays import Source, source_of
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, t5
 from meshwright.models._map import Map
+from meshwright.models._whole import check_whole
 from meshwright.models.hugging_face import _decoder, _gpt2, _t5
-from meshwright.models.hugging_face._companions import check_companions, companions, write_companions
+from meshwright.models.hugging_face._companions import (
+    check_companions,
+    companions,
+    copy_companions,
+    write_companions,
+)
 from meshwright.process import on_lead
 from meshwright.storage import local_path
-from meshwright.train import key_of
 
-__all__ = ["config", "export_model", "open_model", "parameter_map", "to_ours"]
+__all__ = [
+    "config",
+    "config_json",
+    "copy_companions",
+    "export_model",
+    "open_model",
+    "parameter_map",
+    "to_ours",
+]
 
 Config = decoder.Config | gpt2.Config | t5.Config
 
 HEAD = "lm_head.weight"
-_FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2, "t5": _t5}
+_FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2}
+_FAMILIES |= dict.fromkeys(_t5.MODEL_TYPES, _t5)
 MODEL_TYPES = tuple(_FAMILIES)
-_INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
-    decoder.Config: decoder.init,
-    gpt2.Config: gpt2.init,
-    t5.Config: t5.init,
-}
 
 
 def config(described: str | Path | Mapping[str, Any]) -> Config:
@@ -70,6 +77,21 @@ def config(described: str | Path | Mapping[str, Any]) -> Config:
         raise CheckpointError(f"the config.json of a {kind} model lacks {error}.") from None
     except UsageError as error:
         raise CheckpointError(f"the config.json of a {kind} model is not valid: {error}") from None
+
+
+def config_json(cfg: t5.Config) -> dict[str, Any]:
+    """Return the content of a `config.json` for a T5, as `export_model` takes it.
+
+    It is for parameters that no folder of Hugging Face's came with, such as those of a checkpoint of T5X.
+
+    Args:
+      cfg: The config of the model.
+
+    Example:
+      >>> mw.models.hugging_face.config_json(mw.models.t5.Config())["feed_forward_proj"]
+      'gated-gelu'
+    """
+    return _t5.described(cfg)
 
 
 def _check(said: Mapping[str, Any], kind: str) -> None:
@@ -130,7 +152,7 @@ def to_ours(source: Source, cfg: Config) -> Source:
         are listed.
     """
     ours = _named(source, cfg)
-    _check_whole(ours, cfg)
+    check_whole(ours, cfg)
     return ours
 
 
@@ -155,7 +177,7 @@ def _check_tied(source: Source, ours: Source) -> None:
 def export_model(
     params: tree.PyTree | Source,
     directory: str | Path,
-    described: str | Path,
+    described: str | Path | Mapping[str, Any],
     *,
     dtype: DTypeLike | None = None,
 ) -> list[Path]:
@@ -169,7 +191,7 @@ def export_model(
       directory: The local directory to write to; it is created if needed.
       described: The directory of the model that this one began from. Its `config.json` is copied unchanged,
         and so are the files of its tokenizer and its `generation_config.json`, except links. Or the path of a
-        `config.json`, which is copied alone.
+        `config.json`, which is copied alone; or the content of one, as `config_json` makes it.
       dtype: The dtype to cast floating-point arrays to.
 
     Raises:
@@ -185,36 +207,31 @@ def export_model(
       >>> [path.name for path in mw.models.hugging_face.export_model(params, "exported", "config.json")]
       ['model.safetensors', 'config.json']
     """
-    cfg, said = config(described), _file(local_path(described))
-    source = source_of(params, "params")
-    _check_whole(source, cfg)
+    cfg, said, source = config(described), _content(described), source_of(params, "params")
+    check_whole(source, cfg)
     place = local_path(directory, "Export to a disk, and copy the files.")
-    copied, others = place / "config.json", _beside(local_path(described))
+    copied = place / "config.json"
+    others = {} if isinstance(described, Mapping) else _beside(local_path(described))
     check_companions(place, others)
-    if copied.exists() and copied.read_bytes() != said.read_bytes():
-        raise UsageError(f"{copied} exists already, and differs from {said}: choose another directory.")
+    if copied.exists() and copied.read_bytes() != said:
+        raise UsageError(f"{copied} exists already, and differs from the model's: choose another directory.")
     written = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
     if not copied.exists():
-        shutil.copyfile(said, copied)
+        copied.write_bytes(said)
     on_lead(lambda: write_companions(place, others))
     return [*written, copied, *(place / name for name in others)]
+
+
+def _content(described: str | Path | Mapping[str, Any]) -> bytes:
+    if isinstance(described, Mapping):
+        return json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"
+    return _file(local_path(described)).read_bytes()
 
 
 def _beside(described: Path) -> dict[str, bytes]:
     """Return the model's other files by name, if `described` is its directory or one of its weight files."""
     file = _file(described)
     return {} if file == described.expanduser() else companions(file.parent)
-
-
-def _check_whole(source: Source, cfg: Config) -> None:
-    """Check names and shapes, as loaders fill missing parameters with random numbers. Dtypes may differ."""
-    saved = source.arrays()
-    wanted = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
-    structs = {
-        name: jax.ShapeDtypeStruct(x.shape, saved[name].dtype if name in saved else x.dtype)
-        for name, x in wanted.items()
-    }
-    restore_lazily(source, tree.nested(structs))
 
 
 def _file(path: Path) -> Path:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.process import on_lead
+from meshwright.storage import local_path
 
 NAMES = (
     "generation_config.json",
@@ -70,6 +72,28 @@ def write_companions(directory: Path, contents: Mapping[str, bytes]) -> None:
         if not os.path.lexists(directory / name):
             with (directory / name).open("xb") as file:
                 file.write(content)
+
+
+def copy_companions(model: str | Path, directory: str | Path) -> list[Path]:
+    """Copy the tokenizer, its template and the settings for generation of a model beside another one.
+
+    Collective: process 0 copies. Files that are there already stay. Links are left out, and logged.
+
+    Args:
+      model: The folder of the model.
+      directory: The local folder to copy to, which exists.
+
+    Returns:
+      The paths of all these files.
+
+    Raises:
+      UsageError: The directory has another file of one of the names.
+      CheckpointError: A file cannot be read.
+    """
+    found, place = companions(local_path(model)), local_path(directory)
+    check_companions(place, found)
+    on_lead(lambda: write_companions(place, found))
+    return [place / name for name in found]
 
 
 def _content(path: Path) -> bytes:

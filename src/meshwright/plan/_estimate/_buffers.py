@@ -1,7 +1,8 @@
 """The values of a program that are stored in memory after XLA has fused operations.
 
-An elementwise result that only elementwise operations and reductions read is never stored: it is computed
-where it is read. Inputs and outputs of matrix products, loops, lookups and collectives are stored.
+An elementwise result that only elementwise operations and reductions read is not stored: it is computed
+where it is read. What takes long to compute is stored if both passes read it. Inputs and outputs of matrix
+products, loops, lookups and collectives are stored.
 """
 
 from collections.abc import Container, Iterable
@@ -32,6 +33,7 @@ class Buffers:
                 self._held.update(map(self._root, operation.values))
             elif known_of(operation).memory in (Memory.WRITTEN, Memory.REDUCED):
                 self._held.update(operation.outputs)
+        self._held |= _costly(program)
         self._read: dict[Value, set[Value]] = {}
         self._reduced: set[Value] = set()
         for operation in program.operations:
@@ -78,6 +80,22 @@ def _is_view(operation: Operation, exchanged: Container[Value]) -> bool:
     if operation.kind == "sharding_constraint":  # which changes nothing where the operand is split like that
         return operation.outputs[0] not in exchanged
     return known_of(operation).memory is Memory.VIEW
+
+
+def _costly(program: Program) -> set[Value]:
+    """Return the results of the forward pass that the backward pass reads and that take long to compute."""
+    read_again = {value for of in program.operations if of.is_backward for value in of.inputs}
+    return {
+        value
+        for operation in program.operations
+        for value in operation.outputs
+        if value in read_again and not operation.is_backward and _is_costly(operation)
+    }
+
+
+def _is_costly(operation: Operation) -> bool:
+    memory, itemsize = known_of(operation).memory, operation.outputs[0].itemsize
+    return memory is Memory.COSTLY or (memory is Memory.COSTLY_NARROW and itemsize < 4)
 
 
 def is_whole(operation: Operation) -> bool:

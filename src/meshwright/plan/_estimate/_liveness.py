@@ -163,11 +163,7 @@ def _use(program: Program, start: int, end: int) -> str:
     leaves are gradients. All others are workspace.
     """
     last = program.operations[min(end, len(program.operations) - 1)]
-    is_backward = _is_backward(program.operations[start])
-    if is_backward == _is_backward(last):
+    begins_backward = program.operations[start].is_backward
+    if begins_backward == last.is_backward:
         return WORKSPACE
-    return GRADIENTS if is_backward else KEPT
-
-
-def _is_backward(operation: Operation) -> bool:
-    return "transpose(" in str(operation.eqn.source_info.name_stack)
+    return GRADIENTS if begins_backward else KEPT

@@ -96,7 +96,9 @@ class Propagation:
         return math.prod(self.sizes[axis] for axis in axes)
 
     def nbytes(self, value: Value, spec: Spec | None = None) -> int:
-        """Return the bytes of one device's part of a value."""
+        """Return the bytes of one device's part of a value in its memory: none if the host keeps it."""
+        if value.on_host:
+            return 0
         return value.nbytes // self.ways(axis for dim in spec or self.spec(value) for axis in dim)
 
     def rule(self, operation: Operation) -> Splits:

@@ -43,7 +43,8 @@ def _letters_on(axis: str, operation: Operation, rule: Splits, specs: Propagatio
         for value, letters in zip(operation.values, rule.sides, strict=True)
     ]
     votes = Counter(letter for letter in found if letter is not None)
-    return [letter for letter, number in votes.items() if number == max(votes.values())]
+    most = max(votes.values(), default=0)
+    return [letter for letter, number in votes.items() if number == most]
 
 
 def _letter_on(axis: str, letters: Iterable[int | None], spec: Spec) -> int | None:

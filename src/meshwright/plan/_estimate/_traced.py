@@ -95,6 +95,8 @@ class TracedCosts:
     """Bytes that attention reads and writes besides its products, where no fused kernel computes it."""
     memory: TracedMemory
     """Memory of the device."""
+    host_nbytes: int
+    """Bytes that are copied between the device and the host's memory, both ways together."""
     not_understood: tuple[str, ...]
     """Primitives without a rule for their dimensions; each device is assumed to do all of their work."""
 
@@ -124,8 +126,19 @@ def traced_costs(jaxpr: Any, state: PyTree, layout: Layout, *, ragged_kernel: bo
         other_nbytes=liveness.passed_nbytes,
         attention_nbytes=liveness.attention_nbytes,
         memory=TracedMemory(arguments, *uses),
+        host_nbytes=_copied_to_host(program, specs),
         not_understood=_not_understood(program, specs),
     )
+
+
+def _copied_to_host(program: Program, specs: Propagation) -> int:
+    """Return the bytes of all copies between the memories of the device and of the host."""
+    total = 0
+    for operation in program.operations:
+        total += operation.turns * sum(_copied_to_host(body, specs) for body in operation.bodies)
+        if operation.kind == "device_put" and operation.inputs[0].on_host != operation.outputs[0].on_host:
+            total += sum(map(specs.nbytes, operation.values))
+    return total
 
 
 def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:

@@ -1,13 +1,18 @@
-"""The options of the compiler for the step of an experiment, and the lines that say what they are."""
+"""The options of the compiler for the step of a run, and the lines that say what they are."""
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from meshwright.engine import Compile, errors_naming
+from meshwright.engine._errors import errors_naming
+from meshwright.engine._settings import Compile
+from meshwright.shown import human_bytes
 from meshwright.train import CompilerOptions, check_compiler_options, known_options, recommended_options
+
+_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,20 @@ class StepOptions:
     """The names of recommended options that the compiler does not know."""
     has_none: bool = False
     """True if recommendations were asked for, and there are none for these devices."""
+    settings: Compile = field(default_factory=Compile)
+    """The settings that they are made from."""
+    memory_nbytes: int | None = None
+    """The bytes of a GPU's memory that JAX has taken for arrays; None if it does not take a share of it."""
 
     def told(self) -> Iterator[str]:
-        """Yield a line about what is set, if anything is."""
+        """Yield lines about what is set, if anything is."""
         if self.options:
             values = ", ".join(f"{name}={value}" for name, value in self.options.items())
             yield f"options of the compiler for {self.kind}: {values}"
+        if self.memory_nbytes is not None:
+            share = os.environ.get(_MEMORY_SHARE, "0.75, as it is not set")
+            taken = human_bytes(self.memory_nbytes)
+            yield f"{taken} of a device's memory for arrays: {_MEMORY_SHARE}={share}"
 
     def warnings(self) -> Iterator[str]:
         """Yield lines about what was asked for and is not set."""
@@ -49,7 +62,7 @@ def step_options(settings: Compile, mesh: Mesh | AbstractMesh) -> StepOptions:
       UsageError: The compiler does not know an option of the user, or refuses its value.
     """
     if isinstance(mesh, AbstractMesh):
-        return StepOptions("no device", {})
+        return StepOptions("no device", {}, settings=settings)
     devices = list(mesh.devices.flat)
     with errors_naming("compile.options"):
         check_compiler_options(settings.options, devices)
@@ -57,4 +70,11 @@ def step_options(settings: Compile, mesh: Mesh | AbstractMesh) -> StepOptions:
     others = {name: value for name, value in found.items() if name not in settings.options}
     known, left_out = known_options(others, devices)
     has_none = settings.recommended and not found
-    return StepOptions(devices[0].device_kind, {**known, **settings.options}, left_out, has_none)
+    options, memory = {**known, **settings.options}, _memory_taken(mesh.local_devices[0])
+    return StepOptions(devices[0].device_kind, options, left_out, has_none, settings, memory)
+
+
+def _memory_taken(device: jax.Device) -> int | None:
+    """Return the bytes that JAX may take of the memory of a GPU in this process; None for other devices."""
+    is_here = device.platform == "gpu" and device in jax.local_devices()
+    return (device.memory_stats() or {}).get("bytes_limit") if is_here else None

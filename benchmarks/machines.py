@@ -1,0 +1,76 @@
+"""What a run pays for reading its machine: the CPU time of a reading, against the time between two readings.
+
+It includes reading the board of so many processes and looking for slow ones, as process 0 does. NVIDIA's
+library is not asked here; its calls wait in C, in the thread beside the loop.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from meshwright.board import (
+    INPUT_SECONDS,
+    REPORT_SECONDS,
+    STEP_SECONDS,
+    Entry,
+    SlowPeers,
+    read_entries,
+    write_entry,
+)
+from meshwright.machine import machine_reader, worst
+
+SECONDS = 10.0
+"""The time between two readings, as `mw.Logging.machine_seconds` is by default."""
+MAX_SHARE = 0.001
+
+
+def entry(process: int, num_processes: int) -> Entry:
+    readings = {
+        **{f"machine/memory/{number}": 0.5 for number in range(12)},
+        INPUT_SECONDS: random.random() / 100,
+        REPORT_SECONDS: random.random() / 1000,
+        STEP_SECONDS: 0.1,
+    }
+    whose = {"host": "a", "pid": 1, "born": "1", "namespace": ""}
+    where = {"phase": "step", "step": 1, "turns": 1, "beat": 1, "where": "train.py:1 in step", "others": []}
+    times = {"still_seconds": 0.0, "limit_seconds": None, "beat_seconds": 1.0, "is_waiting": False}
+    return Entry(process=process, num_processes=num_processes, **whose, **where, **times, readings=readings)
+
+
+def cpu_seconds(num_processes: int, rounds: int) -> float:
+    """Return the median CPU time of a reading in a run of so many processes."""
+    read, peers, times = machine_reader(), SlowPeers(), []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            for number in range(num_processes if num_processes > 1 else 0):
+                write_entry(Path(folder), entry(number, num_processes))
+            started = time.thread_time()
+            own = read()
+            told = {each.process: each.readings for each in read_entries(Path(folder)).values()}
+            worst([own, *told.values()])
+            peers.add(told)
+            times.append(time.thread_time() - started)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=21)
+    options = parser.parse_args()
+    is_missed = False
+    for num_processes in (1, 8, 64):
+        took = cpu_seconds(num_processes, options.rounds)
+        share = took / SECONDS
+        is_missed |= share > MAX_SHARE
+        told = f"{1000 * took:.2f} ms of CPU a reading, {100 * share:.4f} % of a core"
+        print(f"{num_processes:4} processes: {told}")
+    print(f"at most {100 * MAX_SHARE} %")
+    if is_missed:
+        raise SystemExit("missed")
+
+
+if __name__ == "__main__":
+    main()

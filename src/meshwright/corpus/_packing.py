@@ -1,0 +1,196 @@
+"""Rows of equal length, filled with whole documents, and with parts of few where these leave gaps.
+
+A document that is longer than a row is cut into rows, and the rest goes with other documents. Rests and short
+documents are put together by best fit, the longest first. That is done for all documents of one length at
+once, as in "longest-pack-first histogram packing" (Krell, Kosec, Perez and Fitzgibbon, 2021: Efficient
+Sequence Packing without Cross-contamination). What then is empty, if it is more than a 256th of a row, is
+filled with the documents of the emptiest rows, which are cut for that.
+
+Rows depend only on the lengths of the documents of a block.
+"""
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+import numpy as np
+
+VERSION = 1
+"""Rows are kept in files. Another version makes other rows of the same documents."""
+
+
+class Rows(NamedTuple):
+    """Rows of pieces of documents."""
+
+    first: np.ndarray
+    """Number of the first piece of each row; at the end, the number of pieces; int64[rows + 1]."""
+    starts: np.ndarray
+    """Number of the first token of each piece in its block, int64[pieces]."""
+    lengths: np.ndarray
+    """Number of tokens of each piece, int64[pieces]."""
+
+
+def packed(lengths: np.ndarray, row: int) -> Rows:
+    """Return rows that hold several documents each.
+
+    Args:
+      lengths: Number of tokens of each document of a block, int64[k].
+      row: Number of tokens of a row.
+    """
+    pieces = _cut(lengths, row)
+    filled = _filled(*_together(pieces[:, 1], row), pieces, row)
+    return _in_order(*filled)
+
+
+def one_by_one(lengths: np.ndarray, row: int) -> Rows:
+    """Return rows that hold one document each, or a part of one that is longer than a row.
+
+    Args:
+      lengths: Number of tokens of each document of a block, int64[k].
+      row: Number of tokens of a row.
+    """
+    pieces = _cut(lengths, row)
+    return Rows(np.arange(len(pieces) + 1), pieces[:, 0], pieces[:, 1])
+
+
+def _cut(lengths: np.ndarray, row: int) -> np.ndarray:
+    """Return the start and the length of each document, or of its parts, int64[pieces, 2]."""
+    counts = -(-lengths // row)
+    starts = np.repeat(np.cumsum(lengths) - lengths, counts)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    left = np.repeat(lengths, counts) - number * row
+    return np.stack([starts + number * row, np.minimum(left, row)], axis=1)
+
+
+def _together(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of pieces of these lengths: the row of each place, and the piece in it."""
+    order = np.argsort(-lengths, kind="stable")
+    counts = np.bincount(lengths, minlength=row + 1)
+    taken = np.cumsum(counts[::-1])[::-1] - counts  # by length: those that are longer come before in `order`
+    num_rows, at_rows, at_pieces = 0, [], []
+    for count, contents in _kinds_of_rows(counts, row):
+        numbers = np.arange(num_rows, num_rows + count)
+        num_rows += count
+        for length, times in contents:
+            some = order[taken[length] : taken[length] + count * times]
+            taken[length] += count * times
+            at_rows.append(np.repeat(numbers, times))
+            at_pieces.append(some)
+    empty = np.empty(0, np.int64)
+    return np.concatenate([*at_rows, empty]), np.concatenate([*at_pieces, empty])
+
+
+def _kinds_of_rows(counts: np.ndarray, row: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+    """Return how many rows there are of each kind, and what they hold: lengths, and how often each."""
+    kinds: dict[int, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
+    spaces: list[int] = []  # of the keys of `kinds`, in order
+
+    def put(space: int, count: int, contents: tuple[tuple[int, int], ...]) -> None:
+        if count and space not in kinds:
+            insort(spaces, space)
+            kinds[space] = []
+        if count:
+            kinds[space].append((count, contents))
+
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[length])
+        while left:
+            place = bisect_left(spaces, length)
+            space, count, contents = row, left, ()
+            if place < len(spaces):
+                space = spaces[place]
+                count, contents = kinds[space].pop()
+                if not kinds[space]:
+                    del kinds[space], spaces[place]
+            times = min(space // length, left)
+            used = min(count, left // times)
+            put(space - times * length, used, (*contents, (length, times)))
+            if contents:
+                put(space, count - used, contents)
+            left -= used * times
+    return [kind for each in kinds.values() for kind in each]
+
+
+def _filled(
+    at_rows: np.ndarray, at_pieces: np.ndarray, pieces: np.ndarray, row: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows, starts and lengths of pieces, when the emptiest rows have filled the gaps of others."""
+    starts, lengths = pieces[at_pieces].T
+    sizes = np.bincount(at_rows, lengths).astype(np.int64)
+    gaps = np.where(row - sizes > row // 256, row - sizes, 0)
+    order = np.argsort(sizes, kind="stable")
+    used = np.cumsum(sizes[order]) <= gaps.sum() - np.cumsum(gaps[order])
+    givers, takers = order[used], order[~used]
+    if not len(givers):
+        return at_rows, starts, lengths
+    is_given = np.isin(at_rows, givers)
+    offered, ends = np.cumsum(lengths[is_given]), np.cumsum(gaps[takers])
+    edges = np.unique(np.concatenate([[0], offered, ends[ends < offered[-1]]]))
+    piece, taker = (np.searchsorted(x, edges[:-1], side="right") for x in (offered, ends))
+    begins = (offered - lengths[is_given])[piece]
+    return (
+        np.concatenate([at_rows[~is_given], takers[taker]]),
+        np.concatenate([starts[~is_given], starts[is_given][piece] + edges[:-1] - begins]),
+        np.concatenate([lengths[~is_given], np.diff(edges)]),
+    )
+
+
+def _in_order(rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Rows:
+    """Return rows in the order of the first documents in them, with documents in order in each row."""
+    if not len(rows):
+        return Rows(np.zeros(1, np.int64), starts, lengths)
+    least = np.full(rows.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, rows, starts)
+    order = np.lexsort((starts, least[rows]))
+    begins = np.flatnonzero(np.diff(least[rows][order], prepend=-1))
+    return Rows(np.append(begins, len(order)), starts[order], lengths[order])
+
+
+def filled_rows(
+    tokens: np.ndarray, rows: Rows, numbers: np.ndarray, row: int, weights: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Return some rows as arrays.
+
+    Args:
+      tokens: The tokens of the block.
+      rows: The rows of the block.
+      numbers: Numbers of the rows, int64[k].
+      row: Number of tokens of a row.
+      weights: How much each token of the block counts in the loss; None if all count.
+
+    Returns:
+      `tokens`, `segments`, which count the pieces of each row from 1, and are 0 where a row is empty, and
+      `positions`, which begin at 0 in each piece, int32[k, row]; `weights`, 0 where a row is empty, elsewhere
+      those given, or 1, float32[k, row].
+    """
+    counts = rows.first[numbers + 1] - rows.first[numbers]
+    segments = _ramps(counts)
+    pieces = np.repeat(rows.first[numbers], counts) + segments
+    lengths = rows.lengths[pieces]
+    positions = _ramps(lengths)
+    before = np.cumsum(lengths) - lengths
+    sizes = np.add.reduceat(lengths, np.cumsum(counts) - counts) if len(counts) else counts
+    # A token lies as far into its row as it is behind the first token of the row's first piece.
+    shift = np.arange(len(numbers)) * row - (np.cumsum(sizes) - sizes)
+    to = np.arange(len(positions)) + np.repeat(np.repeat(shift, counts), lengths)
+    start = np.repeat(rows.starts[pieces] - before, lengths) + np.arange(len(positions))
+    shape = len(numbers), row
+    made = {
+        "tokens": np.zeros(shape, np.int32),
+        "segments": np.zeros(shape, np.int32),
+        "positions": np.zeros(shape, np.int32),
+        "weights": np.zeros(shape, np.float32),
+    }
+    values = (
+        tokens[start],
+        np.repeat(segments + 1, lengths),
+        positions,
+        1 if weights is None else weights[start],
+    )
+    for array, value in zip(made.values(), values, strict=True):
+        array.reshape(-1)[to] = value
+    return made
+
+
+def _ramps(counts: np.ndarray) -> np.ndarray:
+    """Return 0, 1, … up to each count, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

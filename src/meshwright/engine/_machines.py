@@ -1,0 +1,128 @@
+"""Readings of the machines and devices of a run, taken by a thread beside the loop and added to its reports.
+
+Each process reads its own machine and tells the board. Process 0 puts all of them together, and says once if
+a process is slower than the others.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from meshwright import process
+from meshwright.board import (
+    INPUT_SECONDS,
+    REPORT_SECONDS,
+    STEP_SECONDS,
+    SlowPeers,
+    read_entries,
+)
+from meshwright.machine import PREFIX, machine_reader, worst
+from meshwright.metrics import Values, Writer
+from meshwright.train import PhaseClock
+
+log = logging.getLogger("meshwright")
+
+_FEWEST_STEPS = 5
+"""The number of steps over which times are averaged at least."""
+_REST = 1000
+"""The least time between two looks at all processes, as a multiple of the time of a look: of thousands of
+processes it takes a second.
+"""
+_OF_A_STEP = ("step", "input", "report", "stall")
+
+
+class Machines:
+    """A context manager around a run whose thread reads the machine from time to time.
+
+    Args:
+      seconds: The seconds between two readings; None reads nothing.
+      clock: The clock of the run's phases.
+      board: The folder of the run's board; None if the processes do not tell each other.
+      warn: Shows a warning to the user.
+    """
+
+    def __init__(
+        self,
+        seconds: float | None = None,
+        clock: PhaseClock | None = None,
+        board: Path | None = None,
+        warn: Callable[[str], None] = log.warning,
+    ):
+        self._seconds, self._clock, self._board, self._warn = seconds, clock or PhaseClock(), board, warn
+        self._newest: Mapping[str, float] = {}
+        self._unreported: Mapping[str, float] = {}
+        self._steps: Mapping[str, float] = {}
+        self._before: tuple[int, dict[str, float]] | None = None
+        self._peers = SlowPeers()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._seconds is not None:
+            self._thread = threading.Thread(target=self._keep, name="meshwright-machines", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def told(self) -> Mapping[str, float]:
+        """Return the newest readings of this process."""
+        return self._newest
+
+    def adding(self, write: Writer) -> Writer:
+        """Return a writer that adds the readings since the last report to the reports of training."""
+
+        def written(step: int, values: Values, /) -> None:
+            if "steps_per_second" in values:
+                found, self._unreported = self._unreported, {}
+                values = {**values, **found}
+            write(step, values)
+
+        return written
+
+    def _keep(self) -> None:
+        try:
+            read = machine_reader()
+            read()
+            due = 0.0
+            while not self._over.wait(self._seconds):
+                self._newest = {**read(), **self._of_steps()}
+                if process.is_lead() and time.monotonic() >= due:
+                    started = time.thread_time()
+                    self._gather()
+                    due = time.monotonic() + _REST * (time.thread_time() - started)
+        except Exception:
+            log.warning("the machine is no longer read", exc_info=True)  # and the run goes on
+
+    def _gather(self) -> None:
+        entries = read_entries(self._board).values() if self._board is not None else ()
+        told = {each.process: each.readings for each in entries if each.readings}
+        own = {name: value for name, value in self._newest.items() if name.startswith(PREFIX)}
+        others = ({name: x for name, x in each.items() if name.startswith(PREFIX)} for each in told.values())
+        self._unreported = worst([own, *others])
+        hosts = {each.process: each.host for each in entries}
+        for slow in self._peers.add(told):
+            self._warn(f"  ! {slow}, on {hosts[slow.process]}")
+
+    def _of_steps(self) -> Mapping[str, float]:
+        """Return the newest mean seconds of some steps; nothing before there were some."""
+        step, seconds = self._clock.step, self._clock.seconds()
+        if step is None:
+            return self._steps
+        if self._before is None or step < self._before[0]:
+            self._before = step, seconds
+            return self._steps
+        num_steps, before = step - self._before[0], self._before[1]
+        if num_steps < _FEWEST_STEPS:
+            return self._steps
+        self._before = step, seconds
+        took = {name: (seconds.get(name, 0.0) - before.get(name, 0.0)) / num_steps for name in _OF_A_STEP}
+        whole = sum(took.values())
+        self._steps = {INPUT_SECONDS: took["input"], REPORT_SECONDS: took["report"], STEP_SECONDS: whole}
+        return self._steps

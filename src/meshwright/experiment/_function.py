@@ -1,0 +1,49 @@
+"""`EvaluationFunction`: an evaluation of a run by any function of the parameters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from meshwright.docstrings import documented
+from meshwright.engine import InformedWhen, check_types, is_informed
+from meshwright.evaluation import ParamsFunction
+from meshwright.train import eval_params
+from meshwright.tree import PyTree
+from meshwright.unknown_arguments import explained
+from meshwright.when import When
+
+
+@explained
+@documented
+@dataclass(frozen=True)
+class EvaluationFunction:
+    """An evaluation by any function of the parameters, beside those of examples.
+
+    The function gets the parameters as they are on the mesh, so it can call `mw.score`, `mw.generate` or
+    `mw.lm_eval`. It is called once before the first step, too, so that errors show then.
+
+    Example:
+      >>> def likelihood(params):
+      ...     rows = mw.score(model, params, held_out)
+      ...     return {"log_likelihood": sum(row.log_likelihood for row in rows)}
+      >>> mw.EvaluationFunction(likelihood, when=1000).at_end
+      True
+    """
+
+    is_known_by_place: ClassVar[bool] = True
+
+    function: ParamsFunction
+    """A function `(params)`, or `(params, model_state)` for a model with a state. It returns numbers by name.
+    All processes call it."""
+    when: int | When | InformedWhen = 500
+    """The steps after which to evaluate, as in `Evaluation.when`."""
+    dtype: str | None = "train"
+    """The dtype of the parameters, as in `Evaluation.dtype`."""
+    params: Callable[[Any], PyTree] = eval_params
+    """A function that returns the parameters to evaluate, as in `Evaluation.params`."""
+    at_end: bool = True
+    """If true, the run also evaluates after its last step, whatever `when` says."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        is_informed(self.when)  # raises if it is not a policy

@@ -1,0 +1,143 @@
+"""A search over meshes, what layers keep, microbatches and offloading, for the quickest step that fits."""
+
+from typing import Any
+
+from meshwright.plan._changes import (
+    LAYER_REMATS,
+    OFFLOADED,
+    REMATS,
+    Change,
+    Settings,
+    meshes_of,
+    ranked,
+    tried,
+)
+from meshwright.plan._site import Site
+
+MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of microbatches that a search tries, until one fits: more of them save memory, and never time."""
+FINALISTS = 3
+"""Number of best meshes for which other policies are tried, too."""
+OFFLOADING = 2
+"""Number of best meshes for which offloading is tried, too."""
+OFFLOADED_REMAT = "layers:offload_dots_no_batch"
+"""The policy that keeps activations in the host's memory."""
+
+
+def search(site: Site) -> list[Change]:
+    """Return meshes and settings, the best first: those that fit before those that do not, then by time.
+
+    All meshes of data, fsdp and tensor axes are tried with the experiment's own settings. The best few are
+    also tried with other policies of remat, of layers if the loss has layers. If a quicker step would fit
+    into more memory, the best two are tried with the optimizer and the activations in the host's memory. Each
+    has as few microbatches as fit, and at most 64. If none of the meshes is possible, the experiment's own
+    mesh is used instead. Everything is estimated from the traced step.
+
+    Args:
+      site: The experiment on its hardware.
+
+    Raises:
+      LayoutError: No mesh is possible, not even the experiment's own; the message says why.
+    """
+    found = Search(site)
+    for mesh in meshes_of(site.hardware):
+        found.plan({"mesh": mesh})
+    if not found.ranked():
+        found.own()
+    meshes = [change.settings for change in found.ranked()]
+    remats = found.remats(meshes[0])
+    for mesh in meshes[:FINALISTS]:
+        for remat in remats:
+            found.fewest_microbatches({**mesh, "remat": remat})
+    if found.could_be_quicker() and site.hardware.chip.target is not None:
+        for mesh in meshes[:OFFLOADING]:
+            for remat in remats:
+                found.fewest_microbatches({**mesh, "remat": remat, OFFLOADED: True})
+            if set(remats) & set(LAYER_REMATS):
+                found.fewest_microbatches({**mesh, "remat": OFFLOADED_REMAT})
+    return found.ranked()
+
+
+class Search:
+    """The plans of a search, each made once."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._made: dict[frozenset[tuple[str, Any]], Change | None] = {}
+
+    def ranked(self) -> list[Change]:
+        """Return what was found, the best first."""
+        return ranked([change for change in self._made.values() if change is not None])
+
+    def own(self) -> None:
+        """Add the plan of the experiment as it is.
+
+        Raises:
+          LayoutError: The experiment cannot be on its mesh.
+        """
+        self._made[frozenset()] = Change({}, self._site.plan())
+
+    def plan(self, settings: Settings) -> Change | None:
+        """Return the plan with some settings; None if the step cannot have them.
+
+        Args:
+          settings: New values by field of `Experiment`. Those that it has already are left out.
+        """
+        changed = {name: value for name, value in settings.items() if not self._has(name, value)}
+        key = frozenset(changed.items())
+        if key not in self._made:
+            self._made[key] = next(tried(self._site, [changed]), None)
+        return self._made[key]
+
+    def _has(self, name: str, value: Any) -> bool:
+        return name in ("remat", "microbatches") and getattr(self._site.experiment, name) == value
+
+    def remats(self, mesh: Settings) -> list[str | None]:
+        """Return the policies to try: of layers if there are layers, otherwise of the whole loss.
+
+        Policies of layers that change nothing are left out, such as the one that the model has already.
+
+        Args:
+          mesh: A mesh that is possible.
+        """
+        own = self._site.experiment.remat
+        layers = {remat: self.plan({**mesh, "remat": remat}) for remat in (own, *LAYER_REMATS)}
+        if not any(layers[remat] for remat in LAYER_REMATS):
+            return [*dict.fromkeys((own, *REMATS))]
+        different = {_costs(change): remat for remat, change in reversed(layers.items()) if change}
+        return [remat for remat in layers if remat in different.values()]
+
+    def fewest_microbatches(self, settings: Settings) -> None:
+        """Add plans with more and more microbatches, up to the first that fits.
+
+        Numbers that are too small even if all temporary memory were divided by them are not planned.
+
+        Args:
+          settings: All other settings.
+        """
+        least = 1.0
+        for microbatches in MICROBATCHES:
+            if microbatches < least and microbatches != MICROBATCHES[-1]:
+                continue
+            change = self.plan({**settings, "microbatches": microbatches})
+            if change is not None and change.plan.memory.fits:
+                return
+            least = max(least, _least(change, microbatches))
+
+    def could_be_quicker(self) -> bool:
+        """Return whether the quickest of all plans does not fit."""
+        found = self.ranked()
+        return not min(found, key=lambda change: change.plan.time.seconds).plan.memory.fits
+
+
+def _least(change: Change | None, microbatches: int) -> float:
+    """Return the number of microbatches below which a step cannot fit, given the plan of one."""
+    if change is None:
+        return 1
+    memory = change.plan.memory
+    free = memory.available - (memory.peak - memory.temporary)
+    return microbatches * memory.temporary / free if free > 0 else float("inf")
+
+
+def _costs(change: Change) -> tuple[str, str]:
+    return f"{change.plan.time.seconds:.3g}", f"{change.plan.memory.peak:.3g}"

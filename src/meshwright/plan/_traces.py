@@ -1,0 +1,110 @@
+"""Traced steps, shared between meshes for which the step is the same program.
+
+A step does not depend on how the devices that split the batch are divided between `data` and `fsdp`: only the
+shardings of the state do. So one step is traced for all meshes in which the other axes are the same, and a
+search over meshes traces few.
+"""
+
+from collections.abc import Hashable
+from dataclasses import fields, replace
+from typing import Any
+
+from jax.sharding import AxisType, Mesh
+
+from meshwright.errors import LayoutError, UsageError
+from meshwright.experiment import Experiment, Parts, parts_of
+from meshwright.sharding import grouped_mesh
+from meshwright.tree import PyTree
+
+
+class Traces:
+    """The traced steps of an experiment and of its variants, and the rules that were inferred for it."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Hashable, tuple[Experiment, Any]] = {}
+        self._rules: dict[Hashable, tuple[Experiment, tuple[Any, ...]]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of traced steps."""
+        return len(self._steps)
+
+    def jaxpr(self, experiment: Experiment, parts: Parts, rows: PyTree) -> Any:
+        """Return the jaxpr of the traced step; that of another mesh if it is the same program.
+
+        Args:
+          experiment: The experiment.
+          parts: Its parts on the mesh.
+          rows: Some examples of a batch.
+
+        Raises:
+          LayoutError: The step cannot be on this mesh.
+          UsageError: The settings do not fit together.
+        """
+        parts = self._in_common(experiment, parts, rows)
+        key = _settings(experiment, but=("mesh",)), tuple(parts.layout.mesh.shape.items())
+        if key not in self._steps:
+            try:
+                traced = parts.step.trace(parts.target, parts.batch).jaxpr
+            except (LayoutError, UsageError) as error:
+                traced = error
+            self._steps[key] = experiment, traced  # while the experiment lives, no other has its ids
+        if isinstance(found := self._steps[key][1], Exception):
+            raise found
+        return found
+
+    def _in_common(self, experiment: Experiment, parts: Parts, rows: PyTree) -> Parts:
+        """Return the parts on the mesh for which the step is traced."""
+        mesh = parts.layout.mesh
+        common = mesh if experiment.batch_axis_names else _common(mesh)
+        try:
+            return parts if common == mesh else self.parts(experiment, common, rows)
+        except LayoutError:  # the parameters divide over this mesh, but not over that one
+            return parts
+
+    def parts(self, experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
+        """Return the parts of a run on a mesh, with rules that were inferred before, if there are any.
+
+        Args:
+          experiment: The experiment.
+          mesh: The mesh.
+          rows: Some examples of a batch.
+
+        Raises:
+          LayoutError: The parameters do not fit the mesh.
+          UsageError: The settings do not fit together.
+        """
+        key = _settings(experiment, but=("mesh", "microbatches", "optimizer", "remat"))
+        if experiment.rules is None and key in self._rules:
+            experiment = replace(experiment, rules=self._rules[key][1])
+        parts = parts_of(experiment, mesh, rows)
+        if parts.layout.rules:
+            self._rules[key] = experiment, parts.layout.rules
+        return parts
+
+
+def _common(mesh: Mesh) -> Mesh:
+    """Return a mesh with `data` and `fsdp` that splits the batch over as many devices, and so for all such.
+
+    A mesh in which these axes are not the first, or are explicit, is returned as it is.
+    """
+    sizes = dict(mesh.shape)
+    data, fsdp = sizes.pop("data", 1), sizes.pop("fsdp", 1)
+    ways = data * fsdp
+    is_auto = all(kind == AxisType.Auto for kind in mesh.axis_types)
+    in_order = [axis for axis in ("data", "fsdp", *sizes) if axis in mesh.shape] == [*mesh.shape]
+    if ways % 2 or ways == 2 or not (in_order and is_auto):
+        return mesh
+    return grouped_mesh({"data": ways // 2, "fsdp": 2, **sizes}, 1, mesh.size)
+
+
+def _settings(experiment: Experiment, but: tuple[str, ...]) -> Hashable:
+    values = (getattr(experiment, each.name) for each in fields(experiment) if each.name not in but)
+    return tuple(map(_key, values))
+
+
+def _key(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

@@ -1,0 +1,287 @@
+"""Where the time of a run goes, in five sentences, and what would help most.
+
+It adds up three sources: the ledger (seconds of the whole run, by phase), the newest profile (what devices do
+in a step) and, if somebody made one, a plan (what a step should take). What no source says is said to be
+unknown.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.docstrings import documented
+from meshwright.errors import InputError, printable
+from meshwright.metrics import duration, number
+from meshwright.profile import Summary, exchange_seconds, find_profiles, summarize
+from meshwright.report._ledger import Ledger, saving_told
+from meshwright.report._run import Run
+
+PLAN = "plan.json"
+"""The file in a run directory with the plan of its step, as `meshwright plan --json` prints it."""
+_LEAST_GAIN = 0.05
+"""The least share of a run that is worth a change."""
+_HOST = ("start", "compile", "evaluation", "report", "stall", "lost", "waiting", "other")
+_SLOW = " is slower than the others"
+_ADVICE = {
+    "input": "more threads (`input.num_threads`), less work for each example, or arrays in memory",
+    "report": "report less often (`logging.every`), or wrap slow trackers in `mw.metrics.behind`",
+    "evaluation": "evaluate less often, or on fewer examples",
+    "save": "save less often, or by `mw.when.whenever_free(share=0.01)`, or in memory (`save.memory`)",
+    "compile": "keep compiled programs (`compile.cache`), and compile fewer shapes of batches",
+    "stall": "look into the logs at the times of stalls, and ask `meshwright doctor RUN` in the next one",
+    "lost": "save more often: what is lost is the work since the last save",
+    "waiting": "start failed attempts at once: `meshwright launch local --restarts 3`, or a scheduler",
+    "exchanges": "another mesh (`meshwright plan --search`), or `compile.recommended=True`",
+    "idle": "a larger batch, as the step is small; or find what waits for a value in each step, `float(x)`",
+}
+"""What helps against each cause."""
+
+
+@documented
+@dataclass(frozen=True)
+class Planned:
+    """What a plan says of a step."""
+
+    step_seconds: float
+    """The seconds of a step."""
+    axes_seconds: Mapping[str, float] = field(default_factory=dict)
+    """The seconds of exchanges of a step, by mesh axes."""
+
+
+def planned_from(document: Mapping[str, Any]) -> Planned:
+    """Return what a plan says, from the JSON that `meshwright plan --json` prints.
+
+    Args:
+      document: The decoded JSON document.
+
+    Raises:
+      ValueError: It is not the document of a plan.
+    """
+    try:
+        time = document["time"]
+        seconds = {printable(str(axes), keep=""): float(each) for axes, each in time["network"].items()}
+        planned = Planned(float(time["seconds"]), seconds)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"it has no times of a step ({error!r})") from None
+    if not all(0 <= each < math.inf for each in (planned.step_seconds, *seconds.values())):
+        raise ValueError("it has a time that cannot be")
+    return planned
+
+
+@documented
+@dataclass(frozen=True)
+class Explanation:
+    """Where the time of a run goes; as text, five sentences and what would help most."""
+
+    sentences: Mapping[str, str]
+    """The sentences on `input`, `host`, `exchanges`, `kernels` and `saves`."""
+    first: str
+    """What would help most, with its figure."""
+    gains: Mapping[str, float]
+    """The share of the run that each cause takes, from 0 to 1, the largest first."""
+    missing: Sequence[str]
+    """The sources that there are not, and how to get them."""
+
+    def __str__(self) -> str:
+        return "\n".join([*self.sentences.values(), f"What would help most: {self.first}", *self.missing])
+
+    @property
+    def cause(self) -> str | None:
+        """The cause that takes most, one of the keys of `gains`; None if none is worth a change."""
+        cause, share = next(iter(self.gains.items()), (None, 0.0))
+        return cause if share >= _LEAST_GAIN else None
+
+    def document(self) -> dict[str, Any]:
+        """Return the same as values for JSON."""
+        told = {"sentences": dict(self.sentences), "first": self.first, "cause": self.cause}
+        return {**told, "gains": dict(self.gains), "missing": list(self.missing)}
+
+
+@dataclass(frozen=True)
+class _InStep:
+    """The shares of a step in which devices compute, only exchange, and are idle."""
+
+    computing: float
+    exposed: float
+    idle: float
+    axes: Mapping[str, float]
+    """The share of exchanges, hidden or not, by mesh axes."""
+    longest: str
+    """What computes longest, in words; "" if that is not known."""
+
+
+def explain(run: Run, planned: Planned | None = None) -> Explanation:
+    """Return where the time of a run goes, and what would help most.
+
+    Args:
+      run: The run, as `read_run` returns it. Its newest profile is read, too.
+      planned: What a plan says of its step; None if there is none.
+
+    Example:
+      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5, "input_wait": 0.4, "step_seconds": 0.1})
+      >>> print(mw.report.explain(mw.report.read_run(".")).sentences["input"])
+      Input: waiting for batches takes 40.0 % of the time of steps.
+    """
+    ledger = run.ledger if run.ledger is not None and run.ledger.total else None
+    inside = _in_step(run)
+    gains = _gains(run, ledger, inside)
+    sentences = {
+        "input": _input(run, ledger),
+        "host": _host(run, ledger, inside),
+        "exchanges": _exchanges(inside, planned),
+        "kernels": _kernels(run, inside, planned),
+        "saves": _saves(ledger),
+    }
+    told = Explanation(sentences, "", gains, _missing(run, ledger, inside, planned))
+    return Explanation(sentences, _first(run, told, inside), gains, told.missing)
+
+
+def _missing(run: Run, ledger: Ledger | None, inside: _InStep | None, planned: Planned | None) -> list[str]:
+    found = []
+    if ledger is None:
+        found.append("There is no ledger.json: shares are of steps, not of the whole run.")
+    if inside is None:
+        found.append("There is no profile: `profile.steps=100` takes one in the next run.")
+    if planned is None:
+        how = f"`meshwright plan MODULE:FUNCTION --on HARDWARE --json > {run.place}/{PLAN}`"
+        found.append(f"There is no plan: {how} makes one.")
+    return found
+
+
+def _in_step(run: Run) -> _InStep | None:
+    try:
+        summaries = [summarize(file) for file in find_profiles(run.directory)]
+    except InputError:
+        return None
+    found = [each for each in summaries if each.devices and each.step_seconds and each.steps]
+    shares = [each for summary in found for each in _device_shares(summary)]
+    if not shares:
+        return None
+    computing, exposed, idle = (statistics.fmean(column) for column in zip(*shares, strict=True))
+    busy = sum(device.busy_seconds for summary in found for device in summary.devices)
+    axes: dict[str, float] = defaultdict(float)
+    for summary in found:
+        for names, seconds in exchange_seconds(summary, _mesh_of(run)).items():
+            axes["+".join(names) or "unknown axes"] += (1 - idle) * seconds / busy
+    scopes = [each for each in found[0].scopes if not each.scope.startswith("(")]
+    longest = f"{scopes[0].scope} takes longest" if scopes else ""
+    return _InStep(computing, exposed, idle, dict(axes), longest)
+
+
+def _mesh_of(run: Run) -> dict[str, int]:
+    mesh = run.environment.get("mesh")
+    sizes = mesh if isinstance(mesh, dict) else {}
+    is_one = all(type(size) is int and 0 < size < 2**20 for size in sizes.values())
+    return sizes if is_one else {}
+
+
+def _device_shares(summary: Summary) -> Iterator[tuple[float, float, float]]:
+    """Yield for each device the shares of a step that it computes, only exchanges, and is idle."""
+    for device in summary.devices:
+        busy = device.busy_seconds / len(summary.steps)
+        exposed = device.exposed_seconds / len(summary.steps)
+        whole = max(busy, device.step_seconds or 0.0)
+        if busy:
+            yield (busy - exposed) / whole, exposed / whole, (whole - busy) / whole
+
+
+def _gains(run: Run, ledger: Ledger | None, inside: _InStep | None) -> dict[str, float]:
+    """Return the share of the run that each cause takes, the largest first."""
+    found: dict[str, float] = {}
+    of_steps = 1.0
+    if ledger is not None:
+        shares = {part: seconds / ledger.total for part, seconds in ledger.seconds.items()}
+        found |= {part: share for part, share in shares.items() if part in _ADVICE}
+        found["compile"] = shares.get("compile", 0.0) * (1 - 1 / max(1, ledger.attempts))  # once it must
+        of_steps = shares.get("step", 0.0)
+    elif (waited := _mean(run, "input_wait")) is not None:
+        found["input"] = waited
+    if inside is not None:
+        found |= {"exchanges": of_steps * inside.exposed, "idle": of_steps * inside.idle}
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def _input(run: Run, ledger: Ledger | None) -> str:
+    waited = _mean(run, "input_wait")
+    of_steps = "" if waited is None else f"{_percent(waited)} of the time of steps"
+    if ledger is None:
+        return f"Input: waiting for batches takes {of_steps or 'an unknown share of the run'}."
+    share = _percent(ledger.seconds.get("input", 0.0) / ledger.total)
+    also = f" ({of_steps}, by the reports)" if of_steps else ""
+    return f"Input: waiting for batches takes {share} of the run{also}."
+
+
+def _host(run: Run, ledger: Ledger | None, inside: _InStep | None) -> str:
+    told = []
+    if ledger is not None:
+        parts = {part: ledger.seconds.get(part, 0.0) / ledger.total for part in _HOST}
+        shown = [f"{part} {_percent(share)}" for part, share in parts.items() if share >= 0.001]
+        told.append(f"{', '.join(shown) or 'nothing to speak of'} of the run's {duration(ledger.total)}")
+    if inside is not None:
+        told.append(f"devices wait for the host {_percent(inside.idle)} of a profiled step")
+    told += [each.message.strip(" !") for each in run.incidents if _SLOW in each.message][-1:]
+    return f"Host: {'; '.join(told) or 'unknown'}."
+
+
+def _exchanges(inside: _InStep | None, planned: Planned | None) -> str:
+    plan = ""
+    if planned is not None and planned.axes_seconds:
+        plan = f"; planned are {', '.join(f'{axis} {_ms(x)}' for axis, x in planned.axes_seconds.items())}"
+    if inside is None:
+        return f"Exchanges: unknown without a profile{plan}."
+    if not inside.axes:
+        return f"Exchanges: none in a profiled step{plan}."
+    by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in inside.axes.items())
+    return f"Exchanges: {by_axis} of a profiled step; {_percent(inside.exposed)} nothing hides{plan}."
+
+
+def _kernels(run: Run, inside: _InStep | None, planned: Planned | None) -> str:
+    step, mfu = _last(run, "step_seconds"), _last(run, "mfu")
+    told = [] if step is None else [f"a step takes {_ms(step)}"]
+    told += [] if planned is None else [f"planned are {_ms(planned.step_seconds)}"]
+    told += [] if mfu is None else [f"{_percent(mfu)} of the devices' peak"]
+    if inside is not None:
+        told.append(f"devices compute {_percent(inside.computing)} of a profiled step")
+        told += [inside.longest] if inside.longest else []
+    return f"Kernels: {'; '.join(told) or 'unknown'}."
+
+
+def _saves(ledger: Ledger | None) -> str:
+    if ledger is None:
+        return "Saves: unknown without a ledger."
+    share = _percent(ledger.seconds.get("save", 0.0) / ledger.total)
+    told = saving_told(ledger)
+    return f"Saves: they take {share} of the run{f'; {told}' if told else ''}."
+
+
+def _first(run: Run, found: Explanation, inside: _InStep | None) -> str:
+    cause = found.cause
+    if cause is None:
+        rest = f": {inside.longest} in a step" if inside and inside.longest else ""
+        return f"no cause takes {_percent(_LEAST_GAIN)} of the run or more{rest}."
+    best = run.ledger.best_save_seconds if run.ledger and cause in ("save", "lost") else None
+    often = f"; by its own figures, every {number(best)} s of work" if best else ""
+    axis = next(iter(inside.axes), "") if inside and cause == "exchanges" else ""
+    what = f"{cause}, most of all over {axis}" if axis else cause
+    return f"{what}, {_percent(found.gains[cause])} of the run: {_ADVICE[cause]}{often}."
+
+
+def _mean(run: Run, name: str) -> float | None:
+    points = run.series.get(name)
+    values = [x for x in points.values if math.isfinite(x)] if points else []
+    return statistics.fmean(values) if values else None
+
+
+def _last(run: Run, name: str) -> float | None:
+    return run.series[name].last if name in run.series else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _ms(seconds: float) -> str:
+    return f"{number(1000 * seconds)} ms"

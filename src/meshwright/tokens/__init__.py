@@ -1,0 +1,11 @@
+"""Tokenizers in Hugging Face's folders: chats by their own templates, and new tokenizers.
+
+`_folder` reads the files of a folder, `_template` renders a chat in Jinja's sandbox, `_spans` finds the
+assistant's parts, `_chat` makes tokens and weights of both, and `_train` trains tokenizers. May import ground
+rooms only, and not JAX. `tokenizers` and `jinja2` are loaded where they are used.
+"""
+
+from meshwright.tokens._chat import Chat, Encoded, chat
+from meshwright.tokens._train import KINDS, train_tokenizer
+
+__all__ = ["KINDS", "Chat", "Encoded", "chat", "train_tokenizer"]

@@ -1,0 +1,207 @@
+"""A chat as text, by the template of its tokenizer.
+
+A template is a program of whoever made the model, so it runs in Jinja's sandbox, which gives it no access to
+Python's objects. It sees plain JSON values alone, its text and its loops are bounded, and its clock stands
+still: the same chat gives the same text on any day.
+
+Templates may use what `transformers` gives them: `raise_exception`, `strftime_now`, `tojson`, `break` and
+`continue`, and `{% generation %}` around what the assistant wrote.
+"""
+
+import datetime
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from meshwright.errors import InputError, UsageError
+from meshwright.tokens._folder import needed
+
+Span = tuple[int, int]
+LONGEST = 1 << 24
+"""The largest number of characters that a template may write."""
+_MOST_ROUNDS = 1_000_000
+_COUNTED, _JOINED = "counted loop", "joined text"  # no template can name them, with their spaces
+
+
+class Template:
+    """A template that is ready to render chats.
+
+    Raises:
+      UsageError: It is not a template of Jinja, or `jinja2` is not installed.
+    """
+
+    def __init__(self, text: str, where: str, date: datetime.datetime):
+        self._jinja, self._where = needed("jinja2", f"the chat template of {where}"), where
+        for part in ("ext", "sandbox", "visitor"):
+            needed(f"jinja2.{part}", where)
+        self._budget = _Budget()
+        try:
+            self._compiled = _environment(self._jinja, self._budget, date).from_string(text)
+        except (self._jinja.TemplateError, RecursionError) as error:
+            raise UsageError(f"the chat template of {where} is not one of Jinja: {error}.") from None
+        self.has_generation = self._budget.has_generation
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> tuple[str, list[Span]]:
+        """Return the text of a chat, and the spans of it that `{% generation %}` encloses.
+
+        Args:
+          messages: The messages, plain values of JSON.
+          more: More names for the template: `tools`, `add_generation_prompt` and the special tokens.
+
+        Raises:
+          InputError: The template refuses the messages, or fails on them.
+        """
+        blocks, spans = self._budget.begin()
+        given = {"documents": None, **more, "messages": [_with_reasoning(each) for each in messages]}
+        try:
+            for block in self._compiled.generate(**given):
+                blocks.append(block)
+                self._budget.wrote(len(block))
+        except _RefusedError as error:
+            raise InputError(f"the chat template of {self._where} refuses the messages: {error}") from None
+        except Exception as error:  # a template may fail in any way
+            said = f"{type(error).__name__}: {error}"
+            raise InputError(f"the chat template of {self._where} fails on the messages: {said}") from None
+        return "".join(blocks), spans
+
+
+class _RefusedError(Exception):
+    """What a template raises by `raise_exception`."""
+
+
+class _Budget(threading.local):
+    """What a template has written and done in one rendering, and where its generation blocks lie."""
+
+    def __init__(self) -> None:
+        self.has_generation = False
+        self.begin()
+
+    def begin(self) -> tuple[list[str], list[Span]]:
+        self.blocks: list[str] = []
+        self.spans: list[Span] = []
+        self.written = self.rounds = 0
+        return self.blocks, self.spans
+
+    def wrote(self, size: int) -> None:
+        self.written += size
+        if self.written > LONGEST:
+            raise _RefusedError(f"it writes more than {LONGEST:,} characters.")
+
+    def counted(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of a loop of the template."""
+        for item in items:
+            self.rounds += 1
+            if self.rounds > _MOST_ROUNDS:
+                raise _RefusedError(f"its loops take more than {_MOST_ROUNDS:,} rounds.")
+            yield item
+
+    def generated(self, text: str) -> str:
+        """Note the place of a generation block, which begins after all blocks so far."""
+        start = sum(map(len, self.blocks))
+        self.spans.append((start, start + len(text)))
+        return text
+
+
+def _environment(jinja: Any, budget: _Budget, date: datetime.datetime) -> Any:
+    def shown(value: Any) -> Any:
+        budget.wrote(len(value) if isinstance(value, str) else 0)
+        return value
+
+    def raise_exception(message: Any) -> None:
+        raise _RefusedError(str(message))
+
+    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+    extensions = [_generation(jinja, budget), "jinja2.ext.loopcontrols"]
+    made = _sandbox(jinja)(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
+    # The context as an argument keeps Jinja from calling it when it compiles.
+    counted = jinja.pass_context(lambda _, items: budget.counted(items))
+    made.filters |= {"tojson": tojson, _COUNTED: counted, _JOINED: _joined}
+    made.globals |= {"raise_exception": raise_exception, "strftime_now": date.strftime}
+    return made
+
+
+def _sandbox(jinja: Any) -> Any:
+    class Sandbox(jinja.sandbox.ImmutableSandboxedEnvironment):
+        """Jinja's sandbox, which also bounds loops, and operations that make large values of small ones."""
+
+        intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _check_operation(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+        def _generate(self, source: Any, *rest: Any, **more: Any) -> str:
+            return super()._generate(_bounding(jinja).visit(source), *rest, **more)
+
+    return Sandbox
+
+
+def _bounding(jinja: Any) -> Any:
+    """Return what changes the nodes of a template so that loops are counted, and joined texts bounded."""
+
+    def through(filtered: str, node: Any) -> Any:
+        return jinja.nodes.Filter(node, filtered, [], [], None, None, lineno=node.lineno)
+
+    class Bounding(jinja.visitor.NodeTransformer):
+        def visit_For(self, node: Any) -> Any:  # noqa: N802
+            node.iter = through(_COUNTED, node.iter)
+            return self.generic_visit(node)
+
+        def visit_Concat(self, node: Any) -> Any:  # noqa: N802
+            self.generic_visit(node)
+            return through(_JOINED, jinja.nodes.List(node.nodes, lineno=node.lineno))
+
+    return Bounding()
+
+
+def _joined(parts: Sequence[Any]) -> str:
+    """Return parts as one text, which is what `~` means."""
+    texts = [str(part) for part in parts]
+    if sum(map(len, texts)) > LONGEST:
+        raise _RefusedError("it makes a value that is too large.")
+    return "".join(texts)
+
+
+def _check_operation(operator: str, left: Any, right: Any) -> None:
+    """Refuse an operation whose result may be far larger than its operands."""
+    is_long = isinstance(left, str | list | tuple), isinstance(right, str | list | tuple)
+    sizes = [len(x) if isinstance(x, str | list | tuple) else x for x in (left, right)]
+    if operator == "**" or (operator == "%" and is_long[0]):
+        raise _RefusedError(f"it uses {operator}, which is not offered here.")
+    if operator == "%" or not all(isinstance(size, int) for size in sizes):
+        return
+    if any(is_long):
+        largest = sizes[0] * sizes[1] if operator == "*" else sum(sizes)
+    else:
+        largest = max(map(abs, sizes)).bit_length() << 16
+    if largest > LONGEST:
+        raise _RefusedError("it makes a value that is too large.")
+
+
+def _generation(jinja: Any, budget: _Budget) -> Any:
+    class Generation(jinja.ext.Extension):
+        """The tag `{% generation %}`, as `transformers` defines it."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            budget.has_generation = True
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja.nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
+
+        def _note(self, caller: Any) -> str:
+            return budget.generated(caller())
+
+    return Generation
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without empty entries, with its reasoning under all names that templates read."""
+    said = {name: value for name, value in message.items() if value is not None}
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((said[name] for name in names if name in said), None)
+    return said if reasoning is None else {"thinking": reasoning, **said, "reasoning_content": reasoning}

@@ -1,0 +1,86 @@
+"""Random histories of runs that save in the memory of hosts, which die, come back and change."""
+
+import json
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from meshwright.checkpoint import _directory
+from meshwright.checkpoint._format import commit
+from meshwright.checkpoint._tier import _place, _roll_call, _tier, _writing
+from meshwright.durable import write_whole
+from meshwright.errors import MeshwrightError
+from simulated.memory import play
+from soak import cases, play_many
+
+
+@pytest.mark.soak
+def test_a_run_continues_from_the_newest_step_that_all_its_hosts_have():
+    play_many(play, "memory", cases(few=60, many=100_000))
+
+
+def ask_the_first_only(held):
+    return _COMPLETED(held[:1])
+
+
+def leave_what_is_there(place, run):
+    write_whole(place.path / ".run", json.dumps(run).encode())
+
+
+def draw_no_attempt(of):
+    return _DRAWN(of) | {"attempt": "00000000"}
+
+
+def remove_all(steps, complete, nbytes, budget_nbytes):
+    return list(steps)
+
+
+def commit_alone(temporary, final, head, arrays, num_processes, abandoned, processes):
+    commit(temporary, final, head, arrays, num_processes, abandoned, processes[:1])
+
+
+WITHOUT_LOCK = SimpleNamespace(**{**vars(_directory), "lock_local": lambda path: ExitStack()})
+_COMPLETED, _DRAWN = _roll_call.completed, _place._drawn
+BROKEN = {
+    "a roll call of one process": (_roll_call, "completed", ask_the_first_only),
+    "memory of another number that stays": (_place, "_empty", leave_what_is_there),
+    "room that is made of the newest complete step": (_tier, "steps_to_remove", remove_all),
+    "no room that is made": (_tier, "steps_to_remove", lambda *_: []),
+    "a save that counts before all hosts have it": (_writing.Writing, "state", lambda writing: ""),
+    "a commit that does not wait for all of its host": (_writing, "commit", commit_alone),
+    "memory without a lock": (_place, "_directory", WITHOUT_LOCK),
+    "starts without a number of their own": (_place, "_drawn", draw_no_attempt),
+    "remains that stay": (_directory, "remove_temporaries", lambda directory: None),
+    "a run that is done and keeps memory": (_tier.Tier, "_remove_if_saved", lambda tier, place: None),
+    "a run that leaves memory for an older disk": (
+        _tier.Tier,
+        "_remove_if_saved",
+        lambda _, place: _tier.remove(place),
+    ),
+}
+
+
+FIRST_FOUND = {
+    "memory of another number that stays": 127,
+    "a commit that does not wait for all of its host": 96,
+    "memory without a lock": 41,
+    "remains that stay": 197,
+    "a run that leaves memory for an older disk": 61,
+}
+"""The first history that finds a rule broken, where it takes seconds to get there."""
+FOUND_LATE = (
+    "a run that leaves memory for an older disk",
+    "memory of another number that stays",
+    "room that is made of the newest complete step",
+)
+"""Rules that take four seconds to be found broken."""
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.slow) if what in FOUND_LATE else what for what in BROKEN]
+)
+def test_a_broken_rule_is_found(what, monkeypatch):
+    monkeypatch.setattr(*BROKEN[what])
+    with pytest.raises((AssertionError, OSError, MeshwrightError)):
+        play_many(play, what, 4000, FIRST_FOUND.get(what, 0))

@@ -1,0 +1,98 @@
+"""Processes that are killed continue from checkpoints in the memory of their hosts, and nothing is lost."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from end_to_end.running import Shell, losses, reached, wait_for
+
+pytestmark = pytest.mark.slow
+TRAIN = ("-m", "meshwright", "train", "end_to_end.remembering:experiment", "--fake-devices", "1")
+
+
+@pytest.fixture
+def shell(tmp_path):
+    made = Shell([sys.executable], tmp_path)
+    tests = str(Path(__file__).parent.parent)
+    made.environ["PYTHONPATH"] = os.pathsep.join([tests, made.environ["PYTHONPATH"]])
+    return made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    shell = Shell([sys.executable], folder)
+    tests = str(Path(__file__).parent.parent)
+    shell.environ["PYTHONPATH"] = os.pathsep.join([tests, shell.environ["PYTHONPATH"]])
+    done = shell(*launched(folder / "run", "--restarts", "0"))
+    assert done.returncode == 0, done.stderr
+    assert memory_left(folder) == []  # removed, as the run ended well
+    return losses(folder / "run")
+
+
+def launched(run, *options, settings=()):
+    words = ("launch", "local", "-n", "2", *options, "--", sys.executable, *TRAIN)
+    return (*words, f"workdir={run}", f"memory={run.parent / 'memory'}", *settings)
+
+
+def memory_left(folder):
+    return [path.name for path in folder.glob("memory/host-*/*")]
+
+
+def kill(run, launcher, number=-1):
+    """Kill one of the processes of a run, of which the launcher is none; or all of them."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"^{sys.executable}.*workdir={run}"], capture_output=True, text=True
+    )
+    processes = [int(line) for line in found.stdout.split() if int(line) != launcher.pid]
+    for process in processes if number is None else [processes[number]]:
+        os.kill(process, signal.SIGKILL)
+
+
+def continued(err):
+    """Return the steps after which a run continued from memory."""
+    return [int(step) for step in re.findall(r"continuing after step (\d+), from memory", err)]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_run_killed_twice_without_a_checkpoint_on_disk_ends_with_the_bits_of_one_that_was_not(
+    shell, undisturbed, hosts
+):
+    run = shell.folder / "run"
+    shell.environ["PAUSE"] = "0.0005"
+    launcher = shell.start(*launched(run, "--restarts", "1", settings=[f"hosts={hosts}"]))
+    for steps in (50, 100):  # one restart is allowed without progress: the memory is progress
+        wait_for(reached(run, steps), launcher)
+        kill(run, launcher)
+    _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, err
+    first, second = dict.fromkeys(continued(err))
+    assert 40 < first <= 60
+    assert 90 < second <= 115
+    assert losses(run) == undisturbed
+    assert memory_left(shell.folder) == []
+
+
+def test_a_host_that_lost_its_memory_makes_the_run_fall_back_to_the_disk_and_say_so(shell, undisturbed):
+    run = shell.folder / "run"
+    settings = ["hosts=2", "on_disk=40"]
+    shell.environ["PAUSE"] = "0.0005"
+    launcher = shell.start(*launched(run, "--restarts", "0", settings=settings))
+    wait_for(reached(run, 70), launcher)
+    kill(run, launcher)
+    launcher.communicate(timeout=60)
+    shutil.rmtree(shell.folder / "memory" / "host-1")
+    done = shell(*launched(run, "--restarts", "0", settings=settings))
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"step \d+ in memory is not complete: process 1 does not have its part; continuing from step 40",
+        done.stderr,
+    )
+    assert "continuing after step 40\n" in done.stderr
+    assert losses(run) == undisturbed

@@ -1,0 +1,142 @@
+"""Chats as tokens and weights: held to what TRL made of the same rows, see golden/make.py."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+from meshwright.errors import InputError, UsageError
+
+GOLDEN = Path(__file__).parent / "golden"
+ROWS = [json.loads(line) for line in (GOLDEN / "expected.jsonl").read_text().splitlines()]
+TURNS = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "the cat"}]
+
+
+@pytest.fixture
+def with_template(tmp_path):
+    """A function that returns the golden tokenizer with a template."""
+
+    def made(template, **config):
+        place = shutil.copytree(GOLDEN / "tokenizer", tmp_path / "tokenizer", dirs_exist_ok=True)
+        if config:
+            said = json.loads((place / "tokenizer_config.json").read_text())
+            (place / "tokenizer_config.json").write_text(json.dumps(said | config))
+        if template is not None:
+            (place / "chat_template.jinja").write_text(template)
+        return mw.chat(place)
+
+    return made
+
+
+@pytest.mark.parametrize("name", ["chatml", "headers", "instruct", "today", None])
+def test_tokens_and_weights_are_those_of_trl(name, with_template):
+    chats = with_template((GOLDEN / f"{name}.jinja").read_text() if name else None)
+    rows = [row for row in ROWS if row["template"] == name]
+    assert len(rows) >= 20
+    for row in rows:
+        if "messages" in row:
+            found = chats.encode(row["messages"], tools=row.get("tools"))
+        elif "text" in row:
+            found = chats.plain(row["text"])
+        else:
+            found = chats.answer(row["prompt"], row["completion"], tools=row.get("tools"))
+        assert (found.tokens, found.token_weights) == (row["tokens"], row["weights"])
+
+
+def test_there_are_a_hundred_chats_of_others():
+    assert sum(row["template"] is not None for row in ROWS) == 100
+
+
+def test_without_marks_in_the_template_every_answer_counts(with_template):
+    chats = with_template((GOLDEN / "headers.jinja").read_text())
+    found = chats.encode([*TURNS, {"role": "user", "content": "so?"}, {"role": "assistant", "content": "42"}])
+    counted = [token for token, weight in zip(found.tokens, found.token_weights, strict=True) if weight]
+    assert chats.decode(counted) == "the cat<|eot|>42<|eot|>"
+
+
+def test_a_template_that_changes_earlier_turns_is_refused_with_what_to_do(with_template):
+    only_last = "{% for m in messages %}{{ m.role }}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(InputError, match=r"first 1 messages differently .*\n.*generation"):
+        with_template(only_last).encode(TURNS)
+
+
+def test_a_template_may_be_in_the_config_by_itself_or_by_name(with_template):
+    assert (
+        with_template(None, chat_template="{{ messages[0].content }}{{ eos_token }}").text(TURNS)
+        == "why?</s>"
+    )
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].name }}"},
+    ]
+    chats = with_template(None, chat_template=named)
+    assert (chats.text(TURNS), chats.text(TURNS, tools=[{"name": "add"}])) == ("plain", "add")
+
+
+def test_the_day_is_a_setting_and_not_the_clock(with_template):
+    place = with_template("{{ strftime_now('%d %b %Y') }}").files.path
+    assert mw.chat(place).text(TURNS) == "01 Jan 2026"
+    assert mw.chat(place, date="2024-07-26").text(TURNS) == "26 Jul 2024"
+    with pytest.raises(UsageError, match="date='today' is not a day"):
+        mw.chat(place, date="today")
+
+
+GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ cycler.__init__.__globals__.os.popen('id') }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses the messages: roles must alternate"),
+        ("{{ nothing.at.all }}", "UndefinedError"),
+        ("{% for i in range(90000) %}{{ 'ab' * 1000 }}{% endfor %}", "writes more than 16,777,216"),
+        ("{{ 'ab' * 1000000000 }}", "a value that is too large"),
+        (GROWS + "n.s ~ n.s %}{% endfor %}", "a value that is too large"),
+        (GROWS + "n.s + n.s %}{% endfor %}", "a value that is too large"),
+        ("{{ 9 ** 999999999 }}", r"uses \*\*, which is not offered"),
+    ],
+)
+def test_a_template_reaches_nothing_and_stays_small(template, message, with_template):
+    with pytest.raises(InputError, match=message):
+        with_template(template).text(TURNS)
+
+
+def test_a_template_that_never_ends_is_ended(with_template, monkeypatch):
+    monkeypatch.setattr("meshwright.tokens._template._MOST_ROUNDS", 1000)
+    with pytest.raises(InputError, match="loops take more than 1,000 rounds"):
+        with_template("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}").text(
+            TURNS
+        )
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "one message or more"),
+        ("hello", "one message or more"),
+        ([{"content": "x"}], "message 1 is not one"),
+        ([TURNS[0], {"role": "user"}], "message 2, of user, has no content"),
+        ([{"role": "user", "content": object()}], "type object, which JSON does not have"),
+    ],
+)
+def test_messages_of_another_form_are_told(messages, message, with_template):
+    with pytest.raises(InputError, match=message):
+        with_template("{{ messages }}").encode(messages)
+
+
+def test_a_folder_that_is_damaged_or_has_no_template_is_told(with_template, tmp_path):
+    with pytest.raises(UsageError, match=r"needs a default template for chats; it has none"):
+        with_template(None).encode(TURNS)
+    with pytest.raises(UsageError, match="is not one of Jinja"):
+        with_template("{% for").encode(TURNS)
+    with pytest.raises(UsageError, match=r"tokenizer.json cannot be read"):
+        mw.chat(tmp_path / "nothing")
+    (tmp_path / "tokenizer/tokenizer_config.json").write_text("[]")
+    with pytest.raises(UsageError, match="is not a tokenizer's config: expected an object"):
+        mw.chat(tmp_path / "tokenizer")

@@ -1,0 +1,66 @@
+"""New tokenizers: what they write, and that nothing of a text is lost."""
+
+import json
+
+import pytest
+
+import meshwright as mw
+from meshwright.errors import UsageError
+
+TEXTS = ["the cat and the hat", "über café: 数学 🙂", "def f(x): return x"] * 5
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_any_text_comes_back_from_its_tokens(kind, tmp_path):
+    place = mw.train_tokenizer(TEXTS, tmp_path / "new", vocab_size=300, kind=kind)
+    tokenizer = mw.generation.tokenizer_of(place)
+    for text in ("the hat", "\n\tñ 🦜 \x00 never seen", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert 257 < mw.chat(place).files.tokenizer.get_vocab_size() <= 300
+
+
+def test_pieces_of_words_have_a_token_for_what_is_unknown(tmp_path):
+    place = mw.train_tokenizer(TEXTS, tmp_path, vocab_size=60, kind="wordpiece")
+    tokenizer = mw.generation.tokenizer_of(place)
+    assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+    assert "<unk>" in mw.chat(place).decode(tokenizer.encode("🦜"))
+
+
+def test_documents_of_files_are_texts_too_and_the_same_texts_give_the_same_tokenizer(tmp_path):
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    one = mw.train_tokenizer(tmp_path / "texts.jsonl", tmp_path / "one", vocab_size=300)
+    two = mw.train_tokenizer(iter(TEXTS), tmp_path / "two", vocab_size=300)
+    assert (one / "tokenizer.json").read_bytes() == (two / "tokenizer.json").read_bytes()
+
+
+def test_special_tokens_are_single_and_the_template_is_beside(tmp_path):
+    marks = ["<|user|>", "<|assistant|>"]
+    template = "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ m.content }}{% endfor %}"
+    place = mw.train_tokenizer(
+        TEXTS, tmp_path, vocab_size=300, special_tokens=marks, eos_token="<end>", chat_template=template
+    )
+    chats = mw.chat(place)
+    assert [chats.files.tokenizer.token_to_id(mark) for mark in ("<end>", *marks)] == [0, 1, 2]
+    assert chats.text([{"role": "user", "content": "cat"}]) == "<|user|>cat"
+    assert chats.plain("the").tokens[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "words"}, "kind='words' is not known; there are bpe, unigram, wordpiece"),
+        ({"vocab_size": 200}, "vocab_size=200 is too small: bpe needs more than 257 tokens here"),
+        ({"texts": []}, "there is no text"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(changes, message, tmp_path):
+    given = {"texts": TEXTS, "vocab_size": 300} | changes
+    with pytest.raises(UsageError, match=message):
+        mw.train_tokenizer(given.pop("texts"), tmp_path / "new", **given)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_tokenizer_is_not_written_over(tmp_path):
+    mw.train_tokenizer(TEXTS, tmp_path, vocab_size=300)
+    with pytest.raises(UsageError, match=r"has a tokenizer.json already"):
+        mw.train_tokenizer(TEXTS, tmp_path, vocab_size=300)
