@@ -102,6 +102,15 @@ def test_padding_and_the_first_tokens_of_segments_are_not_counted():
     assert found.total == pytest.approx(float(losses[:, :3].sum() + losses[:, 4:6].sum()), rel=1e-5)
 
 
+def test_tokens_that_are_said_to_be_padding_are_not_counted():
+    is_token = np.arange(12) < np.full((8, 1), 9)
+    losses = losses_of(PLAIN)(params_of(PLAIN), TOKENS)
+    found = jax.jit(functools.partial(decoder.loss, PLAIN))(
+        params_of(PLAIN), {"tokens": TOKENS, "is_token": is_token}
+    )
+    assert (found.count, float(found)) == (64, pytest.approx(float(losses[:, :8].mean()), rel=1e-5))
+
+
 def test_each_token_counts_by_its_weight_in_the_loss_and_in_the_evaluation():
     segments = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0]] * 8)
     weights = np.random.default_rng(1).uniform(0, 2, (8, 12)).astype(np.float32)

@@ -1,5 +1,7 @@
 """How much each label of a batch counts in the loss of a reference model."""
 
+from collections.abc import Mapping
+
 import jax
 
 
@@ -8,3 +10,16 @@ def label_weights(is_counted: jax.Array | None, weights: jax.Array | None) -> ja
     if is_counted is None or weights is None:
         return is_counted if weights is None else weights
     return is_counted * weights
+
+
+def next_token_weights(batch: Mapping[str, jax.Array]) -> jax.Array | None:
+    """Return the weights of all tokens but the first of a row, each predicted from those before it.
+
+    Padding and the first token of each segment do not count.
+    """
+    after = {name: batch[name][:, 1:] for name in ("segments", "is_token", "weights") if name in batch}
+    is_counted = after.get("is_token")
+    if "segments" in after:
+        in_segment = (batch["segments"][:, :-1] == after["segments"]) & (after["segments"] != 0)
+        is_counted = in_segment if is_counted is None else in_segment & is_counted
+    return label_weights(is_counted, after.get("weights"))

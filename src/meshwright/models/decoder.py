@@ -22,7 +22,7 @@ from meshwright import nn
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
-from meshwright.models._weights import label_weights
+from meshwright.models._weights import next_token_weights
 from meshwright.patterns import optional
 from meshwright.sharding import (
     embedding_lookup,
@@ -153,9 +153,10 @@ def loss(
     Args:
       cfg: The config of the model.
       params: The parameters, as `init` returns them.
-      batch: `{"tokens": int[B, T]}`; if rows are packed or padded, also `"segments"`, int[B, T], which are
-        numbered from 1; 0 is padding. If tokens count differently, also `"weights"`, [B, T], how much each
-        counts as one that is predicted: 0 for those of a question.
+      batch: `{"tokens": int[B, T]}`; if rows are padded at their end, also `"is_token"`, bool[B, T]. Packed
+        rows have `"segments"`, int[B, T], which are numbered from 1; 0 is padding. If tokens count
+        differently, also `"weights"`, [B, T], how much each counts as one that is predicted: 0 for those of a
+        question.
       remat: As in `features`.
       gather: How often the head is gathered under `fsdp`, as in `mw.cross_entropy`.
 
@@ -164,12 +165,7 @@ def loss(
     """
     tokens_BT, segments_BT = batch["tokens"], batch.get("segments")
     x_BTD = _features_before(cfg, params, tokens_BT, segments_BT, remat)
-    is_counted, weights_BT = None, batch.get("weights")
-    if segments_BT is not None:
-        before, after = segments_BT[:, :-1], segments_BT[:, 1:]
-        is_counted = (before == after) & (after != 0)
-    counts = label_weights(is_counted, None if weights_BT is None else weights_BT[:, 1:])
-    cap = cfg.logit_cap
+    counts, cap = next_token_weights(batch), cfg.logit_cap
     with jax.named_scope("head"):
         return nn.cross_entropy(
             x_BTD, head(cfg, params), tokens_BT[:, 1:], label_weights=counts, softcap=cap, gather=gather

@@ -16,7 +16,7 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
-from meshwright.models._weights import label_weights
+from meshwright.models._weights import next_token_weights
 from meshwright.sharding import (
     embedding_lookup,
     gather_sequence_dim,
@@ -66,9 +66,6 @@ RULES = (
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""
-
-
-_OF_TOKENS = ("tokens", "segments", "positions", "is_token", "weights")
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
@@ -157,19 +154,16 @@ def loss(
     Raises:
       UsageError: T - 1 is larger than `cfg.positions`.
     """
-    known = {name: batch[name] for name in _OF_TOKENS if name in batch}
-    before = {name: x[:, :-1] for name, x in known.items()}
-    after = {name: x[:, 1:] for name, x in known.items()}
+    before = {name: batch[name][:, :-1] for name in ("tokens", "segments", "positions") if name in batch}
     packed = before.get("segments"), before.get("positions")
     x_BTD = features(cfg, params, before["tokens"], *packed, remat=remat)
-    is_counted = after.get("is_token")
-    if "segments" in batch:
-        in_segment = (before["segments"] == after["segments"]) & (after["segments"] != 0)
-        is_counted = in_segment if is_counted is None else in_segment & is_counted
-    counts = label_weights(is_counted, after.get("weights"))
     with jax.named_scope("head"):
         return nn.cross_entropy(
-            x_BTD, params["embedding"].T, after["tokens"], label_weights=counts, gather=gather
+            x_BTD,
+            params["embedding"].T,
+            batch["tokens"][:, 1:],
+            label_weights=next_token_weights(batch),
+            gather=gather,
         )
 
 
