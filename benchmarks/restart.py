@@ -8,7 +8,8 @@ Then a deep network, whose step takes long to compile, goes on with three of fou
 compiled ahead for three, and without. It tells what a step takes while the others compile, against after it.
 
 `--equal` looks at the end in place of the time: one of four processes is killed, then process 0 of the three
-that are left. Each step must be reported once, with the loss of a run that was resized at those steps.
+that are left; in another run, two at once. Each step must be reported once, with the loss of a run that was
+resized at those steps.
 """
 
 import contextlib
@@ -76,6 +77,8 @@ def deep(workdir: str) -> mw.Experiment:
     )
 """
 KILLED = {"any one": (2,), "process 0": (0,), "two": (1, 3)}
+KILLED_IN_TURN = ({20: (2,), 60: (0,)}, {40: (1, 3)})
+"""The processes of a run of four that are killed, by the step after which they are."""
 REPETITIONS = 5
 LAST = 100
 
@@ -190,22 +193,27 @@ def losses(run):
     return [report["loss"] for report in reports]
 
 
-def equal_to_a_resized_run():
+def equal_to_a_resized_run(kills):
     """Kill processes of a run, do the same on purpose with another, and compare their losses."""
+    sizes = [4]
+    for numbers in kills.values():
+        sizes.append(sizes[-1] - len(numbers))
     settings = (f"max_steps={LAST}",)
     with tempfile.TemporaryDirectory() as folder:
         options = ("--restarts", "9", "--min-processes", "2", "--no-compile-ahead")
         with training(folder, "experiment", *options, settings=settings) as (run, launcher, _):
-            for after, number in ((20, 2), (60, 0)):
+            for after, numbers in kills.items():
                 wait_for(lambda after=after: newest(run) >= after, 300)
-                os.kill(ranks(launcher)[number], signal.SIGKILL)
+                processes = ranks(launcher)
+                for number in numbers:
+                    os.kill(processes[number], signal.SIGKILL)
                 wait_for(lambda after=after: newest(run) > after + 20, 300)
             assert launcher.wait(300) == 0
         killed = losses(run)
         names = sorted(path.stem for path in (run / "attempts").glob("step_*.txt"))
     resized_at = [int(re.search(r"\d+", name)[0]) for name in names]
     with tempfile.TemporaryDirectory() as folder:
-        for number, until in zip((4, 3, 2), (*resized_at[1:], LAST), strict=True):
+        for number, until in zip(sizes, (*resized_at[1:], LAST), strict=True):
             settings = (f"max_steps={until}",)
             with training(folder, "experiment", number=number, settings=settings) as (run, launcher, _):
                 assert launcher.wait(300) == 0
@@ -213,14 +221,15 @@ def equal_to_a_resized_run():
     apart = max(abs(one / other - 1) for one, other in zip(killed, resized, strict=True))
     assert apart < 1e-6, apart
     print(
-        f"killed and resized at steps {resized_at[1:]}: {LAST} steps, each once; losses from {killed[0]:.3f} "
-        f"to {killed[-1]:.3f}, at most {apart:.1e} apart"
+        f"{' then '.join(map(str, sizes))} processes, from steps {resized_at[1:]}: {LAST} steps, each once; "
+        f"losses from {killed[0]:.3f} to {killed[-1]:.3f}, at most {apart:.1e} apart"
     )
 
 
 def main():
     if "--equal" in sys.argv:
-        equal_to_a_resized_run()
+        for kills in KILLED_IN_TURN:
+            equal_to_a_resized_run(kills)
         return
     if "--ahead" not in sys.argv:
         same_number()
