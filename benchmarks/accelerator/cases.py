@@ -32,6 +32,7 @@ ATTENTION = {  # rows, tokens, heads of queries, heads of keys, head size
     "tiny": ((2, 256, 4, 2, 16),),
 }
 LOSS = {None: (8, 2048, 4096, 128_256), "tiny": (2, 64, 32, 256)}  # rows, tokens, features, vocabulary
+GENERATION = {None: ("1b", (1, 16), 512), "tiny": ("tiny", (2,), 64)}  # model, rows, tokens of a row
 CHECKPOINT = {None: (32, 1 << 26), "tiny": (4, 1 << 16)}  # arrays, numbers in each
 TURNS = 7
 
@@ -170,6 +171,34 @@ def step(size: str, length: int, remat: str) -> dict[str, Any]:
     }
 
 
+def generation(size: str | None = None) -> list[dict[str, Any]]:
+    """Greedy tokens, beside the time that reading all weights takes here, which each token must wait for."""
+    name, numbers_of_rows, length = GENERATION[size]
+    cfg = SIZES[name]
+    params = jax.jit(lambda: decoder.init(cfg, jax.random.key(0), dtype=jnp.bfloat16))()
+    read = jax.jit(lambda params: [jnp.max(x) for x in jax.tree.leaves(params)])
+    reading = median_seconds(lambda: read(params))
+    nbytes = sum(x.nbytes for x in jax.tree.leaves(params))
+    model, short = mw.models.with_cache(cfg), length // 4
+    rows = []
+    for num_rows in numbers_of_rows:
+        prompts = list(np.random.default_rng(0).integers(0, cfg.vocabulary, (num_rows, length // 8)))
+        seconds = [  # the difference is without the prompts
+            median_seconds(
+                lambda count=count, prompts=prompts, num_rows=num_rows: mw.generate(
+                    model, params, prompts, mw.Decoding(max_new_tokens=count), length=length, slots=num_rows
+                ),
+                turns=3,
+            )
+            for count in (short, 3 * short)
+        ]
+        each = (seconds[1] - seconds[0]) / (2 * short)
+        rows.append(
+            {"rows": num_rows, "ms": 1e3 * each, "reading_ms": 1e3 * reading, "weights_bytes": nbytes}
+        )
+    return rows
+
+
 def loop(size: str | None = None) -> dict[str, Any]:
     """What `mw.run` adds to a step of some milliseconds: with a run directory, reports and a watchdog."""
     width, num_steps = (4096, 300) if size is None else (64, 60)
@@ -278,6 +307,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "device": device,
     "attention": attention,
     "loss": loss,
+    "generation": generation,
     "step": step,
     "loop": loop,
     "checkpoint": checkpoint,

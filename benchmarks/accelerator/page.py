@@ -18,7 +18,7 @@ def page(found: Mapping[str, Any]) -> str:
         f"jax {device.get('jax', '?')}, meshwright {device.get('meshwright', '?')}. "
         "`make bench-accelerator` repeats it.",
     ]
-    parts = [*heading, *(of(cases) for of in (steps, attention, loss, others, profile, missing))]
+    parts = [*heading, *(of(cases) for of in (steps, attention, loss, generation, others, profile, missing))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -89,6 +89,22 @@ def loss(cases: Sequence[Case]) -> str:
     ]
     heads = ["rows × tokens × features × vocabulary", "ms", "share of peak", "temporary GiB", "logits GiB"]
     return "## The loss and its gradient\n\n" + table(heads, rows) if rows else ""
+
+
+def generation(cases: Sequence[Case]) -> str:
+    rows = [
+        [
+            str(one["rows"]),
+            f"{1e3 * one['rows'] / one['ms']:,.0f}",
+            f"{one['ms']:.3f}",
+            f"{one['reading_ms']:.3f} ({one['weights_bytes'] / one['reading_ms'] / 1e6:,.0f} GB/s)",
+            f"{one['ms'] / one['reading_ms']:.2f} ×",
+        ]
+        for case in of_name(cases, "generation")
+        for one in case["found"]
+    ]
+    heads = ["rows", "tokens/s", "ms a token of each row", "reading all weights, ms", "ratio"]
+    return "## Greedy generation\n\n" + table(heads, rows) if rows else ""
 
 
 def others(cases: Sequence[Case]) -> str:

@@ -1,7 +1,7 @@
 """Tuning with LoRA: `meshwright tune` beside TRL and PEFT on PyTorch, on this machine's CPU, as ratios.
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install torch==2.13.0 transformers==5.24.0 trl peft
-    .venv/bin/python benchmarks/tuning.py --peers /tmp/peers/bin/python
+    .venv/bin/python benchmarks/peers/tuning.py --peers /tmp/peers/bin/python
 
 Both tune the same folder on the same rows, all of one length, with the same rank on the same matrices, and
 take turns. Tokens are told per second of CPU, over all threads, in the steps after the first few, because
