@@ -4,7 +4,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 import time
 from functools import partial
 
@@ -18,6 +17,7 @@ from crash.scenarios import check
 from meshwright import process
 from meshwright.checkpoint import Checkpoints, _saving, last
 from meshwright.formats import open_source
+from meshwright.launch._local import free_port
 
 
 def values(step):
@@ -42,9 +42,7 @@ SPECS = {"w": ("data",), "b": ()}
 
 def two(program):
     """Start two processes of one run, and return them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     return [Child(partial(_join, program, address, number)) for number in (0, 1)]
 
 

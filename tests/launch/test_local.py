@@ -12,6 +12,7 @@ import pytest
 from launched import by_process
 from meshwright.errors import UsageError
 from meshwright.launch import launch_local
+from meshwright.launch._local import free_port
 
 LAUNCHER = """
 import sys
@@ -288,3 +289,11 @@ def test_what_cannot_be_run_is_refused(command, number, complaint):
 def test_the_launcher_does_not_wait_for_jax():
     program = "import meshwright.launch, sys; sys.exit('jax' in sys.modules)"
     assert subprocess.run(python(program)).returncode == 0
+
+
+def test_the_port_of_a_launch_is_none_that_an_outgoing_connection_may_take_before_process_0_listens():
+    found = {free_port() for _ in range(50)}
+    assert len(found) > 40
+    assert 20_000 <= min(found) <= max(found) < 32_768
+    with socket.create_server(("127.0.0.1", min(found))):
+        pass

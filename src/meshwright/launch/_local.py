@@ -6,6 +6,7 @@ JAX_PROCESS_ID.
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import tempfile
@@ -24,6 +25,9 @@ from meshwright.storage import local_path
 
 GRACE_SECONDS = 12
 """Default time from SIGTERM to SIGKILL. With the killing it is below 15 s; most platforms allow 30 s."""
+
+_PORTS = range(20_000, 32_768)
+_TRIED_PORTS = 100
 
 
 def launch_local(
@@ -177,8 +181,15 @@ def read_progress(path: Path) -> int | None:
 
 
 def free_port() -> int:
-    """Return a port of this machine at which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    """Return a port of this machine at which nothing listens.
+
+    It is below those that systems give to outgoing connections, Linux from 32,768 on: one of these could be
+    taken before process 0 has started, and listens.
+    """
+    for port in random.SystemRandom().sample(_PORTS, _TRIED_PORTS):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    with socket.create_server(("", 0)) as server:
         return server.getsockname()[1]
 
 
