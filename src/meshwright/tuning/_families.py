@@ -58,16 +58,15 @@ def rows_score(cfg: Config, params: PyTree, batch: Batch) -> dict[str, Mean]:
     return family_of(cfg).score(cfg, params, batch)
 
 
-def _of_decoder(cfg: decoder.Config, params: PyTree, batch: Batch) -> dict[str, Mean]:
-    tokens, segments = batch["tokens"], batch.get("segments")
-    losses = decoder.losses(cfg, params, tokens, segments, remat="nothing")
-    return token_means(losses, tokens, segments, batch.get("weights"))
+def _of_next_tokens(losses: Callable[..., jax.Array]) -> Callable[[Any, PyTree, Batch], dict[str, Mean]]:
+    """Return the score of a model that predicts each token from those before it."""
 
+    def score(cfg: Any, params: PyTree, batch: Batch) -> dict[str, Mean]:
+        tokens, segments = batch["tokens"], batch.get("segments")
+        found = losses(cfg, params, tokens, segments, remat="nothing")
+        return token_means(found, tokens, segments, batch.get("weights"))
 
-def _of_gpt2(cfg: gpt2.Config, params: PyTree, batch: Batch) -> dict[str, Mean]:
-    tokens, segments = batch["tokens"], batch.get("segments")
-    losses = gpt2.losses(cfg, params, tokens, segments, remat="nothing")
-    return token_means(losses, tokens, segments, batch.get("weights"))
+    return score
 
 
 def _of_t5(cfg: t5.Config, params: PyTree, batch: Batch) -> dict[str, Mean]:
@@ -79,7 +78,7 @@ _FAMILIES: dict[type, Family] = {
     decoder.Config: Family(
         init=decoder.init,
         loss=decoder.loss,
-        score=_of_decoder,
+        score=_of_next_tokens(decoder.losses),
         rules=decoder.RULES,
         weights="layers/(q|k|v|o|gate|up|down)",
         labels="tokens",
@@ -88,7 +87,7 @@ _FAMILIES: dict[type, Family] = {
     gpt2.Config: Family(
         init=gpt2.init,
         loss=gpt2.loss,
-        score=_of_gpt2,
+        score=_of_next_tokens(gpt2.losses),
         rules=gpt2.RULES,
         weights="layers/(q|k|v|o|up|down)",
         labels="tokens",
