@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from itertools import takewhile
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from meshwright.errors import UsageError, nearest
 
@@ -157,6 +157,8 @@ def spelled(wanted: Any) -> str:
         return " or ".join(dict.fromkeys(map(spelled, get_args(wanted))))
     if get_origin(wanted) is Callable:
         return "a function"
+    if get_origin(wanted) is Literal:
+        return " or ".join(map(repr, get_args(wanted)))
     if wanted in (None, types.NoneType):
         return "none"
     if get_origin(wanted) is Mapping:

@@ -106,6 +106,11 @@ def test_a_setting_that_fits_nothing_is_refused_in_words(settings, says):
         build(make, settings, Outer)
 
 
+def test_a_setting_with_a_few_values_names_them():
+    with pytest.raises(UsageError, match=r"base=int3: expected 'int8' or 'nf4' or none, found 'int3'"):
+        convert("base", "int3", Literal["int8", "nf4"] | None)
+
+
 def test_settings_of_one_dataclass_are_made_at_once():
     @dataclass(frozen=True)
     class Even:

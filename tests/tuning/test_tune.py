@@ -187,3 +187,5 @@ def test_settings_that_make_no_sense_are_refused(data):
         tuning(LLAMA, data, full=True, base="nf4")
     with pytest.raises(UsageError, match=r"held_out=1.5 of 60 examples"):
         tuning(LLAMA, data, held_out=1.5)
+    with pytest.raises(UsageError, match=r"57 examples, epochs=1 and batch_size=40 make 1 update"):
+        tuning(LLAMA, data, epochs=1, batch_size=40)

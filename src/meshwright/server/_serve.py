@@ -209,8 +209,9 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UsageError(
-            f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}.\n"
+            f"cannot listen at {host}, port {port}: {reason}.\n"
             "  Give another --port, or 0 for any that is free."
         ) from None
     if not is_loopback(host):

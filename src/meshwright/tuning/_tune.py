@@ -80,7 +80,13 @@ def tuning(
     family, length = family_of(cfg), min(length, getattr(cfg, "positions", length))  # GPT-2 has only so many
     train, test = split_rows(family.read(data, length, model, vocabulary=cfg.vocabulary), held_out, seed)
     num_rows, longest = train[family.labels].shape
-    max_steps = max(epochs * num_rows // batch_size, 1)
+    max_steps = epochs * num_rows // batch_size
+    if max_steps < 2:
+        raise UsageError(
+            f"{data}: {num_rows} examples, epochs={epochs} and batch_size={batch_size} make {max_steps} "
+            f"update{'s' * (max_steps != 1)}, and the learning rate needs at least 2.\n"
+            "  Give a smaller batch_size= or more epochs=."
+        )
     how: dict[str, Any] = {
         "lora": lora,
         "alpha": alpha,
