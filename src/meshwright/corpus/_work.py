@@ -60,7 +60,7 @@ def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lamb
       when_urgent_are_written: Called after the blocks that training waits for.
 
     Raises:
-      InputError: A file has changed or is damaged, or a document is neither text nor tokens.
+      InputError: A file has changed or is damaged, a document is neither text nor tokens, or there is none.
     """
     if num_blocks(store) is not None:
         return
@@ -91,7 +91,14 @@ def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lamb
     if pending:
         write(Place(len(files), 0))
         block += 1
+    if not block:
+        raise ExamplesError(f"there is no text in {_named(files)}: no line, or none that is not empty.")
     write_complete(store, block)
+
+
+def _named(files: list[File]) -> str:
+    others = f" and {len(files) - 1} more files" if files[1:] else ""
+    return f"{files[0].place}{others}"
 
 
 def _tokenized(
