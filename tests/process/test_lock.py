@@ -77,6 +77,26 @@ def test_a_second_one_is_refused_and_told_who_is_there_and_nothing_of_it_is_left
     process.lock_directory(file).close()
 
 
+def test_a_process_of_a_launcher_waits_for_one_of_an_earlier_start_that_is_ending(file, monkeypatch, caplog):
+    monkeypatch.setenv("MESHWRIGHT_PROGRESS", "progress")
+    held = process.lock_directory(file)
+    monkeypatch.setattr(time, "sleep", lambda seconds: held.close())
+    process.lock_directory(file).close()
+    assert f"{file.parent} is in use by process {os.getpid()} on " in caplog.text
+    assert "waiting up to 10 s" in caplog.text
+
+
+def test_it_is_refused_if_the_other_one_does_not_end(file, monkeypatch, caplog):
+    monkeypatch.setenv("MESHWRIGHT_PROGRESS", "progress")
+    monkeypatch.setattr("meshwright.process._lock.WAIT_SECONDS", 0.03)
+    monkeypatch.setattr("meshwright.process._lock._POLL_SECONDS", 0.01)
+    held = process.lock_directory(file)
+    with pytest.raises(UsageError, match="is already in use"):
+        process.lock_directory(file)
+    assert caplog.text.count("waiting up to") == 1
+    held.close()
+
+
 def test_another_process_holds_whatever_its_forks_do_until_it_is_killed_wherever_there_are_locks(
     tmp_path, monkeypatch
 ):

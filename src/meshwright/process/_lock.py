@@ -19,6 +19,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,9 +29,15 @@ from meshwright.durable import open_ordinary
 from meshwright.errors import UsageError
 from meshwright.process._lock_owner import LockOwner, is_alive, read_owner, this_machine, this_process
 from meshwright.process._member import close_in_forks
+from meshwright.process._progress import is_launched
 from meshwright.process._run_on import on_lead
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+WAIT_SECONDS = 10.0
+"""The time for which a process of a launcher waits for a lock. A launcher starts processes again after it has
+killed the earlier ones, and the system may take a while to end one that waits for a disk or a device."""
+_POLL_SECONDS = 0.2
 
 log = logging.getLogger("meshwright")
 
@@ -72,6 +79,9 @@ class DirectoryLock:
 def lock_directory(file: Path) -> DirectoryLock:
     """Lock a directory, which is created if it does not exist.
 
+    A process of a launcher waits up to ten seconds for the lock, since a process of an earlier start may be
+    ending.
+
     Args:
       file: The lock file in the directory. All processes that lock the directory must use the same file.
 
@@ -79,6 +89,23 @@ def lock_directory(file: Path) -> DirectoryLock:
       UsageError: Another process has the lock, or may have it.
       OSError: The directory or a file in it cannot be created.
     """
+    try:
+        return _lock_now(file)
+    except UsageError:
+        if not is_launched():
+            raise
+    _tell_of_waiting(file)
+    give_up = time.monotonic() + WAIT_SECONDS
+    while True:
+        time.sleep(_POLL_SECONDS)
+        try:
+            return _lock_now(file)
+        except UsageError:
+            if time.monotonic() >= give_up:
+                raise
+
+
+def _lock_now(file: Path) -> DirectoryLock:
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as on_failure:
@@ -239,6 +266,15 @@ def _is_dead(text: str, has_lock: bool) -> bool:
     if owner.locked and has_lock:
         return True
     return owner.machine == this_machine() and not is_alive(owner)
+
+
+def _tell_of_waiting(file: Path) -> None:
+    log.warning(
+        "%s is in use by %s, perhaps of an earlier start that is ending: waiting up to %g s for it",
+        file.parent,
+        read_owner(_read(_owner_file(file)) or "") or "another process",
+        WAIT_SECONDS,
+    )
 
 
 def _owner_file(file: Path) -> Path:

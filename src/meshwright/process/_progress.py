@@ -17,6 +17,11 @@ PROGRESS = "MESHWRIGHT_PROGRESS"
 _lock = threading.Lock()
 
 
+def is_launched() -> bool:
+    """Return whether a launcher that starts failed runs again has started this process."""
+    return bool(os.environ.get(PROGRESS))
+
+
 def report_progress(step: int) -> None:
     """Write the newest saved step for the launcher, if there is one and this is process 0.
 
