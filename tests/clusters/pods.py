@@ -151,6 +151,8 @@ def _value(variable, annotations):
     if "value" in variable:
         return variable["value"]
     path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+    if path == "spec.nodeName":
+        return "this-node"
     return annotations[re.fullmatch(r"metadata\.annotations\['(.*)'\]", path)[1]]
 
 

@@ -61,7 +61,7 @@ def test_an_evicted_pod_starts_all_again_without_counting_and_a_killed_one_count
         "started",
     ]
     assert jobset.restarts == 1
-    told = (tmp_path / "digits.launch/summaries.txt").read_text()
+    told = (tmp_path / "digits.launch/summary-1.txt").read_text()
     assert told.startswith("start 1: process 0 of 2 failed first, with signal SIGKILL")
     assert "process 0 of 2 failed first" in (tmp_path / "digits-workers-0-1.out").read_text()
     undisturbed = play(train(tmp_path / "undisturbed"), pause=0)
@@ -79,8 +79,9 @@ def test_a_run_that_always_fails_ends_after_its_restarts(play, tmp_path):
     jobset = play((sys.executable, "-c", "raise SystemExit(1)"), restarts=2)
     assert jobset.play() == "Failed"
     assert jobset.log.count("started") == 3
-    told = (tmp_path / "digits.launch/summaries.txt").read_text()
-    assert [f"start {start}: process " in told for start in range(3)] == [True] * 3
+    told = [(tmp_path / f"digits.launch/summary-{start}.txt").read_text() for start in range(3)]
+    assert [each.startswith(f"start {start}: process ") for start, each in enumerate(told)] == [True] * 3
+    assert "It ran on this-node (pod digits-workers-0-" in told[0]
 
 
 def test_several_jobs_are_one_run(play, tmp_path):

@@ -114,7 +114,7 @@ def test_a_field_that_skypilot_does_not_know_is_found():
 @pytest.mark.parametrize("place", ["slurm", "jobset", "sky"])
 def test_print_shows_what_would_be_submitted_and_submits_nothing(place, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    image = ["--image", "r/x:1"] if place == "jobset" else []
+    image = ["--image", "r/x:1", "--shared", "none"] if place == "jobset" else []
     assert main(["launch", place, "-n", "2", *image, "--print", "--", "python", "train.py"]) == 0
     assert "train.py" in capsys.readouterr().out
 
@@ -124,6 +124,23 @@ def test_without_the_schedulers_program_nothing_is_submitted(place, program, cap
     monkeypatch.setenv("PATH", "")
     assert main(["launch", place, "-n", "2", "--", "python", "train.py"]) == 2
     assert f"the program '{program}' is not in PATH, so nothing was submitted" in capsys.readouterr().err
+
+
+def test_a_jobset_whose_next_start_would_see_nothing_is_refused_before_it_is_created(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\ntouch {tmp_path}/created\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert main(["launch", "jobset", "-n", "2", "--image", "r/x:1", "--", "python", "train.py"]) == 2
+    assert not (tmp_path / "created").exists()
+    said = capsys.readouterr().err
+    for way in (
+        "--mount CLAIM:PATH",
+        "--shared and a folder there, such as gs://bucket/runs",
+        "--shared none",
+    ):
+        assert way in said
 
 
 def test_what_is_submitted_is_a_file_of_the_scheduler(tmp_path, capfd, monkeypatch):
@@ -149,7 +166,20 @@ def test_after_a_jobset_is_created_the_command_that_shows_its_output_is_told(tmp
     (tmp_path / "kubectl").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    words = ["-n", "9", "--image", "r/x:1", "--namespace", "lab", "--name", "gpt", "--", "true"]
+    words = [
+        "-n",
+        "9",
+        "--image",
+        "r/x:1",
+        "--shared",
+        "none",
+        "--namespace",
+        "lab",
+        "--name",
+        "gpt",
+        "--",
+        "true",
+    ]
     assert main(["launch", "jobset", *words]) == 0
     shown = "logs -f -l jobset.sigs.k8s.io/jobset-name=gpt --prefix --tail=-1 --max-log-requests=9 -n lab"
     assert f"to follow it: kubectl {shown}\n" in capfd.readouterr().err

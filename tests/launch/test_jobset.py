@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -18,16 +19,19 @@ VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
 COMMAND = ("meshwright", "train", "gpt.py:experiment", "workdir=/runs/gpt")
 
 
-def manifest(number=4, pods=Pods("r/x:1"), **more):
+MOUNTED = Pods("r/x:1", mounts=("runs:/runs",))
+
+
+def manifest(number=4, pods=MOUNTED, **more):
     return yaml.safe_load(jobset_manifest(Job(COMMAND, number, name="gpt", **more), pods))
 
 
 @pytest.mark.parametrize(
     "pods",
     [
-        Pods("r/x:1"),
+        MOUNTED,
         Pods("r/x:1", gpus=8, mounts=("runs:/runs",), namespace="research"),
-        Pods("r/x:1", tpu="tpu-v5-lite-podslice:4x4:4", replicas=2),
+        Pods("r/x:1", tpu="tpu-v5-lite-podslice:4x4:4", replicas=2, shared="gs://b/runs"),
     ],
 )
 def test_each_manifest_is_one_that_kubernetes_takes(pods):
@@ -50,27 +54,35 @@ def test_a_pod_is_a_process_that_jax_finds_without_asking_the_cluster():
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": None,
         "MESHWRIGHT_START": None,
+        "MESHWRIGHT_NODE": None,
     }
     assert (job["parallelism"], job["completions"]) == (4, 4)
 
 
-def test_no_shell_stands_between_the_pod_and_its_signals():
-    (container,) = manifest()["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
-        "containers"
-    ]
-    assert container["command"] == list(COMMAND)
+def command(pods):
+    job = manifest(pods=pods)["spec"]["replicatedJobs"][0]["template"]["spec"]
+    return job["template"]["spec"]["containers"][0]["command"]
 
 
-def test_on_a_volume_each_pod_leaves_its_end_for_the_summary():
-    (container,) = manifest(pods=Pods("r/x:1", mounts=("runs:/runs",)))["spec"]["replicatedJobs"][0][
-        "template"
-    ]["spec"]["template"]["spec"]["containers"]
-    before = ["meshwright", "launch", "pod", "--name", "gpt", "--shared", "/runs", "--"]
-    assert container["command"] == [*before, *COMMAND]
+@pytest.mark.parametrize(
+    ("pods", "place"),
+    [
+        (MOUNTED, "/runs"),
+        (Pods("r/x:1", mounts=("data:/data", "runs:/runs"), shared="/runs/ends"), "/runs/ends"),
+        (Pods("r/x:1", shared="gs://bucket/runs"), "gs://bucket/runs"),
+    ],
+)
+def test_each_pod_leaves_its_end_where_all_see_it_with_no_shell_between_it_and_its_signals(pods, place):
+    before = ["meshwright", "launch", "pod", "--name", "gpt", "--shared", place, "--"]
+    assert command(pods) == [*before, *COMMAND]
+
+
+def test_a_program_that_saves_nothing_needs_no_place():
+    assert command(Pods("r/x:1", shared="none")) == list(COMMAND)
 
 
 def test_tpus_are_chosen_by_their_labels():
-    pods = Pods("r/x:1", tpu="tpu-v5-lite-podslice:4x4:4", replicas=2)
+    pods = Pods("r/x:1", tpu="tpu-v5-lite-podslice:4x4:4", replicas=2, shared="gs://b/runs")
     (jobs,) = manifest(8, pods)["spec"]["replicatedJobs"]
     pod = jobs["template"]["spec"]["template"]["spec"]
     assert (jobs["replicas"], jobs["template"]["spec"]["parallelism"]) == (2, 4)
@@ -81,11 +93,15 @@ def test_tpus_are_chosen_by_their_labels():
 @pytest.mark.parametrize(
     ("pods", "more", "complaint"),
     [
-        (Pods("r/x:1", replicas=3), {}, "--replicas is 3; it must divide"),
-        (Pods("r/x:1", gpus=8, tpu="a:b:4"), {}, "--gpus and --tpu are both given"),
-        (Pods("r/x:1", tpu="v5e"), {}, "expected ACCELERATOR:TOPOLOGY:CHIPS"),
+        (replace(MOUNTED, replicas=3), {}, "--replicas is 3; it must divide"),
+        (replace(MOUNTED, gpus=8, tpu="a:b:4"), {}, "--gpus and --tpu are both given"),
+        (replace(MOUNTED, tpu="v5e"), {}, "expected ACCELERATOR:TOPOLOGY:CHIPS"),
+        (Pods("r/x:1"), {}, "neither --mount nor --shared is given"),
+        (replace(MOUNTED, shared="/run/x"), {}, r"expected a directory on a volume \(/runs\)"),
+        (Pods("r/x:1", shared="runs"), {}, "--shared is 'runs'; expected a directory on a volume"),
+        (Pods("r/x:1", shared="s3://key:secret@bucket"), {}, "credentials"),
         (Pods("r/x:1", mounts=("/runs",)), {}, "expected CLAIM:PATH"),
-        (Pods("r/x:1"), {"processes_per_host": 2}, "--processes-per-host must be 1"),
+        (MOUNTED, {"processes_per_host": 2}, "--processes-per-host must be 1"),
     ],
 )
 def test_what_no_jobset_can_be_is_refused(pods, more, complaint):
@@ -95,4 +111,4 @@ def test_what_no_jobset_can_be_is_refused(pods, more, complaint):
 
 def test_a_name_that_pods_could_not_have_is_refused():
     with pytest.raises(UsageError, match="Give a name of at most 45"):
-        jobset_manifest(Job(COMMAND, 4, name="g" * 60), Pods("r/x:1"))
+        jobset_manifest(Job(COMMAND, 4, name="g" * 60), MOUNTED)

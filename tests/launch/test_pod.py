@@ -8,16 +8,19 @@ import time
 
 import pytest
 
+from meshwright.storage import read_text
+
 PROGRAM = """
 import os, sys, time
-number, shared = int(os.environ["JAX_PROCESS_ID"]), sys.argv[1]
+number, folder = int(os.environ["JAX_PROCESS_ID"]), sys.argv[1]
 if number == 0:
     open(os.environ["MESHWRIGHT_PROGRESS"], "w").write("40")
 if number == 2:
     print("no more memory", flush=True)
+    open(f"{folder}/gone", "w").close()
     sys.exit(1)
 while True:
-    if os.path.exists(f"{shared}/gone") or os.path.exists(f"{shared}/train.launch/ends-1/2.json"):
+    if os.path.exists(f"{folder}/gone"):
         print("Error: process 2 is gone: it was killed")
         sys.exit(6)
     time.sleep(0.02)
@@ -26,19 +29,18 @@ while True:
 
 @pytest.fixture
 def pod(tmp_path):
-    """Start a pod; a volume has what an earlier start left there."""
-    (tmp_path / "train.launch/ends-0").mkdir(parents=True)
-    (tmp_path / "train.launch/ends-0/2.json").write_text("{}")
+    """Start a pod of three."""
     started = []
 
-    def start(number, *command):
+    def start(number, *command, shared=tmp_path):
         command = command or (sys.executable, "-c", PROGRAM, str(tmp_path))
         given = {"JAX_PROCESS_ID": str(number), "JAX_NUM_PROCESSES": "3", "MESHWRIGHT_START": "1"}
-        words = ["-m", "meshwright", "launch", "pod", "--name", "train", "--shared", str(tmp_path), "--"]
+        words = ["-m", "meshwright", "launch", "pod", "--name", "train", "--shared", str(shared), "--"]
         started.append(
             subprocess.Popen(
                 [sys.executable, *words, *command],
-                env={**os.environ, **given},
+                env={**os.environ, **given, "MESHWRIGHT_NODE": f"node-{number}"},
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -48,31 +50,29 @@ def pod(tmp_path):
     yield start
     for each in started:
         each.kill()
-        each.wait()
+        each.communicate()
 
 
-def test_one_pod_tells_which_process_failed_first_and_what_was_saved(pod, tmp_path):
-    pods = [pod(number) for number in range(3)]
-    said = [each.communicate(timeout=60)[1] for each in pods]
+@pytest.fixture(params=["volume", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gcs", "s3"))])
+def shared(request, tmp_path):
+    return str(tmp_path) if request.param == "volume" else request.getfixturevalue(f"{request.param}_run")
+
+
+def test_one_pod_tells_which_process_failed_first_and_what_was_saved(pod, shared):
+    pods = [pod(number, shared=shared) for number in range(3)]
+    out, said = zip(*(each.communicate(timeout=60) for each in pods), strict=True)
     assert [each.returncode for each in pods] == [6, 6, 1], said
+    assert out[2] == "no more memory\n"  # as it is
     assert ["failed first" in each for each in said] == [True, False, False]
     for told in (
-        "process 2 of 3 failed first, with exit code 1",
+        "process 2 of 3 failed first, with exit code 1. It ran on node-2 (pod ",
         "no more memory",
         "process 0-1: exit code 6 (another process was gone)",
         "the newest checkpoint is of step 40",
         "kubectl delete jobset train, and the same launch",
     ):
         assert told in said[0]
-    assert (tmp_path / "train.launch/summaries.txt").read_text().startswith("start 1: process 2 of 3")
-
-
-@pytest.mark.slow
-def test_a_pod_that_is_gone_without_a_word_is_the_cause(pod, tmp_path):
-    pods = [pod(number) for number in range(2)]
-    (tmp_path / "gone").touch()
-    said = [each.communicate(timeout=60)[1] for each in pods]
-    assert "process 2 of 3 failed first, with signal SIGKILL. It ran on a pod that is gone" in said[0]
+    assert read_text(f"{shared}/train.launch/summary-1.txt").startswith("start 1: process 2 of 3")
 
 
 def test_each_signal_reaches_the_process_and_its_exit_code_the_pod(pod, tmp_path):

@@ -123,6 +123,7 @@ def jobset(options: argparse.Namespace) -> int:
         gpus=options.gpus,
         tpu=options.tpu,
         mounts=options.mount,
+        shared=options.shared,
         namespace=options.namespace,
     )
     job = _job(options)

@@ -182,6 +182,14 @@ def _add_jobset(places: Commands) -> None:
         metavar="CLAIM:PATH",
         help="mount a PersistentVolumeClaim in all pods; may be repeated",
     )
+    jobset.add_argument(
+        "--shared",
+        default="",
+        metavar="PATH_OR_URL",
+        help="where pods leave their ends, for the summary of a start that failed: a directory on a volume, "
+        "or the URL of a store, gs://bucket/runs (default: the path of the first --mount). `none` for a "
+        "program that saves nothing, such as meshwright doctor: no summary",
+    )
     jobset.add_argument("--namespace", default="", help="namespace (default: that of kubectl's context)")
     jobset.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
@@ -195,7 +203,12 @@ def _add_pod(places: Commands) -> None:
         "After a failure, one pod prints which process failed first.",
     )
     pod.add_argument("--name", required=True, help="name of the JobSet")
-    pod.add_argument("--shared", required=True, metavar="DIR", help="a directory that all pods see")
+    pod.add_argument(
+        "--shared",
+        required=True,
+        metavar="PATH_OR_URL",
+        help="a directory that all pods see, or the URL of a store",
+    )
     pod.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 

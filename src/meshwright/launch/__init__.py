@@ -5,7 +5,8 @@
 `_hosts` lets launchers on several machines act together: `_members` has their messages, `_lead` and `_follow`
 the rules, `_link` the connections.
 `_job` describes a job for a scheduler; `_slurm`, `_jobset` and `_sky` write it as a script or manifest.
-`_pod` runs a process in a pod of a JobSet. `_tail` shows the output of a job of SLURM.
+`_pod` runs a process in a pod of a JobSet; `_ends` has what pods tell each other of their ends. `_tail` shows
+the output of a job of SLURM.
 May import ground rooms; nothing here imports JAX. Add a scheduler as a file with a function from a `Job` to
 the text to submit, and its options in `cli/_launch_commands.py`.
 """

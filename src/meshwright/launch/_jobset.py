@@ -15,17 +15,21 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-polic
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DIVERGED, EXIT_INPUT, EXIT_USAGE, UsageError
 from meshwright.launch._job import Job
+from meshwright.storage import check_address, is_address
 
 _PORT = 55527
 _WORKERS = "workers"
 _FOR_GOOD = (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED, EXIT_CTRL_C)
 _LONGEST_NAME = 63
+NOTHING = "none"
+"""The word of `Pods.shared` for programs that save nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class Pods:
     as `tpu-v5-lite-podslice:4x4:4`."""
     mounts: Sequence[str] = ()
     """Volumes as `CLAIM:PATH`: the name of a PersistentVolumeClaim, and the directory where pods see it."""
+    shared: str = ""
+    """Where pods leave their ends, for the summary of a start that failed: a directory on a volume, or the
+    URL of a store; the first of `mounts` if it is empty. `none` for a program that saves nothing: then there
+    is no summary."""
     namespace: str = ""
     """Namespace of the JobSet; that of `kubectl`'s context if it is empty."""
 
@@ -68,7 +76,8 @@ def jobset_manifest(job: Job, pods: Pods) -> str:
 
     Example:
       >>> job = mw.launch.Job(("meshwright", "train", "gpt:experiment"), num_processes=4, name="gpt")
-      >>> manifest = mw.launch.jobset_manifest(job, mw.launch.Pods("registry.example.com/gpt:1"))
+      >>> pods = mw.launch.Pods("registry.example.com/gpt:1", mounts=("runs:/runs",))
+      >>> manifest = mw.launch.jobset_manifest(job, pods)
       >>> manifest.splitlines()[:4]
       ['apiVersion: jobset.x-k8s.io/v1alpha2', 'kind: JobSet', 'metadata:', '  name: gpt']
     """
@@ -124,6 +133,7 @@ def _check(job: Job, pods: Pods) -> None:
     for mount in pods.mounts:
         if not re.fullmatch("[a-z0-9.-]+:/.*", mount):
             raise UsageError(f"launch jobset: --mount is {mount!r}; expected CLAIM:PATH, such as runs:/runs.")
+    _check_shared(pods)
     # Kubernetes appends a random suffix to the names of pods.
     longest = f"{job.name}-{_WORKERS}-{pods.replicas - 1}-{job.num_processes // pods.replicas - 1}-abcde"
     if len(longest) > _LONGEST_NAME:
@@ -131,6 +141,28 @@ def _check(job: Job, pods: Pods) -> None:
             f"launch jobset: --name {job.name!r} is too long: the name of a pod would be {longest!r}, "
             f"{len(longest)} characters; Kubernetes allows {_LONGEST_NAME}. Give a name of at most "
             f"{_LONGEST_NAME - len(longest) + len(job.name)}."
+        )
+
+
+def _check_shared(pods: Pods) -> None:
+    """Check that the next start will see what this one saves, and that all pods see how the others end."""
+    if not pods.mounts and not pods.shared:
+        raise UsageError(
+            "launch jobset: neither --mount nor --shared is given. The disk of a pod ends with it: the next "
+            "start would see no checkpoint, and no pod how the others ended. Give a volume, --mount "
+            "CLAIM:PATH; or, if workdir is in a store, --shared and a folder there, such as "
+            "gs://bucket/runs. For a program that saves nothing, such as `meshwright doctor`: "
+            f"--shared {NOTHING}."
+        )
+    paths = [mount.split(":", 1)[1] for mount in pods.mounts]
+    if is_address(pods.shared):
+        check_address(pods.shared)
+    elif pods.shared not in ("", NOTHING) and not any(
+        Path(pods.shared).is_relative_to(path) for path in paths or ["/"]
+    ):
+        raise UsageError(
+            f"launch jobset: --shared is {pods.shared!r}; expected a directory on a volume "
+            f"({', '.join(paths) or 'such as /runs'}), the URL of a store, or {NOTHING}."
         )
 
 
@@ -174,7 +206,7 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
         "name": "main",
         "image": pods.image,
         # No shell: as the container's first process it would not pass SIGTERM on.
-        "command": _command(job, mounts),
+        "command": _command(job, pods, mounts),
         "ports": [{"containerPort": _PORT}],
         "env": _variables(job, pods, per_job),
         **({"resources": {"limits": resources}} if resources else {}),
@@ -194,12 +226,12 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
     }
 
 
-def _command(job: Job, mounts: Mapping[str, str]) -> list[str]:
-    """Return the command of a pod. On a volume, pods leave their ends for the summary."""
-    if not mounts:
+def _command(job: Job, pods: Pods, mounts: Mapping[str, str]) -> list[str]:
+    """Return the command of a pod, which leaves its end where all see it."""
+    if pods.shared == NOTHING:
         return list(job.command)
-    pod = ["meshwright", "launch", "pod", "--name", job.name, "--shared", next(iter(mounts.values()))]
-    return [*pod, "--", *job.command]
+    shared = pods.shared or next(iter(mounts.values()))
+    return ["meshwright", "launch", "pod", "--name", job.name, "--shared", shared, "--", *job.command]
 
 
 def _variables(job: Job, pods: Pods, per_job: int) -> list[dict[str, Any]]:
@@ -208,6 +240,7 @@ def _variables(job: Job, pods: Pods, per_job: int) -> list[dict[str, Any]]:
         {"name": "JAX_COORDINATOR_ADDRESS", "value": f"{job.name}-{_WORKERS}-0-0.{job.name}:{_PORT}"},
         {"name": "JAX_NUM_PROCESSES", "value": str(job.num_processes)},
         {"name": "MESHWRIGHT_START", "valueFrom": {"fieldRef": {"fieldPath": start}}},
+        {"name": "MESHWRIGHT_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
     if pods.replicas == 1:
         index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"

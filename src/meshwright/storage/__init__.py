@@ -10,7 +10,7 @@ May import ground rooms only. Add a kind of store to `_settings`.
 from meshwright.storage._copies import local_copy, put_at, put_file_at, read_text
 from meshwright.storage._mirror import mirrored
 from meshwright.storage._object_file import AHEAD_BYTES, ObjectBytes, Part, parts_of, put_parts, wrong_objects
-from meshwright.storage._path import Directory, ObjectPath, location, read_each
+from meshwright.storage._path import Directory, ObjectPath, check_address, location, read_each
 from meshwright.storage._permission import telling_unreadable
 from meshwright.storage._place import is_address, is_file_name, join, local_path
 
@@ -20,6 +20,7 @@ __all__ = [
     "ObjectBytes",
     "ObjectPath",
     "Part",
+    "check_address",
     "is_address",
     "is_file_name",
     "join",

@@ -52,8 +52,8 @@ class ObjectPath:
         Raises:
           UsageError: It is no URL of a store, or a package for it is not installed.
         """
+        check_address(address)
         scheme, _, rest = address.partition("://")
-        _check(scheme, rest)
         root, _, key = rest.partition("/")
         root = f"{scheme}://{root}"
         return cls(root, PurePosixPath(key.strip("/")), _connect(root, _settings.PATIENCE))
@@ -204,7 +204,19 @@ Directory = Path | ObjectPath
 """A local directory or one in a store."""
 
 
-def _check(scheme: str, rest: str) -> None:
+def check_address(address: str) -> None:
+    """Check the form of a URL of a store. Nothing is requested, and no package is needed.
+
+    Args:
+      address: The URL, such as `s3://bucket/run`.
+
+    Raises:
+      UsageError: It has no bucket, or it has credentials.
+
+    Example:
+      >>> mw.storage.check_address("s3://bucket/run")
+    """
+    scheme, _, rest = address.partition("://")
     bucket = rest.partition("/")[0]
     has_user, has_more = "@" in bucket and scheme in _settings.SCHEMES, ":" in bucket.rpartition("@")[0]
     if has_user or has_more or (":" in bucket and scheme in _settings.BUCKETS):
