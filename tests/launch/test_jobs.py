@@ -183,3 +183,15 @@ def test_after_a_jobset_is_created_the_command_that_shows_its_output_is_told(tmp
     assert main(["launch", "jobset", *words]) == 0
     shown = "logs -f -l jobset.sigs.k8s.io/jobset-name=gpt --prefix --tail=-1 --max-log-requests=9 -n lab"
     assert f"to follow it: kubectl {shown}\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("tail", [True, False], ids=["shown", "not shown"])
+def test_a_job_of_skypilot_is_shown_or_the_command_that_shows_it_told(tail, tmp_path, capfd, monkeypatch):
+    (tmp_path / "sky").write_text('#!/bin/sh\necho "$1 $2 $3 $4"\n')
+    (tmp_path / "sky").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert main(["launch", "sky", "-n", "2", "--name", "gpt", *["--tail"][:tail], "--", "true"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("jobs launch --yes ")
+    assert ("--detach-run" in out) == (not tail)  # SkyPilot shows the output by itself
+    assert ("to follow it: sky jobs logs --name gpt\n" in err) == (not tail)

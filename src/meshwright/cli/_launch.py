@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from meshwright.cli._output import show
 from meshwright.cli._train import use_fake_devices
-from meshwright.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_INPUT, EXIT_USAGE, UsageError
+from meshwright.errors import EXIT_CTRL_C, EXIT_DIVERGED, EXIT_DONE, EXIT_INPUT, EXIT_USAGE, UsageError
 from meshwright.launch import (
     Job,
     Pods,
@@ -24,6 +25,7 @@ from meshwright.launch import (
     run_pod,
     sky_task,
     slurm_script,
+    tail_jobset,
     tail_slurm,
 )
 
@@ -89,11 +91,17 @@ def ray(options: argparse.Namespace) -> int:
     return _say_how_to_go_on(options, exit_code)
 
 
-def _say_how_to_go_on(options: argparse.Namespace, exit_code: int) -> int:
-    """Print the command that continues a run that is not complete, and return its exit code."""
+def _say_how_to_go_on(options: argparse.Namespace, exit_code: int, before: Sequence[str] = ()) -> int:
+    """Print the command that continues a run that is not complete, and return its exit code.
+
+    Args:
+      options: The options of the launch.
+      exit_code: Its exit code.
+      before: A command that has to be run before it.
+    """
     if exit_code != EXIT_DONE:
         first = "correct that, and then " if exit_code in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED) else ""
-        command = shlex.join(["meshwright", *options.words])
+        command = " && ".join(map(shlex.join, filter(None, [before, ["meshwright", *options.words]])))
         print(f"meshwright launch: exit code {exit_code}; to go on, {first}run: {command}", file=sys.stderr)
     return exit_code
 
@@ -128,18 +136,19 @@ def jobset(options: argparse.Namespace) -> int:
     )
     job = _job(options)
     exit_code = _submit(options, "jobset", jobset_manifest(job, pods))
-    if not options.print and exit_code == EXIT_DONE:
-        namespace = ["-n", options.namespace] if options.namespace else []
-        pods_of_all = ["-l", f"jobset.sigs.k8s.io/jobset-name={job.name}", "--prefix", "--tail=-1"]
-        command = [
-            "kubectl",
-            "logs",
-            "-f",
-            *pods_of_all,
-            f"--max-log-requests={job.num_processes}",
-            *namespace,
-        ]
-        print(f"meshwright launch: to follow it: {shlex.join(command)}", file=sys.stderr)
+    if options.print or exit_code != EXIT_DONE:
+        return exit_code
+    namespace = ["-n", options.namespace] if options.namespace else []
+    if options.tail:
+        exit_code = tail_jobset(job, pods)
+        if exit_code == EXIT_CTRL_C:  # it goes on
+            return exit_code
+        delete = ["kubectl", "delete", "--ignore-not-found", "jobset", job.name, *namespace]
+        return _say_how_to_go_on(options, exit_code, before=delete)
+    pods_of_all = ["-l", f"jobset.sigs.k8s.io/jobset-name={job.name}", "--prefix", "--tail=-1"]
+    most = f"--max-log-requests={job.num_processes}"
+    command = shlex.join(["kubectl", "logs", "-f", *pods_of_all, most, *namespace])
+    print(f"meshwright launch: to follow it: {command}", file=sys.stderr)
     return exit_code
 
 
@@ -150,14 +159,28 @@ def pod(options: argparse.Namespace) -> int:
 
 def sky(options: argparse.Namespace) -> int:
     """Run `meshwright launch sky`."""
+    job = _job(options)
     task = sky_task(
-        _job(options),
+        job,
         accelerators=options.accelerators,
         spot=options.spot,
         setup=options.setup,
         mounts=options.mount,
     )
-    return _submit(options, "sky", task)
+    if options.print:
+        return _submit(options, "sky", task)
+    try:
+        exit_code = _give("sky", task, *([] if options.tail else ["--detach-run"])).returncode
+    except KeyboardInterrupt:
+        cancel = shlex.join(["sky", "jobs", "cancel", "--name", job.name])
+        print(f"meshwright launch: a job that was submitted goes on; to end it: {cancel}", file=sys.stderr)
+        return EXIT_CTRL_C
+    if options.tail:
+        return _say_how_to_go_on(options, exit_code)
+    if exit_code == EXIT_DONE:
+        follow = shlex.join(["sky", "jobs", "logs", "--name", job.name])
+        print(f"meshwright launch: to follow it: {follow}", file=sys.stderr)
+    return exit_code
 
 
 def _job(options: argparse.Namespace, processes_per_host: int = 1) -> Job:

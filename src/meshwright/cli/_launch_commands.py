@@ -4,6 +4,7 @@ import argparse
 
 from meshwright.cli._parser import Commands
 
+_ELSE_PRINTED = "without --tail, the command that shows it is printed"
 _AFTER_DASHES = "the program to start and its arguments, after --"
 
 
@@ -143,11 +144,7 @@ def _add_slurm(places: Commands) -> None:
         metavar="OPTIONS",
         help="further options of srun without dashes: 'container-image=IMAGE'",
     )
-    slurm.add_argument(
-        "--tail",
-        action="store_true",
-        help="stay, and show the output of the job until it is over, equal lines of its processes once",
-    )
+    _add_tail(slurm, "equal lines of its processes once")
     slurm.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 
@@ -160,6 +157,14 @@ def _add_jobset(places: Commands) -> None:
         "--mount runs:/runs --print -- meshwright train gpt:experiment workdir=/runs/gpt",
     )
     _add_job(jobset)
+    _add_machines(jobset)
+    _add_volumes(jobset)
+    jobset.add_argument("--namespace", default="", help="namespace (default: that of kubectl's context)")
+    _add_tail(jobset, f"equal lines of its processes once; {_ELSE_PRINTED}")
+    jobset.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
+
+
+def _add_machines(jobset: argparse.ArgumentParser) -> None:
     jobset.add_argument("--image", required=True, help="container image with the program and Meshwright")
     jobset.add_argument(
         "--replicas",
@@ -175,6 +180,9 @@ def _add_jobset(places: Commands) -> None:
         metavar="ACCELERATOR:TOPOLOGY:CHIPS",
         help="TPUs: the labels of Google's nodes and the chips of each pod: tpu-v5-lite-podslice:4x4:4",
     )
+
+
+def _add_volumes(jobset: argparse.ArgumentParser) -> None:
     jobset.add_argument(
         "--mount",
         action="append",
@@ -190,8 +198,6 @@ def _add_jobset(places: Commands) -> None:
         "or the URL of a store, gs://bucket/runs (default: the path of the first --mount). `none` for a "
         "program that saves nothing, such as meshwright doctor: no summary",
     )
-    jobset.add_argument("--namespace", default="", help="namespace (default: that of kubectl's context)")
-    jobset.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 
 def _add_pod(places: Commands) -> None:
@@ -240,7 +246,17 @@ def _add_sky(places: Commands) -> None:
         metavar="ADDRESS:PATH",
         help="mount a bucket in all machines: s3://bucket/runs:/runs; may be repeated",
     )
+    _add_tail(sky, f"as SkyPilot writes it; {_ELSE_PRINTED}")
     sky.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
+
+
+def _add_tail(parser: argparse.ArgumentParser, how: str) -> None:
+    """Add the option that shows the output of a submitted job, and how it does."""
+    parser.add_argument(
+        "--tail",
+        action="store_true",
+        help=f"stay, and show the output of the job until it is over, {how}. Ctrl-C ends only the showing",
+    )
 
 
 def _add_number(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@
 the rules, `_link` the connections.
 `_job` describes a job for a scheduler; `_slurm`, `_jobset` and `_sky` write it as a script or manifest.
 `_pod` runs a process in a pod of a JobSet; `_ends` has what pods tell each other of their ends. `_tail` shows
-the output of a job of SLURM.
+the output of a job of SLURM, `_tail_jobset` that of a JobSet.
 May import ground rooms; nothing here imports JAX. Add a scheduler as a file with a function from a `Job` to
 the text to submit, and its options in `cli/_launch_commands.py`.
 """
@@ -20,6 +20,7 @@ from meshwright.launch._ray import launch_ray
 from meshwright.launch._sky import sky_task
 from meshwright.launch._slurm import slurm_script
 from meshwright.launch._tail import tail_slurm
+from meshwright.launch._tail_jobset import tail_jobset
 
 __all__ = [
     "Job",
@@ -32,5 +33,6 @@ __all__ = [
     "run_pod",
     "sky_task",
     "slurm_script",
+    "tail_jobset",
     "tail_slurm",
 ]
