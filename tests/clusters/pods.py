@@ -28,6 +28,8 @@ class JobSet:
         self.policy, self.restarts, self.log = spec["failurePolicy"], 0, []
         self.pods, self.ended, self.codes = {}, None, []
         """How the JobSet has ended, None before; and the first exit code of each start that failed."""
+        self.begins = {}
+        """Where the output of each pod of this start begins in its file."""
         self._evicted, self._deleted = set(), False
         self.hook = lambda: None
         """Called again and again while the pods run."""
@@ -58,6 +60,7 @@ class JobSet:
             host = self._host(job, index).split()[-1]
             inside = f'mount --bind {self.folder}/hosts /etc/hosts; hostname {host}; exec "$@"'
             with (self.folder / f"{host}.out").open("a") as out:
+                self.begins[job, index] = out.tell()
                 self.pods[job, index] = subprocess.Popen(
                     [*_OWN_HOST, inside, host, *command],
                     env={**self.environ, **cluster, **given},

@@ -1,11 +1,15 @@
 """The manifest of a JobSet, played through by real processes."""
 
+import re
+import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
 
-from clusters.engines import PATHS, newest, train
+from clusters.engines import MESHWRIGHT, PATHS, newest, train
+from clusters.kubernetes import Kubernetes
 from clusters.pods import JobSet, python_environ
 from clusters.slurm import missing, wait_until
 from end_to_end.running import losses
@@ -88,3 +92,34 @@ def test_several_jobs_are_one_run(play, tmp_path):
     jobset = play(train(tmp_path / "run"), replicas=2, pause=0)
     assert jobset.play() == "Completed"
     assert len(list(tmp_path.glob("run/logs/*.log"))) == 2
+
+
+FAILS_ONCE = """
+import os, signal, sys, time
+start, number = os.environ["MESHWRIGHT_START"], os.environ["JAX_PROCESS_ID"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print(f"hello in start {start}")
+if (start, number) == ("0", "1"):
+    sys.exit("no more memory")
+time.sleep(30 if start == "0" else 0)
+"""
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl")
+def test_the_launcher_creates_a_jobset_and_shows_it_over_its_restarts(tmp_path):
+    with Kubernetes(tmp_path, python_environ(PATHS)) as kubernetes:
+        words = ["-n", "2", "--image", "none", "--mount", f"runs:{tmp_path}", "--name", "digits", "--tail"]
+        done = subprocess.run(
+            [*MESHWRIGHT, "launch", "jobset", *words, "--", sys.executable, "-c", FAILS_ONCE],
+            env={**python_environ(PATHS), "KUBECONFIG": str(kubernetes.config), "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    lines = [re.sub(r"^\[.*?\] ", "", line) for line in done.stdout.splitlines()]
+    assert "[1] no more memory\n" in done.stdout
+    assert "process 1 of 2 failed first, with exit code 1. It ran on this-node (pod " in done.stdout
+    assert "the JobSet starts all pods again; restart 1" in done.stderr
+    for start in range(2):  # once, or for each pod, as they need not begin at the same time
+        assert lines.count(f"hello in start {start}") in (1, 2), done.stdout

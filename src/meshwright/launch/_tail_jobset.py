@@ -33,8 +33,8 @@ _REST_SECONDS = 10.0
 """Time for the last lines of pods that have ended."""
 _MOST_PODS = 100_000
 """Without a limit of ours, `kubectl` follows five at most."""
-_NO_NEWS = re.compile(r"is waiting to start|No resources found|[EIW]\d{4} ")
-"""Lines of `kubectl logs` about pods that have not begun, and of its own log."""
+_NO_NEWS = re.compile(r"is waiting to start|[Nn]ot? .*found|[EIW]\d{4} ")
+"""Lines of `kubectl logs` about pods that have not begun or are gone, and of its own log."""
 
 
 def tail_jobset(job: Job, pods: Pods) -> int:
