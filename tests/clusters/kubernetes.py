@@ -3,6 +3,7 @@
 A JobSet that is created is played by `clusters.pods`.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -136,7 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path in DISCOVERY:
             self._answer(DISCOVERY[path])
         elif path.endswith("/log"):
-            self._stream(path.split("/")[-2])
+            with contextlib.suppress(BrokenPipeError):  # it does not follow any longer
+                self._stream(path.split("/")[-2])
         elif path.endswith("/pods"):
             pods = [described_pod(name, pod[0]) for name, pod in self.kubernetes.pods().items()]
             self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})

@@ -147,9 +147,10 @@ def test_the_command_creates_a_jobset_shows_it_and_ends_as_it_does(play, capfd, 
 
 
 def test_a_kubectl_that_never_answers_is_told_and_not_waited_for_for_ever(play, monkeypatch):
-    monkeypatch.setattr(_tail_jobset, "_MOST_FAILURES", 2)
+    monkeypatch.setattr(_tail_jobset, "_AWAY_SECONDS", 0)
     (play.folder / "kubectl").write_text("#!/bin/sh\necho you must be logged in >&2; exit 1\n")
     with pytest.raises(
-        MeshwrightError, match="2 times in a row: you must be logged in\n  The JobSet goes on"
+        MeshwrightError,
+        match="for 0 s, kubectl cannot look at the JobSet gpt: you must be logged in\n  The JobSet goes on",
     ):
         tail_jobset(JOB, PODS)

@@ -6,7 +6,8 @@
 the rules, `_link` the connections.
 `_job` describes a job for a scheduler; `_slurm`, `_jobset` and `_sky` write it as a script or manifest.
 `_pod` runs a process in a pod of a JobSet; `_ends` has what pods tell each other of their ends. `_tail` shows
-the output of a job of SLURM, `_tail_jobset` that of a JobSet.
+the output of a job of SLURM, `_tail_jobset` that of a JobSet, of which
+`_kubectl` tells.
 May import ground rooms; nothing here imports JAX. Add a scheduler as a file with a function from a `Job` to
 the text to submit, and its options in `cli/_launch_commands.py`.
 """

@@ -6,27 +6,26 @@ were shown already, which are known by their times.
 """
 
 import contextlib
-import json
 import re
 import shlex
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import IO, Any
+from typing import IO
 
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightError, listed
 from meshwright.launch._job import Job
 from meshwright.launch._jobset import CONTAINER, WORKERS, Pods
+from meshwright.launch._kubectl import KubectlError, Seen, label, look
 from meshwright.launch._output import Output
 from meshwright.launch._supervise import say
 
 _POLL_SECONDS = 1.0
-_MOST_FAILURES = 60
-"""Largest number of polls in a row that `kubectl` may fail in, as when the network is away."""
+_AWAY_SECONDS = 300.0
+"""The time for which `kubectl` may fail, as when the network is away."""
 _WAITING_SECONDS = 10.0
 """The time after which pods that have not begun are told of."""
 _REST_SECONDS = 10.0
@@ -50,7 +49,7 @@ def tail_jobset(job: Job, pods: Pods) -> int:
       0 if the JobSet is complete, 1 if it has failed or was deleted, 130 after Ctrl-C.
 
     Raises:
-      MeshwrightError: `kubectl` cannot look at the JobSet for a minute.
+      MeshwrightError: `kubectl` cannot look at the JobSet for five minutes.
     """
     where = ["-n", pods.namespace] if pods.namespace else []
     to_end = shlex.join(["kubectl", "delete", "jobset", job.name, *where])
@@ -67,26 +66,11 @@ def tail_jobset(job: Job, pods: Pods) -> int:
     return EXIT_FAILED
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What Kubernetes knows of a JobSet at a time."""
-
-    end: str = ""
-    """`Completed`, `Failed` or `Deleted`; empty while it goes on."""
-    why: str = ""
-    """What happened, if it is not complete."""
-    restarts: int = 0
-    begun: Mapping[str, bool] = field(default_factory=dict)
-    """The pods whose process has begun, and whether it runs."""
-    waiting: Mapping[str, str] = field(default_factory=dict)
-    """The other pods, and why they wait."""
-
-
-def _follow(job: Job, where: Sequence[str], logs: "_Logs") -> _Seen:
+def _follow(job: Job, where: Sequence[str], logs: "_Logs") -> Seen:
     """Show the output until no pod runs and the JobSet has ended."""
     news, give_up = _News(job.num_processes), float("inf")
     while True:
-        seen = _patiently(lambda: _look(job.name, where), job.name)
+        seen = _patiently(job.name, where)
         news.tell(seen)
         logs.follow(seen.begun)
         if seen.end:  # pods may still write, for as long as they have to save
@@ -103,7 +87,7 @@ class _News:
         self._num_pods, self._restarts = num_pods, 0
         self._told, self._tell_at = "", time.monotonic() + _WAITING_SECONDS
 
-    def tell(self, seen: _Seen) -> None:
+    def tell(self, seen: Seen) -> None:
         if seen.restarts > self._restarts:
             self._restarts = seen.restarts
             say(f"the JobSet starts all pods again; restart {seen.restarts}")
@@ -113,7 +97,7 @@ class _News:
             say(text)
 
 
-def _waiting_text(seen: _Seen, number: int) -> str:
+def _waiting_text(seen: Seen, number: int) -> str:
     if seen.end or len(seen.begun) >= number:
         return ""
     reasons: dict[str, list[str]] = {}
@@ -123,76 +107,23 @@ def _waiting_text(seen: _Seen, number: int) -> str:
     return f"{len(seen.begun)} of {number} pods have begun. {why}".rstrip()
 
 
-def _patiently(look: Callable[[], _Seen], name: str) -> _Seen:
-    """Look until it succeeds.
+def _patiently(name: str, where: Sequence[str]) -> Seen:
+    """Look at a JobSet until it succeeds.
 
     Raises:
-      MeshwrightError: It fails again and again.
+      MeshwrightError: It fails for too long.
     """
-    for failures in range(1, _MOST_FAILURES + 1):
+    give_up = time.monotonic() + _AWAY_SECONDS
+    while True:
         try:
-            return look()
-        except _KubectlError as error:
-            if failures == _MOST_FAILURES:
+            return look(name, where)
+        except KubectlError as error:
+            if time.monotonic() >= give_up:
                 raise MeshwrightError(
-                    f"launch jobset: kubectl cannot look at the JobSet {name}, {failures} times in a row: "
+                    f"launch jobset: for {_AWAY_SECONDS:g} s, kubectl cannot look at the JobSet {name}: "
                     f"{error}\n  The JobSet goes on. `kubectl get jobset` says how it ends."
                 ) from None
         time.sleep(_POLL_SECONDS)
-    raise AssertionError
-
-
-class _KubectlError(Exception):
-    """What `kubectl` said last when it failed."""
-
-
-def _look(name: str, where: Sequence[str]) -> _Seen:
-    pods = _get(["pods", "-l", _label(name)], where)["items"]
-    begun, waiting = {}, {}
-    for pod in pods:
-        state = _state_of(pod)
-        if "running" in state or "terminated" in state:
-            begun[pod["metadata"]["name"]] = "running" in state
-        else:
-            waiting[pod["metadata"]["name"]] = _why_waiting(pod, state)
-    try:
-        status = _get(["jobset", name], where).get("status", {})
-    except _KubectlError as error:
-        if "(NotFound)" not in str(error):
-            raise
-        return _Seen("Deleted", "was deleted", begun=begun, waiting=waiting)
-    for each in status.get("conditions", []):
-        if each["type"] in ("Completed", "Failed") and each["status"] == "True":
-            why = f"has failed: {each.get('message', '')}"
-            return _Seen(each["type"], why, status.get("restarts", 0), begun, waiting)
-    return _Seen(restarts=status.get("restarts", 0), begun=begun, waiting=waiting)
-
-
-def _get(words: Sequence[str], where: Sequence[str]) -> dict[str, Any]:
-    command = ["kubectl", "get", *words, "-o", "json", "--request-timeout=20s", *where]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise _KubectlError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
-    return json.loads(done.stdout)
-
-
-def _label(name: str) -> str:
-    return f"jobset.sigs.k8s.io/jobset-name={name}"
-
-
-def _state_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of the container in which the program runs; empty if there is none yet."""
-    statuses = pod.get("status", {}).get("containerStatuses", [])
-    return next((each.get("state", {}) for each in statuses if each["name"] == CONTAINER), {})
-
-
-def _why_waiting(pod: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    if reason := state.get("waiting", {}).get("reason"):
-        return reason
-    for each in pod.get("status", {}).get("conditions", []):
-        if each["type"] == "PodScheduled" and each["status"] == "False":
-            return f"{each.get('reason', '')} ({each.get('message', '')})"
-    return pod.get("status", {}).get("phase", "Pending")
 
 
 class _Logs:
@@ -246,7 +177,7 @@ class _Logs:
             words.append(f"--since-time={oldest}")
         words.append(f"--max-log-requests={_MOST_PODS}")
         self._process = subprocess.Popen(
-            ["kubectl", "logs", "-l", _label(self._name), *words, *self._where],
+            ["kubectl", "logs", "-l", label(self._name), *words, *self._where],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
