@@ -14,6 +14,7 @@ from clusters.pods import JobSet, python_environ
 from clusters.slurm import missing, wait_until
 from end_to_end.running import losses
 from meshwright.launch import Job, Pods, jobset_manifest
+from meshwright.storage import location
 
 pytestmark = [
     pytest.mark.clusters,
@@ -26,9 +27,10 @@ def play(tmp_path):
     """Start the pods of a run, and end them after the test."""
     started = []
 
-    def start(command, replicas=1, pause=0.0005, restarts=3):
+    def start(command, replicas=1, pause=0.0005, restarts=3, shared=None):
         job = Job(command, 2, name="digits", restarts=restarts, save_seconds=20)
-        manifest = jobset_manifest(job, Pods("none", replicas=replicas, mounts=(f"runs:{tmp_path}",)))
+        place = {"shared": shared} if shared else {"mounts": (f"runs:{tmp_path}",)}
+        manifest = jobset_manifest(job, Pods("none", replicas=replicas, **place))
         started.append(JobSet(manifest, tmp_path, {**python_environ(PATHS), "PAUSE": str(pause)}))
         started[-1].start()
         return started[-1]
@@ -92,6 +94,26 @@ def test_several_jobs_are_one_run(play, tmp_path):
     jobset = play(train(tmp_path / "run"), replicas=2, pause=0)
     assert jobset.play() == "Completed"
     assert len(list(tmp_path.glob("run/logs/*.log"))) == 2
+
+
+def test_a_jobset_without_a_volume_continues_from_a_store_and_leaves_its_summary_there(play, gcs_run):
+    folder, killed = location(gcs_run) / "digits.launch", []
+    jobset = play(train(f"{gcs_run}/x"), pause=0.001, shared=gcs_run)
+
+    def kill_once():
+        if not killed and (folder / "progress").is_file() and int((folder / "progress").read_bytes()) >= 20:
+            jobset.pods[0, 1].kill()  # the whole pod, without a word
+            killed.append(True)
+
+    jobset.hook = kill_once
+    assert jobset.play() == "Completed"
+    assert jobset.log == ["started", "RestartJobSet", "started"]
+    told = (folder / "summary-0.txt").read_bytes().decode()
+    assert (
+        "process 1 of 2 failed first, with signal SIGKILL. It ran on this-node (pod digits-workers-0-1)"
+        in told
+    )
+    assert re.search(r"the newest checkpoint is of step [2-9]\d\n", told)
 
 
 FAILS_ONCE = """
