@@ -1,6 +1,7 @@
 """Runs on a real Ray cluster of three nodes on this machine."""
 
 import importlib.util
+import re
 import signal
 import sys
 import time
@@ -69,7 +70,8 @@ def test_when_a_node_is_lost_all_start_again_on_what_is_left(cluster, tmp_path, 
         loss = threads.submit(lose_a_node)
         assert launch_ray(train(run), 2, restarts=2) == 0
         loss.result()
-    assert "lost by Ray" in capfd.readouterr().err
+    # The process that is left may notice it before Ray does.
+    assert re.search(r"lost by Ray|process \d is gone", capfd.readouterr().err)
     assert losses(run) == undisturbed
 
 

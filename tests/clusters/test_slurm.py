@@ -142,7 +142,9 @@ def test_a_job_continues_on_other_nodes_when_one_is_lost(slurm, tmp_path, undist
 
 @pytest.mark.clusters
 def test_the_output_of_a_job_is_shown_until_it_is_over(slurm, tmp_path):
-    program = "echo task $SLURM_PROCID; exit 3"
+    # The end of one task kills the other: none may end before both have written.
+    wait = "until [ -e wrote-0 ] && [ -e wrote-1 ]; do sleep 0.1; done"
+    program = f"echo task $SLURM_PROCID; touch wrote-$SLURM_PROCID; {wait}; exit 3"
     words = ("launch", "slurm", "-n", "2", "--tail", "--", "bash", "-c", program)
     done = subprocess.run(
         [*MESHWRIGHT, *words], env=slurm.environ, cwd=tmp_path, capture_output=True, text=True, timeout=100
