@@ -57,7 +57,8 @@ def test_a_task_of_skypilot_starts_one_process_on_each_machine():
         "SKYPILOT_NUM_NODES": "2",
         "SKYPILOT_NODE_RANK": "1",
     }
-    script = task["run"].replace("exec python train.py", "env")
+    assert "exec meshwright launch pod --of sky --name train --shared /runs -- python train.py" in task["run"]
+    script = task["run"].partition("exec")[0] + "env"
     said = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=True)
     assert {
         "JAX_COORDINATOR_ADDRESS=10.0.0.1:8476",
@@ -94,7 +95,7 @@ SKY = json.loads(lzma.decompress(Path(__file__).with_name("sky.schema.json.xz").
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        {"shared": "none"},
         {"accelerators": "H100:8", "spot": True, "setup": "pip install x", "mounts": ("s3://b/runs:/runs",)},
     ],
     ids=["plain", "with all options"],
@@ -105,8 +106,13 @@ def test_a_task_has_only_what_skypilot_knows(options):
     jsonschema.validate(task["resources"], SKY["resources"])
 
 
+def test_a_task_whose_next_start_would_see_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"launch sky: neither --mount nor --shared is given"):
+        sky_task(Job(("python", "train.py"), 2))
+
+
 def test_a_field_that_skypilot_does_not_know_is_found():
-    task = yaml.safe_load(sky_task(Job(("python", "train.py"), 2)))
+    task = yaml.safe_load(sky_task(Job(("python", "train.py"), 2), shared="none"))
     with pytest.raises(jsonschema.ValidationError, match="num_hosts"):
         jsonschema.validate(task | {"num_hosts": 2}, SKY["task"])
 
@@ -114,15 +120,15 @@ def test_a_field_that_skypilot_does_not_know_is_found():
 @pytest.mark.parametrize("place", ["slurm", "jobset", "sky"])
 def test_print_shows_what_would_be_submitted_and_submits_nothing(place, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    image = ["--image", "r/x:1", "--shared", "none"] if place == "jobset" else []
-    assert main(["launch", place, "-n", "2", *image, "--print", "--", "python", "train.py"]) == 0
+    options = {"slurm": [], "jobset": ["--image", "r/x:1", "--shared", "none"], "sky": ["--shared", "none"]}
+    assert main(["launch", place, "-n", "2", *options[place], "--print", "--", "python", "train.py"]) == 0
     assert "train.py" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("place", "program"), [("slurm", "sbatch"), ("sky", "sky")])
+@pytest.mark.parametrize(("place", "program"), [("slurm", "sbatch"), ("sky --shared none", "sky")])
 def test_without_the_schedulers_program_nothing_is_submitted(place, program, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert main(["launch", place, "-n", "2", "--", "python", "train.py"]) == 2
+    assert main(["launch", *place.split(), "-n", "2", "--", "python", "train.py"]) == 2
     assert f"the program '{program}' is not in PATH, so nothing was submitted" in capsys.readouterr().err
 
 
@@ -190,7 +196,8 @@ def test_a_job_of_skypilot_is_shown_or_the_command_that_shows_it_told(tail, tmp_
     (tmp_path / "sky").write_text('#!/bin/sh\necho "$1 $2 $3 $4"\n')
     (tmp_path / "sky").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert main(["launch", "sky", "-n", "2", "--name", "gpt", *["--tail"][:tail], "--", "true"]) == 0
+    options = ["--name", "gpt", "--shared", "none", *["--tail"][:tail]]
+    assert main(["launch", "sky", "-n", "2", *options, "--", "true"]) == 0
     out, err = capfd.readouterr()
     assert out.startswith("jobs launch --yes ")
     assert ("--detach-run" in out) == (not tail)  # SkyPilot shows the output by itself

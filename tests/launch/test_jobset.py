@@ -73,7 +73,7 @@ def command(pods):
     ],
 )
 def test_each_pod_leaves_its_end_where_all_see_it_with_no_shell_between_it_and_its_signals(pods, place):
-    before = ["meshwright", "launch", "pod", "--name", "gpt", "--shared", place, "--"]
+    before = ["meshwright", "launch", "pod", "--of", "jobset", "--name", "gpt", "--shared", place, "--"]
     assert command(pods) == [*before, *COMMAND]
 
 
@@ -97,8 +97,8 @@ def test_tpus_are_chosen_by_their_labels():
         (replace(MOUNTED, gpus=8, tpu="a:b:4"), {}, "--gpus and --tpu are both given"),
         (replace(MOUNTED, tpu="v5e"), {}, "expected ACCELERATOR:TOPOLOGY:CHIPS"),
         (Pods("r/x:1"), {}, "neither --mount nor --shared is given"),
-        (replace(MOUNTED, shared="/run/x"), {}, r"expected a directory on a volume \(/runs\)"),
-        (Pods("r/x:1", shared="runs"), {}, "--shared is 'runs'; expected a directory on a volume"),
+        (replace(MOUNTED, shared="/run/x"), {}, r"expected a directory below a --mount \(/runs\)"),
+        (Pods("r/x:1", shared="runs"), {}, "--shared is 'runs'; expected a directory below a --mount"),
         (Pods("r/x:1", shared="s3://key:secret@bucket"), {}, "credentials"),
         (Pods("r/x:1", mounts=("/runs",)), {}, "expected CLAIM:PATH"),
         (MOUNTED, {"processes_per_host": 2}, "--processes-per-host must be 1"),

@@ -154,7 +154,7 @@ def jobset(options: argparse.Namespace) -> int:
 
 def pod(options: argparse.Namespace) -> int:
     """Run `meshwright launch pod`."""
-    return run_pod(options.command_line, options.name, options.shared)
+    return run_pod(options.command_line, options.name, options.shared, options.of)
 
 
 def sky(options: argparse.Namespace) -> int:
@@ -166,6 +166,7 @@ def sky(options: argparse.Namespace) -> int:
         spot=options.spot,
         setup=options.setup,
         mounts=options.mount,
+        shared=options.shared,
     )
     if options.print:
         return _submit(options, "sky", task)

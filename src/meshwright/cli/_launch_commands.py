@@ -190,14 +190,7 @@ def _add_volumes(jobset: argparse.ArgumentParser) -> None:
         metavar="CLAIM:PATH",
         help="mount a PersistentVolumeClaim in all pods; may be repeated",
     )
-    jobset.add_argument(
-        "--shared",
-        default="",
-        metavar="PATH_OR_URL",
-        help="where pods leave their ends, for the summary of a start that failed: a directory on a volume, "
-        "or the URL of a store, gs://bucket/runs (default: the path of the first --mount). `none` for a "
-        "program that saves nothing, such as meshwright doctor: no summary",
-    )
+    _add_shared(jobset, "pods leave their ends")
 
 
 def _add_pod(places: Commands) -> None:
@@ -208,7 +201,10 @@ def _add_pod(places: Commands) -> None:
         epilog="Example: meshwright launch pod --name gpt --shared /runs -- meshwright train gpt:experiment. "
         "After a failure, one pod prints which process failed first.",
     )
-    pod.add_argument("--name", required=True, help="name of the JobSet")
+    pod.add_argument("--name", required=True, help="name of the JobSet or of the task")
+    pod.add_argument(
+        "--of", choices=("jobset", "sky"), default="jobset", help="what starts it (default: jobset)"
+    )
     pod.add_argument(
         "--shared",
         required=True,
@@ -246,8 +242,20 @@ def _add_sky(places: Commands) -> None:
         metavar="ADDRESS:PATH",
         help="mount a bucket in all machines: s3://bucket/runs:/runs; may be repeated",
     )
+    _add_shared(sky, "processes leave their ends")
     _add_tail(sky, f"as SkyPilot writes it; {_ELSE_PRINTED}")
     sky.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
+
+
+def _add_shared(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--shared",
+        default="",
+        metavar="PATH_OR_URL",
+        help=f"where {what}, for the summary of a start that failed: a directory below a --mount, "
+        "or the URL of a store, gs://bucket/runs (default: the path of the first --mount). `none` for a "
+        "program that saves nothing, such as meshwright doctor: no summary",
+    )
 
 
 def _add_tail(parser: argparse.ArgumentParser, how: str) -> None:

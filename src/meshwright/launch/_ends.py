@@ -1,7 +1,8 @@
 """The ends of a JobSet's pods, as small files which all see, and the summary that one of them writes.
 
-The pods of a JobSet end one by one, and Kubernetes deletes those of a start before the next one. So each pod
-leaves a file when it begins and one when it ends, on a volume or in a store:
+The pods of a JobSet end one by one, and Kubernetes deletes those of a start before the next one. So do the
+machines of a SkyPilot task, which count as pods here. So each leaves a file when it begins and one when it
+ends, on a volume or in a store:
 
     /runs/gpt.launch/ends-1/3.begun      process 3 has begun in start 1; contains where it runs
     /runs/gpt.launch/ends-1/3.1.json     it has ended with exit code 1 (-n: signal n); contains its last lines
@@ -21,6 +22,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from meshwright.durable import write_whole
 from meshwright.errors import (
@@ -60,6 +62,34 @@ class Ends:
     def progress(self) -> Directory:
         """The file with the newest step that is saved."""
         return self.place / "progress"
+
+
+class Then(NamedTuple):
+    """What follows a failure, in words."""
+
+    again: str
+    """If the next start may succeed."""
+    repeats: str
+    """If it would fail in the same way."""
+    go_on: str
+    """How a person goes on after the end of all starts."""
+
+
+def then_of(engine: str, name: str) -> Then:
+    """Return what follows a failure of a process that an engine has started.
+
+    Args:
+      engine: "jobset" or "sky".
+      name: The name of the JobSet or of the task.
+    """
+    if engine == "sky":
+        again = "SkyPilot starts all machines again, as often as the task says"
+        return Then(again, f"this would happen again: correct it. {again}", "the same launch")
+    return Then(
+        "the JobSet starts all pods again by its rules",
+        "the JobSet ends, as this would happen again. Correct it",
+        f"kubectl delete jobset {name}, and the same launch",
+    )
 
 
 def begin(ends: Ends, number: int, host: str) -> None:
@@ -128,7 +158,7 @@ def leave(ends: Ends, end: End) -> None:
     _put(ends.folder / f"{end.number}.{end.exit_code}.json", json.dumps(content).encode())
 
 
-def tell(ends: Ends, number: int, total: int, name: str) -> None:
+def tell(ends: Ends, number: int, total: int, then: Then) -> None:
     """Wait until all have ended, or for a while; then print the summary, if this process is the one to.
 
     It is the one with the lowest number of those that failed.
@@ -137,7 +167,7 @@ def tell(ends: Ends, number: int, total: int, name: str) -> None:
       ends: The place.
       number: The number of this process, which has failed.
       total: The number of all processes.
-      name: The name of the JobSet.
+      then: What follows a failure.
     """
     until = time.monotonic() + _OTHERS_SECONDS
     while len(paths := list(ends.folder.glob("*.json"))) < total and time.monotonic() < until:
@@ -146,12 +176,12 @@ def tell(ends: Ends, number: int, total: int, name: str) -> None:
     codes = {int(process): int(code) for process, code, _ in named}
     if min(process for process in codes if has_failed(End(process, "", codes[process]))) != number:
         return
-    text = _summary(_silent(ends, codes), _read(paths), total, _saved(ends), name)
+    text = _summary(_silent(ends, codes), _read(paths), total, _saved(ends), then)
     _put(ends.place / f"summary-{ends.start}.txt", f"start {ends.start}: {text}\n".encode())
     print(f"meshwright launch: {text}", file=sys.stderr, flush=True)
 
 
-def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | None, name: str) -> str:
+def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | None, then: Then) -> str:
     """Return the summary of a start.
 
     Args:
@@ -159,7 +189,7 @@ def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | 
       ended: The ends, in their order.
       total: The number of all processes.
       saved: Step of the newest checkpoint; None if there is none.
-      name: The name of the JobSet.
+      then: What follows a failure.
     """
     every = {number: End(number, "a pod that did not begin", EXIT_FAILED) for number in range(total)}
     gone = {
@@ -170,10 +200,8 @@ def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | 
         ended = [*gone.values(), *ended]
     every |= gone | {end.number: end for end in ended}
     text = summary(list(every.values()), ended, saved, silent="no word of its end")
-    again = "the JobSet starts all pods again by its rules"
-    if code_of(causes(ended)[0]) in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED):
-        again = "the JobSet ends, as this would happen again. Correct it"
-    return f"{text}\n  {again}; to go on after its end: kubectl delete jobset {name}, and the same launch"
+    would_repeat = code_of(causes(ended)[0]) in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED)
+    return f"{text}\n  {then.repeats if would_repeat else then.again}; to go on after its end: {then.go_on}"
 
 
 def _silent(ends: Ends, ended: Collection[int]) -> dict[int, str]:

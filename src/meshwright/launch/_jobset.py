@@ -13,16 +13,15 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-polic
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DIVERGED, EXIT_INPUT, EXIT_USAGE, UsageError
 from meshwright.launch._job import Job
-from meshwright.storage import check_address, is_address
+from meshwright.launch._shared import pod_command, shared_place
 
 _PORT = 55527
 WORKERS = "workers"
@@ -31,8 +30,6 @@ CONTAINER = "main"
 """Name of the container in which the program runs."""
 _FOR_GOOD = (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED, EXIT_CTRL_C)
 _LONGEST_NAME = 63
-NOTHING = "none"
-"""The word of `Pods.shared` for programs that save nothing."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def _check(job: Job, pods: Pods) -> None:
     for mount in pods.mounts:
         if not re.fullmatch("[a-z0-9.-]+:/.*", mount):
             raise UsageError(f"launch jobset: --mount is {mount!r}; expected CLAIM:PATH, such as runs:/runs.")
-    _check_shared(pods)
+    _shared(pods)
     # Kubernetes appends a random suffix to the names of pods.
     longest = f"{job.name}-{WORKERS}-{pods.replicas - 1}-{job.num_processes // pods.replicas - 1}-abcde"
     if len(longest) > _LONGEST_NAME:
@@ -144,28 +141,6 @@ def _check(job: Job, pods: Pods) -> None:
             f"launch jobset: --name {job.name!r} is too long: the name of a pod would be {longest!r}, "
             f"{len(longest)} characters; Kubernetes allows {_LONGEST_NAME}. Give a name of at most "
             f"{_LONGEST_NAME - len(longest) + len(job.name)}."
-        )
-
-
-def _check_shared(pods: Pods) -> None:
-    """Check that the next start will see what this one saves, and that all pods see how the others end."""
-    if not pods.mounts and not pods.shared:
-        raise UsageError(
-            "launch jobset: neither --mount nor --shared is given. The disk of a pod ends with it: the next "
-            "start would see no checkpoint, and no pod how the others ended. Give a volume, --mount "
-            "CLAIM:PATH; or, if workdir is in a store, --shared and a folder there, such as "
-            "gs://bucket/runs. For a program that saves nothing, such as `meshwright doctor`: "
-            f"--shared {NOTHING}."
-        )
-    paths = [mount.split(":", 1)[1] for mount in pods.mounts]
-    if is_address(pods.shared):
-        check_address(pods.shared)
-    elif pods.shared not in ("", NOTHING) and not any(
-        Path(pods.shared).is_relative_to(path) for path in paths or ["/"]
-    ):
-        raise UsageError(
-            f"launch jobset: --shared is {pods.shared!r}; expected a directory on a volume "
-            f"({', '.join(paths) or 'such as /runs'}), the URL of a store, or {NOTHING}."
         )
 
 
@@ -209,7 +184,7 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
         "name": CONTAINER,
         "image": pods.image,
         # No shell: as the container's first process it would not pass SIGTERM on.
-        "command": _command(job, pods, mounts),
+        "command": _command(job, pods),
         "ports": [{"containerPort": _PORT}],
         "env": _variables(job, pods, per_job),
         **({"resources": {"limits": resources}} if resources else {}),
@@ -229,12 +204,17 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
     }
 
 
-def _command(job: Job, pods: Pods, mounts: Mapping[str, str]) -> list[str]:
+def _shared(pods: Pods) -> str | None:
+    """Return the place where pods leave their ends."""
+    return shared_place(
+        "jobset", "CLAIM:PATH", [mount.split(":", 1)[1] for mount in pods.mounts], pods.shared
+    )
+
+
+def _command(job: Job, pods: Pods) -> list[str]:
     """Return the command of a pod, which leaves its end where all see it."""
-    if pods.shared == NOTHING:
-        return list(job.command)
-    shared = pods.shared or next(iter(mounts.values()))
-    return ["meshwright", "launch", "pod", "--name", job.name, "--shared", shared, "--", *job.command]
+    shared = _shared(pods)
+    return list(job.command if shared is None else pod_command(job, "jobset", shared))
 
 
 def _variables(job: Job, pods: Pods, per_job: int) -> list[dict[str, Any]]:
