@@ -166,6 +166,23 @@ def test_a_run_in_a_store_has_its_board_on_this_machine():
     assert board_directory("s3://b/runs/a") != board_directory("s3://b/runs/b")
 
 
+def test_where_nothing_is_known_no_place_is_told():
+    found = seen({"where": ""}, {})
+    found[0] = dataclasses.replace(found[0], state="does not answer")
+    assert last(found).endswith("It was last seen in the phase step.")
+
+
+def test_a_process_that_waits_for_the_place_of_its_checkpoints_says_so():
+    place = {
+        "where": "meshwright/checkpoint/_saving.py:1 in f",
+        "others": ["meshwright/storage/_path.py:2 in g"],
+    }
+    found = seen(STANDING | {"phase": "save"} | place, {})
+    assert last(found).endswith("The disk or the store of the checkpoints does not answer, or is slow.")
+    user = {**place, "others": ["model.py:2 in keep"]}
+    assert "store" not in last(seen(STANDING | {"phase": "save"} | user, {}))
+
+
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr("meshwright.train._on_board._BEAT_SECONDS", BEAT)

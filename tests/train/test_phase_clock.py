@@ -64,3 +64,22 @@ def test_a_stall_counts_while_it_lasts(time):
 def test_steps_that_the_host_launches_ahead_are_no_stall(time):
     clock = stepped(time, [0.0, 0.0, 0.0, 0.0, 2.5] * 20)
     assert "stall" not in clock.seconds()
+
+
+def test_what_happens_for_the_first_time_has_a_limit_of_its_own(time):
+    clock = PhaseClock(clock=time)
+    assert clock.limit_seconds(30, first=1800) == 1800
+    clock = stepped(time, [0.1] * 25)
+    assert clock.limit_seconds(30, first=1800) == 30
+    clock.enter("evaluation")
+    assert clock.limit_seconds(30, first=1800) == 1800
+    time.now += 10
+    clock.learn()
+    assert clock.limit_seconds(30, first=1800) == pytest.approx(50)
+
+
+def test_a_longer_time_is_learned_if_it_is_told(time):
+    clock = stepped(time, [0.1] * 25)
+    clock.enter("save")
+    clock.learn(100)
+    assert clock.limit_seconds(30, first=1800) == 500

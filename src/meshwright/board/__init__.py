@@ -8,7 +8,7 @@ machine's clock is used. May import ground rooms only: `launch` reads boards wit
 """
 
 from meshwright.board._entry import Entry, board_directory, here, read_entries, write_entry
-from meshwright.board._look import LookOut, Seen, look
+from meshwright.board._look import WORKS, LookOut, Seen, look
 from meshwright.board._slow import (
     INPUT_SECONDS,
     REPORT_SECONDS,
@@ -23,6 +23,7 @@ __all__ = [
     "INPUT_SECONDS",
     "REPORT_SECONDS",
     "STEP_SECONDS",
+    "WORKS",
     "Entry",
     "LookOut",
     "Seen",

@@ -8,6 +8,7 @@ from meshwright.tables import aligned
 
 _HEADS = ("process", "state", "phase", "after step", "for", "where")
 _MOST_ROWS = 16
+_CHECKPOINTS = ("meshwright/checkpoint/", "meshwright/storage/")
 
 
 def verdict(seen: Sequence[Seen], *, width: int | None = None) -> str:
@@ -41,12 +42,19 @@ def sentence(seen: Sequence[Seen]) -> str:
         why = "the machine is not reached, or a call in C keeps Python's lock"
         return f"{_say(mute, 'does', 'do')} not answer: {why}{waiting}. It was last seen{_place_of(mute)}."
     if stands := found[STANDS]:
-        return f"{_say(stands, 'stands', 'stand')}{_place_of(stands)}{waiting}."
+        return f"{_say(stands, 'stands', 'stand')}{_place_of(stands)}{waiting}.{_of_a_store(stands)}"
     if left := found[LEFT]:
         return f"{_say(left, 'has', 'have')} left the run, or not begun{waiting}."
     if works := found[WORKS]:
         return f"{_say(works, 'works', 'work')}{waiting}." if waiting else "All processes work."
     return _of_waiting(found[WAITS])
+
+
+def _of_a_store(stands: Sequence[Seen]) -> str:
+    """Return the sentence for a process that waits for the place of its checkpoints; "" for others."""
+    places = [place for each in stands[:1] if each.entry for place in (each.entry.where, *each.entry.others)]
+    is_store = bool(places) and all(place.startswith(_CHECKPOINTS) for place in places)
+    return " The disk or the store of the checkpoints does not answer, or is slow." if is_store else ""
 
 
 def _of_waiting(waiting: Sequence[Seen]) -> str:
@@ -100,8 +108,9 @@ def _place_of(seen: Sequence[Seen]) -> str:
     entry = seen[0].entry
     if entry is None:
         return ""
+    where = f", at {entry.where}" if entry.where else ""
     others = f" ({'; '.join(entry.others)})" if entry.others else ""
-    return f" in the phase {entry.phase}, at {entry.where}{others}"
+    return f" in the phase {entry.phase}{where}{others}"
 
 
 def _let_go_on(seen: Sequence[Seen]) -> str:

@@ -58,6 +58,8 @@ class Checkpoints(Saved):
     """The step that `resume` continued from; None if it started from the beginning."""
     passed_over: tuple[str, ...] = ()
     """Messages of `resume` about newer checkpoints that are damaged or, in memory, not complete."""
+    longest_save_seconds: float = 0.0
+    """The longest time that a save took here, in the background too; 0 before one was waited for."""
     is_from_memory: bool = False
     """True if `resume` continued from a checkpoint in memory."""
 
@@ -179,7 +181,7 @@ class Checkpoints(Saved):
         Raises:
           MeshwrightError: It failed on some process, or old checkpoints could not be removed.
         """
-        self._session.wait()
+        self.longest_save_seconds = max(self.longest_save_seconds, self._session.wait())
 
     def saver(self, when: When) -> SaveWhenDue:
         """Return a function for `mw.fit(save=…)`, which saves when it is due and after the last step.

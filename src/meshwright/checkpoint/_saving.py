@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future
@@ -71,6 +72,8 @@ class Saving:
     """Done when the checkpoint is committed and old ones are removed; None on all processes but 0."""
     abandoned: Event
     """Set when the part of some process will not be written."""
+    seconds: Callable[[], float]
+    """Returns the time from its start until this process was done."""
 
     def finish(self) -> str | None:
         """Wait until all processes are done, and return the failures of any of them; None if there are none.
@@ -124,6 +127,7 @@ def start_saving(
     The leaves may be donated when this returns. At most `host_nbytes` of copies wait to be written; a larger
     state makes this wait. `first` runs on process 0's thread before the commit, and `then` after it.
     """
+    began, ended = time.monotonic(), list[float]()
     num_processes, number = jax.process_count(), jax.process_index()
     chunks, abandoned = Snapshot(leaves, arrays, number, host_nbytes), Event()
 
@@ -140,12 +144,15 @@ def start_saving(
         chunks.take(wait=False)
         written = thread.submit(write, temporary, arrays, chunks, number, num_processes)
         committed = thread.submit(make_checkpoint) if process.is_lead() else None
+        (committed or written).add_done_callback(lambda _: ended.append(time.monotonic()))
         chunks.take(wait=True)
     except BaseException:
         chunks.abandon()  # otherwise the thread would wait for chunks for ever
         abandoned.set()
         raise
-    return Saving(head.step, temporary, written, committed, abandoned)
+    return Saving(
+        head.step, temporary, written, committed, abandoned, lambda: (ended or [time.monotonic()])[0] - began
+    )
 
 
 def _failure(task: Future[None] | None) -> str | None:

@@ -52,19 +52,19 @@ class Session:
             self._close()
             raise
 
-    def wait(self) -> None:
-        """Wait until the save in flight, if any, is complete.
+    def wait(self) -> float:
+        """Wait until the save in flight, if any, is complete, and return the seconds that it took.
 
         Raises:
           MeshwrightError: It failed on some process.
         """
-        if saving := self.saving:
-            failure = saving.finish()  # if this is interrupted, the save is still in flight
-            self.saving = None
-            if failure:
-                raise MeshwrightError(
-                    f"the save of step {saving.step} failed:\n  {failure}"
-                ) from saving.error()
+        if (saving := self.saving) is None:
+            return 0.0
+        failure = saving.finish()  # if this is interrupted, the save is still in flight
+        self.saving = None
+        if failure:
+            raise MeshwrightError(f"the save of step {saving.step} failed:\n  {failure}") from saving.error()
+        return saving.seconds()
 
     def leave(self, error: BaseException | None) -> None:
         """Wait for the save in flight; after an error, only for this process's part of it."""

@@ -124,8 +124,14 @@ class Hooks:
             opened = self._context.opened
             with opened.watch.phase("save"):
                 if self._save(tick, state):
-                    opened.watch.clock.learn()
+                    self._learn_of_saves()
                     opened.ledger.save(tick.step)
+
+    def _learn_of_saves(self) -> None:
+        """Note how long a save takes, as the next one waits for it."""
+        opened = self._context.opened
+        if opened.checkpoints and (seconds := opened.checkpoints.longest_save_seconds):
+            opened.watch.clock.learn(seconds)
 
     def _scores(self, tick: Tick, must_abort: Callable[[int], bool]) -> Scores | None:
         """Return the scores of the evaluations that are due, or None if there are none.
@@ -135,10 +141,16 @@ class Hooks:
         context = self._context
         if context.stop.interruption is not None:
             return None
+        clock = context.opened.watch.clock
+
+        def before_batch(step: int) -> bool:
+            clock.get_on()
+            return must_abort(step)
+
         with context.opened.watch.phase("evaluation"):
-            found = context.evaluate(tick, self._state, must_abort)
+            found = context.evaluate(tick, self._state, before_batch)
             if found:
-                context.opened.watch.clock.learn()
+                clock.learn()
         if found:
             context.evaluate.update_known(found)
         return found

@@ -132,10 +132,9 @@ def _on_board(
     directory = board_directory(place)
     process.report_board(directory)
     machines = stack.enter_context(Machines(seconds, watch.clock, directory, warn))
+    limits = {"shortest_seconds": chosen.shortest_seconds, "first_seconds": chosen.first_seconds}
     ends = chosen.learned == "end"
-    stack.enter_context(
-        on_board(directory, watch.clock, chosen.shortest_seconds, kill=ends, readings=machines.told)
-    )
+    stack.enter_context(on_board(directory, watch.clock, **limits, kill=ends, readings=machines.told))
     return machines
 
 

@@ -199,6 +199,10 @@ class Watchdog:
     nobody."""
     shortest_seconds: float = 30.0
     """The shortest time that is taken for a hang by what the run has learned."""
+    first_seconds: float = 1800.0
+    """The same for what happens for the first time, of which the run has learned nothing yet: the first 20
+    steps, compiling, restoring, the first batch of an evaluation, the first save, the end. `math.inf` tells
+    nobody."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meshwright.board import LookOut, look, read_entries, verdict
+from meshwright.board import WORKS, LookOut, look, read_entries, verdict
 
 _SECONDS = 1.0
-"""The time between two readings of the board."""
+"""The longest time between two readings of the board. It is read as often as it is written."""
 
 
 @contextlib.contextmanager
@@ -34,12 +34,14 @@ def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event) -> None:
-    watched = LookOut()
+    watched, seconds = LookOut(), _SECONDS
     pointer = progress.with_name(f"{progress.name}.board")
-    while not over.wait(_SECONDS):
+    while not over.wait(seconds):
         with contextlib.suppress(OSError):
             board = Path(pointer.read_text())
-            if watched.is_late(read_entries(board), time.monotonic()):
+            entries = read_entries(board)
+            seconds = min((entry.beat_seconds for entry in entries.values()), default=_SECONDS)
+            if watched.is_late(entries, time.monotonic()):
                 seen = look(board)
-                if not over.is_set():
+                if not over.is_set() and any(each.state != WORKS for each in seen):
                     say(f"the run stands still:\n{verdict(seen)}")

@@ -4,6 +4,7 @@ long.
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import sysconfig
@@ -19,15 +20,19 @@ import meshwright
 from meshwright import process
 from meshwright.board import Entry, here, look, verdict, write_entry
 from meshwright.errors import EXIT_HUNG
-from meshwright.train._phase_clock import PhaseClock
+from meshwright.train._phase_clock import END, SAVE, PhaseClock
 from meshwright.train._waiting import is_waiting
 
 log = logging.getLogger("meshwright")
 
 _BEAT_SECONDS = 1.0
+_BEATS = 5
+"""The least number of beats within the shortest time that is unusual."""
 _PROCESSES_A_SECOND = 50
 """The number of processes that may write in a second, so as not to burden a shared file system."""
 _LONGEST_BEAT_SECONDS = 10.0
+_SAVING = ("checkpoint",)
+"""The names of threads of our own that are told when the main thread waits for them, begin so."""
 _OURS = f"{Path(meshwright.__file__ or '').parent}{os.sep}"
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
 _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
@@ -39,6 +44,7 @@ def on_board(
     clock: PhaseClock,
     shortest_seconds: float,
     *,
+    first_seconds: float = math.inf,
     kill: bool = False,
     readings: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[None]:
@@ -51,6 +57,7 @@ def on_board(
       directory: The folder of the board; it is made.
       clock: The clock of the phases.
       shortest_seconds: The shortest time without progress that counts as unusual.
+      first_seconds: The shortest such time in what happens for the first time.
       kill: If True, a process that then stands still for as long again is ended with exit code 5.
       readings: Returns what this machine tells, to be told on the board, too.
     """
@@ -58,7 +65,7 @@ def on_board(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
         log.warning("%s cannot be made, so nobody can ask where the processes stand: %s", directory, failure)
-    teller = _Teller(directory, clock, shortest_seconds, kill, readings)
+    teller = _Teller(directory, clock, (shortest_seconds, first_seconds), kill, readings)
     thread = threading.Thread(target=teller.tell, name="meshwright-board", daemon=True)
     thread.start()
     try:
@@ -76,17 +83,17 @@ class _Teller:
         self,
         directory: Path,
         clock: PhaseClock,
-        shortest_seconds: float,
+        seconds: tuple[float, float],
         kill: bool,
         readings: Callable[[], Mapping[str, float]],
     ):
         self.over = threading.Event()
         self.number, self._num_processes = jax.process_index(), jax.process_count()
         self._directory, self._clock, self._readings = directory, clock, readings
-        self._shortest, self._kill = shortest_seconds, kill
+        self._limits, self._kill = seconds, kill
         self._main = threading.get_ident()
         beat = self._num_processes / _PROCESSES_A_SECOND
-        self._beat_seconds = min(_LONGEST_BEAT_SECONDS, max(_BEAT_SECONDS, beat))
+        self._beat_seconds = min(_LONGEST_BEAT_SECONDS, max(min(_BEAT_SECONDS, min(seconds) / _BEATS), beat))
 
     def tell(self) -> None:
         """Write the entry again and again, and look at the others' when this process stands still.
@@ -98,9 +105,9 @@ class _Teller:
             before = time.monotonic()
             if turns != self._clock.turns:
                 turns, still, told = self._clock.turns, 0.0, 0
-            limit = self._clock.limit_seconds(self._shortest)
+            limit = self._clock.limit_seconds(*self._limits)
             self._write(beat, still, limit)
-            if limit is not None and still > (told + 1) * limit:
+            if still > (told + 1) * limit:
                 told += 1
                 if told == 1:
                     threading.Thread(target=self._report, args=(turns, limit), daemon=True).start()
@@ -112,7 +119,7 @@ class _Teller:
             still += min(time.monotonic() - before, 2 * self._beat_seconds)
             beat += 1
 
-    def _write(self, beat: int, still: float, limit: float | None) -> None:
+    def _write(self, beat: int, still: float, limit: float) -> None:
         host, pid, born, namespace = here()
         where, others, waits = self._stands() if still else ("", [], False)
         entry = Entry(
@@ -127,7 +134,7 @@ class _Teller:
             turns=self._clock.turns,
             beat=beat,
             still_seconds=round(still, 1),
-            limit_seconds=limit,
+            limit_seconds=limit if math.isfinite(limit) else None,
             beat_seconds=self._beat_seconds,
             is_waiting=waits,
             where=where,
@@ -147,7 +154,15 @@ class _Teller:
         # Its own frame would keep all of them, with the user's objects in them, until a garbage collection.
         del frames[threading.get_ident()]
         main = frames.pop(self._main, None)
-        others = sorted({line for each in frames.values() if (line := _line(each, only_users=True))})
+        saving = _SAVING if self._clock.phase in (SAVE, END) else ()
+        names = {each.ident: each.name for each in threading.enumerate()}
+        others = sorted(
+            {
+                line
+                for ident, each in frames.items()
+                if (line := _line(each, only_users=not names.get(ident, "").startswith(saving)))
+            }
+        )
         return _line(main) or "", others, is_waiting(main)
 
     def _report(self, turns: int, limit: float) -> None:
@@ -155,8 +170,10 @@ class _Teller:
         if self._clock.turns != turns or self.over.is_set():
             return
         threat = f" In {limit:.0f} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
-        usual = f"longer than {limit:.0f} s, at least five times as long as ever before in the phase"
-        head = f"process {self.number} stands still for {usual} {self._clock.phase}."
+        is_known = self._clock.is_known()
+        usual = "at least five times as long as ever before" if is_known else "for the first time"
+        why = f"longer than {limit:.0f} s, {usual} in the phase {self._clock.phase}."
+        head = f"process {self.number} stands still for {why}"
         said = f"{head}{threat}\n{verdict(seen)}"
         with contextlib.suppress(ValueError, OSError):
             print(f"meshwright: {said}", file=sys.stderr, flush=True)

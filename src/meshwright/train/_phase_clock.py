@@ -5,11 +5,12 @@ and takes no lock: the seconds of all phases together are always exactly the tim
 thread that looks in the middle of an entry may count this one interval to the neighbouring phase.
 """
 
+import math
 import time
 from collections.abc import Callable
 
-STEP, START, INPUT, REPORT = "step", "start", "input", "report"
-PHASES = (STEP, START, "first_batch", "restore", "compile", INPUT, "evaluation", REPORT, "save", "end")
+STEP, START, INPUT, REPORT, SAVE, END = "step", "start", "input", "report", "save", "end"
+PHASES = (STEP, START, "first_batch", "restore", "compile", INPUT, "evaluation", REPORT, SAVE, END)
 """The phases of an experiment's run. `start` lasts until the first step is done, and `end` begins after
 the last step. `input` is the wait for a batch, `report` the writing of a report, with the user's trackers.
 The phases except for `step`, `start` and `end` may interrupt these three."""
@@ -86,23 +87,33 @@ class PhaseClock:
             past[STEP] -= stalled
         self._turn_began = past.get(STEP, 0.0)
 
-    def learn(self) -> None:
+    def get_on(self) -> None:
+        """Note that the work of the present phase gets on, as after a batch of an evaluation."""
+        self.turns += 1
+
+    def learn(self, seconds: float = 0.0) -> None:
         """Note that the time so far in the present phase is usual for it, as when an evaluation is
         complete.
+
+        Args:
+          seconds: A time in seconds that is usual, too.
         """
         spent = self._clock() - self.started - self._past_total
-        self._longest[self.phase] = max(spent, self._longest.get(self.phase, 0.0))
+        self._longest[self.phase] = max(spent, seconds, self._longest.get(self.phase, 0.0))
 
-    def limit_seconds(self, shortest: float) -> float | None:
-        """Return the time in the present phase after which it is unusually long; None if too little is known.
+    def is_known(self) -> bool:
+        """Return whether the run knows what the present phase usually takes."""
+        return self.phase in self._longest and self._num_steps >= _ENOUGH_STEPS
+
+    def limit_seconds(self, shortest: float, first: float = math.inf) -> float:
+        """Return the time without a turn in the present phase after which it is unusually long.
 
         Args:
           shortest: The shortest such time, in seconds.
+          first: The shortest such time of a phase of which the run does not know yet what it takes.
         """
-        longest = self._longest.get(self.phase)
-        if longest is None or self._num_steps < _ENOUGH_STEPS:
-            return None
-        return max(shortest, _UNUSUAL_FACTOR * longest)
+        limit = max(shortest, _UNUSUAL_FACTOR * self._longest.get(self.phase, 0.0))
+        return limit if self.is_known() else max(limit, first)
 
     def usual_seconds(self) -> float | None:
         """Return the mean time of a step, in seconds, without stalls; None until there were some steps."""
