@@ -112,7 +112,7 @@ def experiment(run: str, steps: int, at: int) -> mw.Experiment:
         input=mw.Input(Rows(at), batch_size=16),
         max_steps=steps,
         evaluations={"all": mw.Evaluation(measure, {"x": np.ones((64, 4), np.float32)}, when, batch_size=16)},
-        save=mw.Save(when=20, keep=keep),
+        save=mw.Save(when=20, keep=keep, directory=os.environ.get("STORE")),
         logging=mw.Logging(every=10, trackers=(tracker,), machine_seconds=1),
         watchdog=mw.Watchdog(learned="end", shortest_seconds=4),
         compile=mw.Compile(cache=False),

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from flags import QUICK
 from meshwright.errors import EXIT_HUNG
 from soak import cases, rng
+from storage.gcs import FakeGcs
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = "import sys; from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -22,6 +24,7 @@ HANGS = {
     "sleep": rf"Process WHO stands in the phase evaluation, at .*hanging.py:\d+ in .*{WAIT}",
     "lock": rf"Process WHO stands in the phase evaluation, at .*hanging.py:\d+ in wait_for_a_lock{WAIT}",
     "save": r"Process WHO stands in the phase save, at ",
+    "dead store": r"Process.* stands? in the phase save, at .*\(meshwright/storage/.*The disk or the store",
     "tracker": rf"Process WHO stands in the phase report, at .*hanging.py:\d+ in write{WAIT}",
     "branch": r"but process WHO waits elsewhere, in the phase evaluation, at .* in take_another_branch",
     "stop": rf"Process WHO is stopped by a signal{WAIT}. To let it go on: `kill -CONT \d+` on ",
@@ -34,8 +37,21 @@ ENDS = {
     "full disk": (1, r"the save of step \d+ failed.*No space left on device"),
 }
 """The exit code and what the launcher says, by what ends a process."""
-LEAD_ALONE = ("save", "tracker", "full disk")
+LEAD_ALONE = ("save", "dead store", "tracker", "full disk")
 """What only process 0 does."""
+
+
+class DyingGcs(FakeGcs):
+    """A store that does not answer when the checkpoint of some step is written."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._dies_at = f"{step:08d}"
+
+    def answer(self, method, path, *rest):
+        if method == "PUT" and self._dies_at in path:
+            time.sleep(1000)
+        return super().answer(method, path, *rest)
 
 
 def launched(run, what, who, steps=200, at=60):
@@ -43,7 +59,10 @@ def launched(run, what, who, steps=200, at=60):
     program = [sys.executable, "-m", "faults.hanging", json.dumps([str(run), what, who, steps, at])]
     command = [sys.executable, "-c", LAUNCH, "launch", "local", "-n", "4", "--grace", "3", "--", *program]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "XLA_FLAGS": QUICK}
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
+    with DyingGcs(at) as store:
+        if what == "dead store":
+            environ |= {"STORE": "gs://bucket/checkpoints", "STORAGE_EMULATOR_HOST": store.url}
+        return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
 
 
 @pytest.mark.slow
