@@ -120,6 +120,6 @@ def _diverged(what: str, newest: int | None, step: int | None = None) -> Diverge
     saved = "none" if newest is None else f"step {newest}"
     return DivergedError(
         f"{what}; it is not saved.\n  The newest checkpoint: {saved}. `meshwright nan RUN` finds the "
-        "operation and the examples. Lower the learning rate, clip the gradients, or look at the data since "
-        "then. If a parameter is infinite on purpose, freeze it with `mw.Trainable`."
+        "operation and the examples, if this is a run of an Experiment. Lower the learning rate, clip the "
+        "gradients, or look at the data since then. If a parameter is infinite on purpose, freeze it with `mw.Trainable`."
     )
