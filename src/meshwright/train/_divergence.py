@@ -121,5 +121,6 @@ def _diverged(what: str, newest: int | None, step: int | None = None) -> Diverge
     return DivergedError(
         f"{what}; it is not saved.\n  The newest checkpoint: {saved}. `meshwright nan RUN` finds the "
         "operation and the examples, if this is a run of an Experiment. Lower the learning rate, clip the "
-        "gradients, or look at the data since then. If a parameter is infinite on purpose, freeze it with `mw.Trainable`."
+        "gradients, or look at the data since then. If a parameter is infinite on purpose, freeze it with "
+        "`mw.Trainable`."
     )
