@@ -107,3 +107,29 @@ def test_a_warning_is_on_the_screen_once_where_no_log_is_open(monkeypatch, capsy
     say = line_printer(mw.metrics.Console(None), logging.WARNING)
     say("s3://bucket/run cannot be written to\x1b[2J")
     assert capsys.readouterr().err == "s3://bucket/run cannot be written to\\x1b[2J\n"
+
+
+def attempt_before(run):
+    """Return what the log says of how the attempt before ended."""
+    said = (run / "logs/process-00000.log").read_text()
+    return said.rpartition("the attempt before ended: ")[2].partition("\n")[0]
+
+
+def test_a_run_that_continues_logs_how_the_attempt_before_ended(tmp_path, monkeypatch):
+    with pytest.raises(Interrupted):
+        mw.run(experiment(tmp_path, stop=mw.Stop(max_seconds=0)))
+    mw.run(experiment(tmp_path, max_steps=5))
+    assert attempt_before(tmp_path).startswith("stopped: stopped after step 1: max_seconds is over")
+    (tmp_path / "outcome.json").unlink()
+    mw.run(experiment(tmp_path, max_steps=6))
+    assert attempt_before(tmp_path) == "it was killed, and could not say why"
+    monkeypatch.setenv("MESHWRIGHT_PROGRESS", str(tmp_path / "progress"))
+    (tmp_path / "progress.failed").write_text("process 2 of 4 failed first")
+    mw.run(experiment(tmp_path, max_steps=7))
+    assert attempt_before(tmp_path) == "process 2 of 4 failed first"
+
+
+def test_a_run_that_was_finished_says_nothing_of_it_when_it_goes_on(tmp_path):
+    mw.run(experiment(tmp_path, max_steps=5))
+    mw.run(experiment(tmp_path, max_steps=6))
+    assert "the attempt before" not in (tmp_path / "logs/process-00000.log").read_text()

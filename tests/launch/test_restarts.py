@@ -18,6 +18,9 @@ if os.environ["JAX_PROCESS_ID"] == "0":
     if "saves" in sys.argv:
         pathlib.Path(os.environ["MESHWRIGHT_PROGRESS"]).write_text(str(len(starts.read_text())))
 print("of", os.environ["JAX_NUM_PROCESSES"], flush=True)
+why = pathlib.Path(os.environ["MESHWRIGHT_PROGRESS"] + ".failed")
+if "why" in sys.argv:
+    print("because", why.read_text() if why.exists() else "it is the first", flush=True)
 time.sleep(0.3)
 if len(starts.read_text()) <= int(sys.argv[2]):
     if os.environ["JAX_PROCESS_ID"] == "1":
@@ -40,6 +43,13 @@ def test_a_killed_process_starts_all_again(tmp_path, capfd):
     report = capfd.readouterr().err
     assert "failed first, with signal SIGKILL" in report
     assert "starting 2 processes again, from no checkpoint; restart 1 of 1" in report
+
+
+def test_a_run_that_starts_again_is_told_why(tmp_path, capfd):
+    assert launch_local(program(tmp_path, 1, "why"), 2, restarts=1) == 0
+    printed = capfd.readouterr().out
+    assert "because it is the first" in printed
+    assert "because process 1 of 2 failed first, with signal SIGKILL" in printed
 
 
 def test_without_a_newer_checkpoint_it_gives_up(tmp_path):

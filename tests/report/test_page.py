@@ -117,3 +117,13 @@ def test_no_name_or_text_breaks_a_page(tmp_path_factory, name):
 def ascii_of(text):
     """What of a text is printable ASCII: other characters a page may show otherwise."""
     return "".join(c for c in text if " " < c <= "~")
+
+
+def test_what_several_processes_log_at_the_same_time_is_one_row(tmp_path):
+    logs = write_run(tmp_path) / "logs"
+    for number in range(4):
+        said = f"2026-11-21T03:57:3{number} ERROR process {number} stands still\n"
+        (logs / f"process-0000{number}.log").write_text(said)
+    text = Reader(page_of(tmp_path)).text
+    assert text.count("stands still") == 1
+    assert "process-00000 and 3 more" in text

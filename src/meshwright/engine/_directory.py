@@ -182,8 +182,8 @@ def log_file(directory: Path) -> Iterator[None]:
     log.setLevel(logging.INFO)
     try:
         yield
-    except BaseException:
-        log.exception("the run ended with an error")
+    except BaseException as error:
+        log.exception("the run ended by %s: %s", type(error).__name__, str(error).partition("\n")[0])
         raise
     finally:
         log.setLevel(level)

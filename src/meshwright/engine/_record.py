@@ -10,7 +10,7 @@ from typing import Any, Self
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._programs import noted_program
-from meshwright.engine._run_files import write_description, write_outcome
+from meshwright.engine._run_files import ended_before, write_description, write_outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError
@@ -57,6 +57,8 @@ class Record:
         is_first, self._has_begun = not self._has_begun, True
         if not process.is_lead() or self._directory is None or not is_first:
             return None
+        if how := ended_before(self._directory):
+            log.warning("the attempt before ended: %s", how)
         write_description(self._directory, self._settings, checkpoints, training, step)
         write_outcome(self._directory, None)
         return noted_program(self._directory, training, step)

@@ -13,7 +13,9 @@ from typing import Any
 
 import jax
 
+from meshwright import process
 from meshwright.checkpoint import Checkpoints, step_name
+from meshwright.documents import parse_object, read_file
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.storage import is_address
@@ -78,6 +80,26 @@ def without_secrets(text: str, secrets: Sequence[str]) -> str:
     for secret in filter(None, secrets):
         text = text.replace(secret, _SECRET)
     return text
+
+
+def ended_before(directory: Path) -> str | None:
+    """Return how the attempt before ended; None if there was none, or if it was finished.
+
+    A launcher that has started the run again knows it; else the outcome says it, which a run that was killed
+    could not write.
+    """
+    if why := process.why_started_again():
+        return why
+    outcome, reports = directory / "outcome.json", directory / "metrics.jsonl"
+    if not outcome.exists():
+        has_begun = reports.exists() and reports.stat().st_size
+        return "it was killed, and could not say why" if has_begun else None
+    try:
+        told = parse_object(read_file(outcome))
+    except (OSError, ValueError) as error:
+        return f"{outcome} cannot be read: {error}"
+    how = ": ".join(str(told[name]) for name in ("ended", "message") if name in told)
+    return None if told.get("ended") == "finished" else how
 
 
 def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:

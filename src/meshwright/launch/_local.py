@@ -90,7 +90,14 @@ def launch_local(
                 restarts=restarts,
                 min_processes=min_processes,
                 logs=local_path(logs) if logs else None,
+                before_restart=partial(_tell_why, progress),
             )
+
+
+def _tell_why(progress: Path, why: str) -> None:
+    """Leave the run a note of why it starts again, for its log."""
+    with contextlib.suppress(OSError):
+        progress.with_name(f"{progress.name}.failed").write_text(why)
 
 
 def check_command(command: Sequence[str]) -> None:

@@ -66,6 +66,7 @@ def supervise(
     restarts: int,
     min_processes: int | None,
     logs: Path | None,
+    before_restart: Callable[[str], None] = lambda why: None,
 ) -> int:
     """Start all processes, again after failures, and return one exit code for all.
 
@@ -77,6 +78,7 @@ def supervise(
       restarts: As in `launch_local`.
       min_processes: As in `launch_local`.
       logs: As in `launch_local`.
+      before_restart: Gets the summary of what failed, before all start again.
     """
     left, newest = Restarts(restarts), None
     grace = grace_of(grace_seconds, restarts)
@@ -90,6 +92,7 @@ def supervise(
             if more is None:
                 return code
             left, num_processes = more, _number_left(attempt, min_processes)
+            before_restart(_summary_of(attempt) if causes(attempt.ended) else f"exit code {code}")
             saved = "no checkpoint" if newest is None else f"the checkpoint of step {newest}"
             say(f"starting {num_processes} processes again, from {saved}; restart {left.used} of {restarts}")
 
@@ -216,7 +219,7 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
         return 128 + received[-1]
     if failed := causes(attempt.ended):
         if -failed[0].exit_code not in received:
-            say(summary(attempt.processes, attempt.ended, attempt.saved))
+            say(_summary_of(attempt))
         return code_of(failed[0])
     if killed := [process.number for process in attempt.processes if process not in attempt.ended]:
         numbers = ranges(killed, len(attempt.processes))
@@ -224,6 +227,10 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
         return 128 + signal.SIGTERM
     codes = [process.exit_code for process in attempt.processes]
     return max(codes) if codes else 128 + received[0]  # a signal may come before the first process
+
+
+def _summary_of(attempt: Attempt) -> str:
+    return summary(attempt.processes, attempt.ended, attempt.saved)
 
 
 def _number_left(attempt: Attempt, min_processes: int | None) -> int:

@@ -33,7 +33,12 @@ from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, l
 from meshwright.process._only_compile import only_compiles
 from meshwright.process._peers import announce_exit, delaying_exit, receiving, send_to_all
 from meshwright.process._program import program_text
-from meshwright.process._progress import report_board, report_can_compile_ahead, report_progress
+from meshwright.process._progress import (
+    report_board,
+    report_can_compile_ahead,
+    report_progress,
+    why_started_again,
+)
 from meshwright.process._rendezvous import rendezvous
 from meshwright.process._run_on import on_all, on_lead
 from meshwright.process._signals import Signals, signals
@@ -80,4 +85,5 @@ __all__ = [
     "signals",
     "spans_all_processes",
     "start",
+    "why_started_again",
 ]

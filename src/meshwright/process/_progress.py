@@ -53,6 +53,16 @@ def report_can_compile_ahead() -> None:
     _report(".ahead", "")
 
 
+def why_started_again() -> str | None:
+    """Return what the launcher says of the failure after which it started all processes again; None if it did
+    not.
+    """
+    try:
+        return Path(f"{os.environ[PROGRESS]}.failed").read_text()
+    except (KeyError, OSError, ValueError):
+        return None
+
+
 def _reported() -> int:
     """Return the step in the file; -1 if there is none."""
     try:

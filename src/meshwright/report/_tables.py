@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright import description
 from meshwright.checkpoint import why_aside
 from meshwright.metrics import duration, number
+from meshwright.report._ending import Incident
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
 from meshwright.report._ledger import PARTS, saving_told, told_seconds
@@ -16,7 +18,9 @@ from meshwright.report._words import CHOSEN, CHOSEN_MEANS, date, score_title
 from meshwright.shown import human_bytes
 
 _MOST_ROWS = 24
-_MOST_INCIDENTS = 20
+_MOST_INCIDENTS = 40
+_MOST_KINDS_AT_ONCE = 3
+"""The number of kinds of messages that processes log at the same time."""
 _MOST_CHANGES = 5
 
 
@@ -182,16 +186,37 @@ def incidents(run: Run) -> Html | None:
     """Return the table of the newest warnings and errors in the logs."""
     if not run.incidents:
         return None
-    newest = run.incidents[-_MOST_INCIDENTS:][::-1]
+    of_all = _alike(run.incidents)
+    newest = of_all[-_MOST_INCIDENTS:][::-1]
     rows = [
-        [each.time, each.process, each.level.lower(), _message(each.message, each.details)] for each in newest
+        [first.time, _logs(first, *others), first.level.lower(), _message(first.message, first.details)]
+        for first, *others in newest
     ]
-    left_out = (
-        f", the newest {len(newest)} of {len(run.incidents)}" if len(newest) < len(run.incidents) else ""
-    )
+    left_out = f", the newest {len(newest)} of {len(of_all)}" if len(newest) < len(of_all) else ""
     return table(
         ["time", "log", "", "message"], rows, caption=f"Warnings and errors in the logs{left_out}", texts=4
     )
+
+
+def _alike(incidents: Iterable[Incident]) -> list[list[Incident]]:
+    """Return incidents in groups: what several processes say one after the other, but for their numbers."""
+    found: list[list[Incident]] = []
+    for each in incidents:
+        before = next((group for group in found[-_MOST_KINDS_AT_ONCE:] if _is_like(group, each)), None)
+        if before is None:
+            found.append([each])
+        else:
+            before.append(each)
+    return found
+
+
+def _is_like(group: Sequence[Incident], one: Incident) -> bool:
+    said, other = (re.sub(r"process \d+", "process", each.message) for each in (group[0], one))
+    return said == other and one.process not in {each.process for each in group}
+
+
+def _logs(first: Incident, *others: Incident) -> str:
+    return f"{first.process} and {len(others)} more" if others else first.process
 
 
 def _message(message: str, details: str) -> Part:
