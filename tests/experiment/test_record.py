@@ -126,7 +126,9 @@ def test_a_run_that_continues_logs_how_the_attempt_before_ended(tmp_path, monkey
     monkeypatch.setenv("MESHWRIGHT_PROGRESS", str(tmp_path / "progress"))
     (tmp_path / "progress.failed").write_text("process 2 of 4 failed first")
     mw.run(experiment(tmp_path, max_steps=7))
+    mw.run(experiment(tmp_path, max_steps=8))
     assert attempt_before(tmp_path) == "process 2 of 4 failed first"
+    assert (tmp_path / "logs/process-00000.log").read_text().count("failed first") == 1
 
 
 def test_a_run_that_was_finished_says_nothing_of_it_when_it_goes_on(tmp_path):

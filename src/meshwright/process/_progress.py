@@ -54,13 +54,16 @@ def report_can_compile_ahead() -> None:
 
 
 def why_started_again() -> str | None:
-    """Return what the launcher says of the failure after which it started all processes again; None if it did
-    not.
+    """Return what the launcher says of the failure after which it started all processes again, and forget it.
+    None if it did not, or if this was asked before.
     """
     try:
-        return Path(f"{os.environ[PROGRESS]}.failed").read_text()
+        note = Path(f"{os.environ[PROGRESS]}.failed")
+        why = note.read_text()
+        note.unlink()
     except (KeyError, OSError, ValueError):
         return None
+    return why
 
 
 def _reported() -> int:
