@@ -11,6 +11,8 @@ import pytest
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
 from meshwright.models import decoder
+from meshwright.nn._inputs import AttentionInputs
+from meshwright.nn._parts_of_rows import ring_nbytes
 
 CASES = {
     "causal": {"causal": True},
@@ -116,6 +118,14 @@ def test_keys_and_values_are_sent_once_to_each_other_device():
 
     # Not causal: no rows change places. Keys and values are one array.
     assert count(traced("sequence=8", 64, form="ring").jaxpr) == 7
+
+
+@pytest.mark.parametrize(("ways", "sends"), [(2, 1 + 1 + 1), (4, 3 + 3 + 4)])
+def test_the_bytes_of_a_ring_are_those_of_keys_values_and_their_gradients(ways, sends):
+    asked = {"causal": False, **dict.fromkeys(("segments", "window", "softcap", "scale", "bias"))}
+    given = AttentionInputs.of(*arrays(), **asked)
+    keys_and_values = 2 * given.k.nbytes // ways
+    assert ring_nbytes(given, ways) == sends * keys_and_values
 
 
 # A user's model, which knows nothing of the axis: positions, a token shift and a causal convolution.

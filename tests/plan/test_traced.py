@@ -138,8 +138,33 @@ def test_what_it_exchanges_itself_is_no_operation_that_is_not_known():
         weights = {"w": ((32, 64), P("fsdp")), "other": ((64,), P("tensor"))}
         return costs(lambda s, x: (x @ manual(s["w"])).sum(), weights, (64, 32), {"fsdp": 4, "tensor": 2})
 
-    assert gathered({"fsdp", "tensor"}).not_understood == ()
-    assert gathered({"fsdp"}).not_understood == ("shard_map",)
+    whole, partly = gathered({"fsdp", "tensor"}), gathered({"fsdp"})
+    assert whole.not_understood == partly.not_understood == ()
+    assert sent(whole.collectives)["all-gather", ("fsdp",)] == 32 * 64 * F32 * 3 // 4
+    assert sent(partly.collectives) == sent(whole.collectives)
+
+
+def test_keys_and_values_are_sent_round_a_ring_and_their_gradients_home():
+    def attended(state, x):
+        q = (x @ state["w"]).reshape(4, 64, 4, 16)
+        return mw.attention(q, q, q, form="ring").sum()
+
+    found = descent(attended, {"w": ((64, 64), P())}, (4, 64, 64), {"data": 2, "sequence": 4})
+    part = 2 * 2 * (64 // 4) * 64 * F32  # keys and values of two rows
+    exchanged = sent(found.collectives)
+    assert exchanged.pop(("collective-permute", ("sequence",))) == (3 + 3 + 4) * part
+    assert exchanged == {("all-reduce", ("data", "sequence")): 2 * 64 * 64 * F32 * 7 // 8}
+
+
+def test_stages_send_microbatches_to_their_neighbours():
+    def piped(params, x):
+        return mw.layers(lambda w, x: jnp.tanh(x @ w), params["w"], x).mean()
+
+    weights = {"w": ((8, 64, 64), P("pipeline"))}
+    found = descent(piped, weights, (32, 64), {"pipeline": 4, "data": 2}, microbatches=8)
+    part = 32 // 8 // 2 * 64 * F32  # of one microbatch on one device
+    # 11 ticks with the place and the queue beside it, 3 to turn the ring back, and all again in the gradient.
+    assert sent(found.collectives)["collective-permute", ("pipeline",)] == 2 * 2 * (11 + 3) * part
 
 
 def test_gradients_of_depthwise_kernels_are_summed_over_the_examples():

@@ -69,7 +69,8 @@ def ring_nbytes(given: AttentionInputs, ways: int) -> float:
     keys = 2 * given.k.shape[1] * given.k.shape[2] * features
     wide = given.scores_dtype.itemsize  # the gradients of keys and values are added up in this dtype
     turns = num_turns(given, ways)
-    sent = keys * (2 * turns * size + max(turns, 2) * wide)
+    home = turns + 1 if turns > 1 else 1  # gradients are sent on with their keys, and then home
+    sent = keys * (2 * turns * size + home * wide)
     return sent + (exchanged_nbytes(given, ways) if is_balanced(given, ways) else 0)
 
 

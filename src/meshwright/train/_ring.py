@@ -102,14 +102,14 @@ class Ring:
             return state, queue
         column = jax.tree.map(lambda x: _column(x, tick % self.queued), queue)
         state, column = self._swapped(state, column)
-        column = jax.tree.map(lambda x: _split(jnp.roll(x, 1, 0)), column)
+        column = jax.tree.map(_sent_on, column)
         return state, self._put(queue, column, tick)
 
     def moved_out(self, state: Any, queue: Any, tick: Any) -> tuple[Any, Any]:
         """Undo `moved_in`."""
         if not self.queued:
             return state, queue
-        column = jax.tree.map(lambda x: _split(jnp.roll(_column(x, tick % self.queued), -1, 0)), queue)
+        column = jax.tree.map(lambda x: _sent_on(_column(x, tick % self.queued), -1), queue)
         state, column = self._swapped(state, column)
         return state, self._put(queue, column, tick)
 
@@ -151,10 +151,10 @@ def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[An
         with jax.named_scope(f"busy_{ring.microbatches * ring.rounds}_of_{ring.ticks}_ticks"):
             new, aux = stage(jnp.clip(n // M, 0, ring.rounds - 1), n % M, at)
         kept = jax.tree.map(lambda new, old: jnp.where(_along(is_active, new), new, old), new, at)
-        return (jax.tree.map(lambda x: _split(jnp.roll(_split(x), 1, 0)), kept), queue), aux
+        return (jax.tree.map(_sent_on, kept), queue), aux
 
     def back(carry: Any, t: Any) -> tuple[Any, None]:
-        at = jax.tree.map(lambda x: _split(jnp.roll(x, -1, 0)), carry[0])
+        at = jax.tree.map(lambda x: _sent_on(x, -1), carry[0])
         return ring.moved_out(at, carry[1], t), None
 
     carry, auxs = jax.lax.scan(tick, (at, queue), jnp.arange(ring.ticks))
@@ -190,6 +190,20 @@ def _along(mask: Any, x: Any) -> Any:
 def _split(x: Any) -> Any:
     """Return an array whose first dimension is split over the stages, and others as XLA likes."""
     return jax.lax.with_sharding_constraint(x, P(PIPELINE, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+
+
+def _sent_on(x: Any, by: int = 1) -> Any:
+    """Return an array whose first dimension is split over the stages, after each device has sent its part on.
+
+    A `jnp.roll` would do the same, but its gradient would be sent as two arrays.
+    """
+    stages = _num_stages()
+
+    def one(part: Any) -> Any:
+        return jax.lax.ppermute(part, PIPELINE, [(i, (i + by) % stages) for i in range(stages)])
+
+    split = P(PIPELINE)
+    return jax.shard_map(one, in_specs=split, out_specs=split, axis_names={PIPELINE}, check_vma=False)(x)
 
 
 def pipelined_scan(

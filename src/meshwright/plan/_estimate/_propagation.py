@@ -8,7 +8,7 @@ Corresponding dimensions have the same letter, as in the rules of the room `prog
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
@@ -36,6 +36,29 @@ class Splits(NamedTuple):
     @property
     def sides(self) -> list[Letters]:
         return [*self.inputs, *self.outputs]
+
+
+class Crossing(NamedTuple):
+    """A value outside a `shard_map` and inside. Its own axes split the value outside; the others, both."""
+
+    outside: Value
+    inside: Value
+    own: Spec
+    """The axes of the `shard_map` that split each dimension."""
+    manual: frozenset[str]
+    """All axes of the `shard_map`."""
+
+    def around(self, spec: Spec) -> Spec:
+        """Return the spec outside, given one of either side: its own axes, then the others of `spec`."""
+        return tuple((*own, *axes) for own, axes in zip(self.own, self.within(spec), strict=True))
+
+    def within(self, spec: Spec) -> Spec:
+        """Return the spec inside, given one of either side."""
+        return tuple(tuple(axis for axis in axes if axis not in self.manual) for axes in spec)
+
+
+Link = Operation | Tie | Crossing
+"""What axes spread through."""
 
 
 def splits_of(operation: Operation) -> Splits:
@@ -66,10 +89,10 @@ class Propagation:
         self.specs: dict[Value, Spec] = {}
         self._fixed: dict[Value, set[int]] = {}
         self._rules: dict[Operation, Splits] = {}
-        self._links: dict[Value, list[Operation | Tie]] = defaultdict(list)
-        self._first: deque[Operation | Tie] = deque()
-        self._later: deque[Operation | Tie] = deque()
-        self._waiting: set[Operation | Tie] = set()
+        self._links: dict[Value, list[Link]] = defaultdict(list)
+        self._first: deque[Link] = deque()
+        self._later: deque[Link] = deque()
+        self._waiting: set[Link] = set()
 
     def fix(self, value: Value, spec: PartitionSpec) -> None:
         """Fix the spec of a value; later calls change only dimensions that were left unconstrained."""
@@ -110,39 +133,54 @@ class Propagation:
         """Spread the fixed specs over all other values of `program`."""
         for operation in walk(program):
             self._constrain(operation)
-            for link in (
-                (*operation.entering, *operation.leaving, *operation.carried)
-                if operation.bodies
-                else (operation,)
-            ):
+            for link in self._links_of(operation):
                 self._enlist(link)
         while self._first or self._later:
             link = (self._first or self._later).popleft()
             self._waiting.discard(link)
             if isinstance(link, Tie):
                 self._join(link)
+            elif isinstance(link, Crossing):
+                self._cross(link)
             else:
                 self._spread(link)
 
-    def _enlist(self, link: "Operation | Tie") -> None:
+    def _links_of(self, operation: Operation) -> Iterable[Link]:
+        if operation.kind == "shard_map":
+            return self.crossings(operation)
+        is_loop = bool(operation.bodies)
+        return (*operation.entering, *operation.leaving, *operation.carried) if is_loop else (operation,)
+
+    def crossings(self, operation: Operation) -> Iterator[Crossing]:
+        """Yield the operands of a `shard_map` and then its results, each outside and inside."""
+        params, (body,) = operation.eqn.params, operation.bodies
+        manual = frozenset(params["newly_manual_axes"])
+        operands = zip(operation.inputs, body.inputs, params["in_specs"], strict=True)
+        results = zip(operation.outputs, body.outputs, params["out_specs"], strict=True)
+        for outside, inside, spec in (*operands, *results):
+            yield Crossing(outside, inside, self.canonical(spec, outside), manual)
+
+    def _enlist(self, link: Link) -> None:
         self._queue(link)
-        for value in (link.source, link.target) if isinstance(link, Tie) else {*link.values}:
+        for value in {*link.values} if isinstance(link, Operation) else link[:2]:
             self._links[value].append(link)
 
-    def _queue(self, link: "Operation | Tie") -> None:
+    def _queue(self, link: Link) -> None:
         if link in self._waiting:
             return
         self._waiting.add(link)
-        in_place = isinstance(link, Tie) or not (self.rule(link).summed or _broadcasts(link))
+        in_place = not isinstance(link, Operation) or not (self.rule(link).summed or _broadcasts(link))
         (self._first if in_place else self._later).append(link)
 
     def _constrain(self, operation: Operation) -> None:
         if operation.kind == "sharding_constraint":
             self.fix(operation.outputs[0], operation.eqn.params["sharding"].spec)
         elif operation.kind == "shard_map":
-            for key, values in (("in_specs", operation.inputs), ("out_specs", operation.outputs)):
-                for value, spec in zip(values, operation.eqn.params[key], strict=True):
-                    self.fix(value, spec)
+            is_whole = all(axis in operation.eqn.params["newly_manual_axes"] for axis in self.sizes)
+            for link in self.crossings(operation):
+                if link.outside not in self._fixed:
+                    self.specs[link.outside] = link.own
+                    self._fixed[link.outside] = {*range(len(link.own))} if is_whole else set()
 
     def _spread(self, operation: Operation) -> None:
         rule = self.rule(operation)
@@ -167,6 +205,12 @@ class Propagation:
             mine, theirs = d + tie.source_stacked, d + tie.target_stacked
             self._extend(target, theirs, self.spec(source)[mine])
             self._extend(source, mine, self.spec(target)[theirs])
+
+    def _cross(self, link: Crossing) -> None:
+        for d, axes in enumerate(link.within(self.spec(link.outside))):
+            self._extend(link.inside, d, axes)
+        for d, axes in enumerate(link.around(self.spec(link.inside))):
+            self._extend(link.outside, d, axes)
 
     def _extend(self, value: Value, d: int, axes: tuple[str, ...]) -> None:
         """Split a dimension over the next axes of `axes` that are free, as long as they divide its size."""

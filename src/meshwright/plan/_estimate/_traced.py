@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from meshwright.hlo import Collective
 from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
 from meshwright.plan._estimate._propagation import Propagation
-from meshwright.plan._estimate._traffic import Traffic, exchange_of, is_partly_manual
+from meshwright.plan._estimate._traffic import Traffic, exchange_of
 from meshwright.program import Operation, Program, known_of, product_flops, program_of, walk
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree, leaf_names
@@ -155,4 +155,4 @@ def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:
 
 def _not_understood(program: Program, specs: Propagation) -> tuple[str, ...]:
     names = {x.kind for x in walk(program) if not x.bodies and not exchange_of(x) and not specs.rule(x).known}
-    return tuple(sorted(names.union(x.kind for x in walk(program) if is_partly_manual(x, specs.sizes))))
+    return tuple(sorted(names))

@@ -54,7 +54,8 @@ class Traffic:
         elif operation.kind == "sharding_constraint":
             self._bring(operation.inputs[0], self.specs.spec(operation.outputs[0]), times, operation)
         elif exchange := exchange_of(operation):
-            self._add(*exchange, times, _source(operation))
+            kind, axes, values = exchange
+            self._add(kind, axes, sum(map(self.specs.nbytes, values)), times, _source(operation))
         else:
             self._run_one(operation, times)
 
@@ -70,8 +71,8 @@ class Traffic:
                 self._deliver(operation, value, made, summed, times)
 
     def _run_manual(self, operation: Operation, times: int) -> None:
-        for value, spec in zip(operation.inputs, operation.eqn.params["in_specs"], strict=True):
-            self._bring(value, self.specs.canonical(spec, value), times, operation)
+        for link in [*self.specs.crossings(operation)][: len(operation.inputs)]:
+            self._bring(link.outside, link.around(self.specs.spec(link.outside)), times, operation)
         self.run(operation.bodies[0], times)
 
     def _run_loop(self, loop: Operation, times: int) -> None:
@@ -183,23 +184,14 @@ def _source(operation: Operation) -> str:
     return f"{operation.eqn.source_info.name_stack}/{operation.kind}".lstrip("/")
 
 
-def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], int] | None:
-    """Return the kind, mesh axes and bytes of a collective; None if the operation is not one."""
+def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], list[Value]] | None:
+    """Return the kind, mesh axes and arrays of a collective; None if the operation is not one."""
     kind = known_of(operation).exchange
     if not kind:
         return None
     params = operation.eqn.params
     axes = params["axes"] if "axes" in params else params["axis_name"]
-    of = operation.outputs if kind == "all-gather" else operation.inputs
-    return kind, _named(axes), sum(value.nbytes for value in of)
-
-
-def is_partly_manual(operation: Operation, sizes: Mapping[str, int]) -> bool:
-    """Return whether an operation is a `shard_map` that leaves some mesh axes to XLA."""
-    if operation.kind != "shard_map":
-        return False
-    manual = operation.eqn.params["newly_manual_axes"]
-    return any(size > 1 and axis not in manual for axis, size in sizes.items())
+    return kind, _named(axes), operation.outputs if kind == "all-gather" else operation.inputs
 
 
 def _named(axes: str | Iterable[object]) -> tuple[str, ...]:
