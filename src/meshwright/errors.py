@@ -4,6 +4,7 @@
     ├── UsageError             2    a setting is wrong; nothing was started
     │   ├── OverrideError           a name or value on the command line is wrong
     │   └── LayoutError             a mesh, rule or batch size does not fit
+    │       └── AxisError               a mesh axis does not apply to this program
     ├── InputError             3    data or a checkpoint is missing, unfit or damaged: do not retry
     │   ├── ExamplesError           examples do not make a batch
     │   └── CheckpointError         a checkpoint is missing, or does not match the state
@@ -67,6 +68,20 @@ class OverrideError(UsageError):
 
 class LayoutError(UsageError):
     """A mesh, a sharding rule or a batch size does not fit the devices or the arrays."""
+
+
+class AxisError(LayoutError):
+    """A mesh axis does not apply to a program: it would only repeat work, or does not divide what it splits.
+
+    A longer axis does not apply either.
+
+    Attributes:
+      axis: The name of the axis.
+    """
+
+    def __init__(self, message: str, axis: str):
+        super().__init__(message)
+        self.axis = axis
 
 
 class InputError(MeshwrightError):

@@ -43,6 +43,15 @@ def test_what_is_exchanged_over_other_axes_is_waited_for():
     assert found.seconds == 5 + 1 + 4
 
 
+@pytest.mark.parametrize(("kind", "exposed"), [("collective-permute", 2), ("all-to-all", 7)])
+def test_a_ring_hides_behind_computing_and_the_exchange_of_heads_does_not(kind, exposed):
+    found = step_time(
+        [Work(5000, 0, "bfloat16", 1)], 0, [exchange(("sequence",), 4, 70, kind=kind)], RATES,
+        inside={"sequence": 4}, over={}, hidden_axes=frozenset({"sequence"}),
+    )  # fmt: skip
+    assert found.exposed == exposed
+
+
 def test_between_groups_each_device_sends_its_share_of_what_its_group_needs():
     over, inside = {"data": 4}, {"data": 2}
     found = time_of(collectives=[exchange(("data",), 8, 70)], over=over, inside=inside)
@@ -53,6 +62,12 @@ def test_between_groups_each_device_sends_its_share_of_what_its_group_needs():
 def test_a_group_with_one_device_of_each_host_uses_the_network_alone():
     found = time_of(collectives=[exchange(("data",), 4, 30)], over={"data": 4}, inside={"tensor": 2})
     assert found.network[("data",)] == pytest.approx(30)
+
+
+def test_a_permutation_is_one_hop():
+    rates = dataclasses.replace(RATES, member_seconds=3.0)
+    sent = exchange(("data",), 4, 70, kind="collective-permute")
+    assert time_of(collectives=[sent], rates=rates).network[("data",)] == 3 + 7
 
 
 def test_a_small_collective_takes_the_longer_the_more_devices_meet():

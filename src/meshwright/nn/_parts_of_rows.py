@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.errors import LayoutError
+from meshwright.errors import AxisError
 from meshwright.nn._inputs import AttentionInputs
 from meshwright.nn._ring import is_balanced, num_turns
 from meshwright.sharding import SEQUENCE
@@ -30,7 +30,7 @@ def chosen_of_parts(given: AttentionInputs, ways: int) -> str:
       ways: The size of the axis `sequence`.
 
     Raises:
-      LayoutError: The axis does not divide the rows.
+      AxisError: The axis does not divide the rows.
     """
     check_lengths(given, ways)
     if why_not_exchanged(given, ways) or ring_nbytes(given, ways) <= exchanged_nbytes(given, ways):
@@ -39,18 +39,19 @@ def chosen_of_parts(given: AttentionInputs, ways: int) -> str:
 
 
 def check_lengths(given: AttentionInputs, ways: int) -> None:
-    """Raise a `LayoutError` if the axis `sequence` does not split queries and keys into equal parts."""
+    """Raise an `AxisError` if the axis `sequence` does not split queries and keys into equal parts."""
     divisor = 2 * ways if is_balanced(given, ways) else ways
     lengths = {"queries": given.q.shape[1], "keys": given.k.shape[1]}
     for things, length in lengths.items():
         if not isinstance(length, int) or length % divisor:
             causal = ", two for each device, as the mask is causal" if divisor > ways else ""
             longer = "" if not isinstance(length, int) else f" of {-(-length // divisor) * divisor} positions"
-            raise LayoutError(
+            raise AxisError(
                 f"mesh axis 'sequence' of size {ways} does not split rows of {length} {things} into "
                 f"{divisor} equal parts{causal}.\n"
                 f"  Pad or pack rows so that the model sees rows{longer}, or use a smaller axis. A loss that "
-                "predicts tokens[:, 1:] from tokens[:, :-1] needs rows of one token more."
+                "predicts tokens[:, 1:] from tokens[:, :-1] needs rows of one token more.",
+                SEQUENCE,
             )
 
 

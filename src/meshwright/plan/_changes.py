@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.errors import LayoutError, UsageError
 from meshwright.experiment import Experiment
-from meshwright.plan._hardware import Hardware
+from meshwright.plan._axes import TENSOR, alone, mesh_of
 from meshwright.plan._site import Site
 from meshwright.plan._values import Plan
 from meshwright.train import offload_opt_state
@@ -21,8 +21,6 @@ REMATS = (None, "dots", "dots_no_batch")
 """Remat policies of a whole loss, from most memory to most time."""
 LAYER_REMATS = ("layers:everything", "layers:dots", "layers:dots_no_batch", "layers:nothing")
 """Remat policies of layers, likewise."""
-LONGEST_TENSOR = 16
-"""Longest tensor axis that is tried."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,13 @@ class Change:
     """Plan of the step with these settings."""
 
     def __str__(self) -> str:
-        written = (f"{name}={value}" for name, value in self.settings.items() if name != OFFLOADED)
+        written = (f"{name}={_text(value)}" for name, value in self.settings.items() if name != OFFLOADED)
         optimizer = ["optimizer=mw.train.offload_opt_state(…)"] if OFFLOADED in self.settings else []
         return " ".join([*written, *optimizer]) or "as it is"
+
+
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def cheapest_changes(site: Site) -> list[Change]:
@@ -67,33 +69,44 @@ def tried(site: Site, candidates: Iterable[Settings]) -> Iterator[Change]:
     """
     for settings in candidates:
         try:
-            yield Change(settings, replace(site, experiment=changed(site.experiment, settings)).plan())
+            yield with_settings(site, settings)
         except (LayoutError, UsageError):
             continue
+
+
+def with_settings(site: Site, settings: Settings) -> Change:
+    """Return the plan of the step with some settings.
+
+    Args:
+      site: The experiment on its hardware.
+      settings: New values by field of `Experiment`.
+
+    Raises:
+      UsageError: The step cannot have them; an `AxisError` if an axis of the mesh is the reason.
+    """
+    return Change(settings, replace(site, experiment=changed(site.experiment, settings)).plan())
 
 
 def changed(experiment: Experiment, settings: Settings) -> Experiment:
     """Return the experiment with new values for some fields, and with an offloaded optimizer if asked."""
     fields = {name: value for name, value in settings.items() if name != OFFLOADED}
+    if isinstance(axes := fields.get("batch_axis_names"), list):  # as it is in JSON
+        fields["batch_axis_names"] = tuple(axes)
     if OFFLOADED in settings:
         fields["optimizer"] = offload_opt_state(experiment.optimizer)
     return replace(experiment, **fields)
 
 
-def meshes_of(hardware: Hardware) -> Iterator[str]:
-    """Yield every mesh of data, fsdp and tensor axes that uses all devices, as text.
+def least_microbatches(plan: Plan, microbatches: int) -> float:
+    """Return the number of microbatches below which a step cannot fit.
 
-    The tensor axis stays within devices joined by fast links, and has at most `LONGEST_TENSOR` devices.
+    Args:
+      plan: A plan of the step.
+      microbatches: The number of that plan.
     """
-    for tensor in divisors(math.gcd(hardware.group, LONGEST_TENSOR)):
-        for fsdp in divisors(hardware.num_devices // tensor):
-            sizes = {"data": hardware.num_devices // tensor // fsdp, "fsdp": fsdp, "tensor": tensor}
-            yield ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "data=1"
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors of a number, in order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    memory = plan.memory
+    free = memory.available - (memory.peak - memory.temporary)
+    return microbatches * memory.temporary / free if free > 0 else math.inf
 
 
 def _single(site: Site) -> Iterator[Settings]:
@@ -104,7 +117,8 @@ def _single(site: Site) -> Iterator[Settings]:
     yield from ({"microbatches": times * experiment.microbatches} for times in (2, 4, 8))
     if experiment.compute_dtype is None:
         yield {"compute_dtype": "bfloat16"}
-    yield from ({"mesh": mesh} for mesh in meshes_of(site.hardware) if "data" not in mesh)
+    sizes = ({}, *(each for chain in alone(site.hardware) for each in chain if TENSOR in each))
+    yield from ({"mesh": mesh_of(each, site.hardware)} for each in sizes)
     if site.hardware.chip.target is not None:  # a CPU's memory is the host's
         yield {OFFLOADED: True}
 

@@ -3,7 +3,7 @@
 A roofline (Williams et al., CACM 52(4), 2009): a matrix product takes its FLOPs at the device's rate or its
 bytes at the memory's rate, whichever is longer. The rest of the step is assumed to be bound by memory.
 Collectives over the axes that split the batch move parameters and gradients, and XLA runs them while it
-computes. Products wait for all other collectives.
+computes. So it does with keys and values that go round a ring. Products wait for all other collectives.
 """
 
 import math
@@ -15,6 +15,7 @@ from meshwright.hlo import Collective
 from meshwright.plan._chips import Chip, Tpu
 from meshwright.plan._estimate import Work
 from meshwright.program import peak_flops
+from meshwright.sharding import SEQUENCE
 
 # The share of the data sheet's peak that large matrix products reach in a whole step, by chip. They were
 # fixed on the half `fit` of benchmarks/published_runs.py: six runs on H100, two on v5e, one each on v5p and
@@ -156,7 +157,9 @@ def step_time(
       rates: Speeds of one device.
       inside: The part of each mesh axis inside a group of devices with fast links.
       over: The part of each mesh axis over those groups.
-      hidden_axes: The mesh axes that split the batch; their collectives hide behind computing.
+      hidden_axes: The mesh axes that split the batch or its rows; their collectives hide behind computing.
+        Those that exchange heads for positions, all-to-alls over `sequence`, do not: attention waits for
+        them.
       kept_on_host: Bytes of activations that go to the host's memory and back, both ways together. They hide
         behind computing, as far as the batch axes' traffic does.
       state_on_host: Bytes of the state that do so, which wait for the update and hide behind nothing.
@@ -167,7 +170,11 @@ def step_time(
     network: dict[tuple[str, ...], float] = defaultdict(float)
     for each in collectives:
         network[each.axes] += each.times * _network_seconds(each, rates, inside, over)
-    behind = sum(seconds for axes, seconds in network.items() if hidden_axes.issuperset(axes))
+    behind = sum(
+        each.times * _network_seconds(each, rates, inside, over)
+        for each in collectives
+        if hidden_axes.issuperset(each.axes) and not (each.kind == "all-to-all" and SEQUENCE in each.axes)
+    )
     computing = compute + memory - hidden_memory
     hidden = rates.overlap * min(computing, behind)
     host = state_on_host / rates.host + max(0.0, kept_on_host / rates.host - rates.overlap * computing)
@@ -190,12 +197,14 @@ def _network_seconds(
 ) -> float:
     """Return the seconds of a collective.
 
-    Devices of a group form a ring. Between groups, each device carries its share of its group's traffic.
+    Devices of a group form a ring. Between groups, each device carries its share of its group's traffic. A
+    permutation is one hop, not one for each device.
     """
     here = math.prod(inside.get(axis, 1) for axis in collective.axes)
     groups = math.prod(over.get(axis, 1) for axis in collective.axes)
     n, ring = collective.group_size, collective.sent_nbytes / rates.link
-    meeting = here * rates.member_seconds + (groups * rates.group_seconds if groups > 1 else 0.0)
+    hops = (1, 1) if collective.kind == "collective-permute" else (here, groups)
+    meeting = hops[0] * rates.member_seconds + (hops[1] * rates.group_seconds if groups > 1 else 0.0)
     if groups == 1:
         return meeting + ring
     between = collective.sent_nbytes * n / max(n - 1, 1) * (groups - 1) / groups / here

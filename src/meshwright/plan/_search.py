@@ -2,17 +2,20 @@
 
 from typing import Any
 
+from meshwright.errors import UsageError
 from meshwright.plan._changes import (
     LAYER_REMATS,
     OFFLOADED,
     REMATS,
     Change,
     Settings,
-    meshes_of,
+    least_microbatches,
     ranked,
-    tried,
+    with_settings,
 )
+from meshwright.plan._meshes import Meshes
 from meshwright.plan._site import Site
+from meshwright.sharding import PIPELINE
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of microbatches that a search tries, until one fits: more of them save memory, and never time."""
@@ -27,7 +30,8 @@ OFFLOADED_REMAT = "layers:offload_dots_no_batch"
 def search(site: Site) -> list[Change]:
     """Return meshes and settings, the best first: those that fit before those that do not, then by time.
 
-    All meshes of data, fsdp and tensor axes are tried with the experiment's own settings. The best few are
+    Meshes are tried with the experiment's own settings: of data, fsdp and tensor axes, and of those of the
+    axes sequence, pipeline and expert that the traced step can use. The best few are
     also tried with other policies of remat, of layers if the loss has layers. If a quicker step would fit
     into more memory, the best two are tried with the optimizer and the activations in the host's memory. Each
     has as few microbatches as fit, and at most 64. If none of the meshes is possible, the experiment's own
@@ -40,8 +44,7 @@ def search(site: Site) -> list[Change]:
       LayoutError: No mesh is possible, not even the experiment's own; the message says why.
     """
     found = Search(site)
-    for mesh in meshes_of(site.hardware):
-        found.plan({"mesh": mesh})
+    Meshes(site, found.plan_or_error).run()
     if not found.ranked():
         found.own()
     meshes = [change.settings for change in found.ranked()]
@@ -63,11 +66,11 @@ class Search:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._made: dict[frozenset[tuple[str, Any]], Change | None] = {}
+        self._made: dict[frozenset[tuple[str, Any]], Change | UsageError] = {}
 
     def ranked(self) -> list[Change]:
         """Return what was found, the best first."""
-        return ranked([change for change in self._made.values() if change is not None])
+        return ranked([change for change in self._made.values() if isinstance(change, Change)])
 
     def own(self) -> None:
         """Add the plan of the experiment as it is.
@@ -83,14 +86,29 @@ class Search:
         Args:
           settings: New values by field of `Experiment`. Those that it has already are left out.
         """
+        made = self.plan_or_error(settings)
+        return made if isinstance(made, Change) else None
+
+    def plan_or_error(self, settings: Settings) -> Change | UsageError:
+        """Return the plan with some settings, or why the step cannot have them.
+
+        Args:
+          settings: As for `plan`.
+        """
         changed = {name: value for name, value in settings.items() if not self._has(name, value)}
         key = frozenset(changed.items())
         if key not in self._made:
-            self._made[key] = next(tried(self._site, [changed]), None)
+            try:
+                self._made[key] = with_settings(self._site, changed)
+            except UsageError as error:
+                self._made[key] = error
         return self._made[key]
 
     def _has(self, name: str, value: Any) -> bool:
-        return name in ("remat", "microbatches") and getattr(self._site.experiment, name) == value
+        return (
+            name in ("remat", "microbatches", "pipeline_rounds")
+            and getattr(self._site.experiment, name) == value
+        )
 
     def remats(self, mesh: Settings) -> list[str | None]:
         """Return the policies to try: of layers if there are layers, otherwise of the whole loss.
@@ -110,11 +128,15 @@ class Search:
     def fewest_microbatches(self, settings: Settings) -> None:
         """Add plans with more and more microbatches, up to the first that fits.
 
-        Numbers that are too small even if all temporary memory were divided by them are not planned.
+        Numbers that are too small even if all temporary memory were divided by them are not planned. A
+        pipeline has the number that is best for its time.
 
         Args:
           settings: All other settings.
         """
+        if PIPELINE in settings.get("mesh", self._site.experiment.mesh):
+            self.plan(settings)
+            return
         least = 1.0
         for microbatches in MICROBATCHES:
             if microbatches < least and microbatches != MICROBATCHES[-1]:
@@ -122,21 +144,12 @@ class Search:
             change = self.plan({**settings, "microbatches": microbatches})
             if change is not None and change.plan.memory.fits:
                 return
-            least = max(least, _least(change, microbatches))
+            least = max(least, 1.0 if change is None else least_microbatches(change.plan, microbatches))
 
     def could_be_quicker(self) -> bool:
         """Return whether the quickest of all plans does not fit."""
         found = self.ranked()
         return not min(found, key=lambda change: change.plan.time.seconds).plan.memory.fits
-
-
-def _least(change: Change | None, microbatches: int) -> float:
-    """Return the number of microbatches below which a step cannot fit, given the plan of one."""
-    if change is None:
-        return 1
-    memory = change.plan.memory
-    free = memory.available - (memory.peak - memory.temporary)
-    return microbatches * memory.temporary / free if free > 0 else float("inf")
 
 
 def _costs(change: Change) -> tuple[str, str]:

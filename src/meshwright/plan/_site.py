@@ -23,7 +23,15 @@ from meshwright.plan._topology import described_devices
 from meshwright.plan._traces import Traces
 from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, checkpoint_cost
 from meshwright.program import Flops, count_flops, utilisation_on
-from meshwright.sharding import PIPELINE, device_bytes, group_parts, grouped_mesh, make_mesh, mesh_rule
+from meshwright.sharding import (
+    PIPELINE,
+    SEQUENCE,
+    device_bytes,
+    group_parts,
+    grouped_mesh,
+    make_mesh,
+    mesh_rule,
+)
 from meshwright.shown import human_bytes
 from meshwright.train import Ring, recommended_for
 from meshwright.tree import PyTree, nbytes
@@ -215,7 +223,7 @@ class Site:
             self.rates,
             inside=inside,
             over=over,
-            hidden_axes=self._batch_axes - {PIPELINE},  # stages wait for what they are sent
+            hidden_axes=(self._batch_axes - {PIPELINE}) | {SEQUENCE},  # stages wait for what they are sent
             kept_on_host=self.traced.host_nbytes - state_on_host // 2,
             state_on_host=state_on_host,
         )

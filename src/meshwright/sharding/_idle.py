@@ -7,7 +7,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.errors import LayoutError, nearest
+from meshwright.errors import AxisError, LayoutError, nearest
 from meshwright.program import equations
 from meshwright.sharding._layout import AXES, BATCH_AXES, PIPELINE, SEQUENCE, Layout, axes_of
 from meshwright.tree import PyTree
@@ -51,7 +51,7 @@ def check_axes(
         named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
         unused = [axis for axis in unused if axis not in named]
     if unused:
-        idle(LayoutError(_error_text(layout, unused[0])))
+        idle(AxisError(_error_text(layout, unused[0]), unused[0]))
 
 
 def _error_text(layout: Layout, axis: str) -> str:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from meshwright.errors import LayoutError
+from meshwright.errors import AxisError
 from meshwright.program import bind, evaluate, scan_counts
 from meshwright.sharding._layout import PIPELINE
 
@@ -36,7 +36,7 @@ def _scanned(eqn: Any, operands: list[Any]) -> list[Any]:
     consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
     num_stages = jax.sharding.get_abstract_mesh().shape[PIPELINE]
     if length % num_stages:
-        raise LayoutError(indivisible(length, num_stages))
+        raise AxisError(indivisible(length, num_stages), PIPELINE)
     fetched = [_stacked(x, num_stages) for x in operands[num_consts + num_carry :]]
 
     def one(carry: list[Any], at: Any) -> tuple[list[Any], list[Any]]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from meshwright.errors import LayoutError, UsageError
+from meshwright.errors import AxisError, LayoutError, UsageError
 from meshwright.program import CALLS, bind, equations, evaluate, is_stack, jaxprs_in
 from meshwright.sharding import MICROBATCH, PIPELINE, Layout, axes_of
 from meshwright.train._ring import Ring, pipelined_scan
@@ -140,10 +140,11 @@ def _pipeline(eqn: Any, ring: Ring) -> Callable[..., Any]:
 
 def _check(jaxpr: Any) -> None:
     if not any(map(is_stack, equations(jaxpr))):
-        raise LayoutError(
+        raise AxisError(
             "the mesh has the axis 'pipeline', but the loss has no layers that it could split into stages.\n"
             "  Call them by `mw.layers(block, stacked, x)`, in place of `jax.lax.scan`; or give the devices "
-            "to another axis, such as fsdp."
+            "to another axis, such as fsdp.",
+            PIPELINE,
         )
     for eqn in _unreachable(jaxpr):
         raise LayoutError(

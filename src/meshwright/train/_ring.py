@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from meshwright.errors import LayoutError
+from meshwright.errors import AxisError
 from meshwright.program import CALLS, bind, equations, evaluate, jaxprs_in, scan_counts
 from meshwright.sharding import MICROBATCH, PIPELINE, indivisible
 
@@ -219,7 +219,7 @@ def pipelined_scan(
       rounds: How often each goes around the ring.
 
     Raises:
-      LayoutError: The layers do not divide over the stages.
+      AxisError: The layers do not divide over the stages.
     """
     scan = _Scan(eqn, operands, batched, Ring(_num_stages(), microbatches, rounds))
     out, aux = run_stages(scan.ring, scan.state, scan.stage)
@@ -348,7 +348,7 @@ _of_sum.defvjp(
 def _num_layers(total: int, ring: Ring) -> int:
     stages = ring.stages * ring.rounds
     if total % stages:
-        raise LayoutError(indivisible(total, ring.stages, ring.rounds))
+        raise AxisError(indivisible(total, ring.stages, ring.rounds), PIPELINE)
     return total // stages
 
 
