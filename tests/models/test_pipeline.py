@@ -79,14 +79,19 @@ MODELS = {
 }
 
 
-def updated(name, mesh, devices, **settings):
+def step_of(name, mesh, devices, without=(), **settings):
     init, loss, rows = MODELS[name]()
+    rows = {key: array for key, array in rows.items() if key not in without}
     mesh = mw.make_mesh(mesh, jax.devices()[:devices])
     first, structs = jax.eval_shape(init, jax.random.key(0)), jax.eval_shape(lambda: rows)
     rules = (mw.sharding.stages(), mw.auto(first, loss, structs)) if name in ("nnx", "equinox") else ()
     layout = mw.Layout(mesh, rules or getattr(mw.models, name).RULES)
-    state = mw.train.init_state(init, optax.sgd(1.0), 0, layout)
-    new, metrics = mw.make_step(loss, optax.sgd(1.0), layout, microbatches=4, **settings)(state, rows)
+    return mw.make_step(loss, optax.sgd(1.0), layout, microbatches=4, **settings), init, layout, rows
+
+
+def updated(name, mesh, devices, **settings):
+    step, init, layout, rows = step_of(name, mesh, devices, **settings)
+    new, metrics = step(mw.train.init_state(init, optax.sgd(1.0), 0, layout), rows)
     return jax.device_get((new.params, metrics["loss"].value))
 
 
@@ -101,3 +106,20 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh, rounds):
     found, other = updated(name, mesh, 8, pipeline_rounds=rounds)
     assert other == pytest.approx(loss, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [("segments",), ()], ids=["whole rows", "packed rows"])
+@pytest.mark.parametrize(
+    ("mesh", "rounds"),
+    [
+        ("pipeline=2,sequence=4", 1),  # a ring: four devices do not share two heads
+        ("pipeline=2,sequence=2,tensor=2", 2),
+        ("pipeline=2,fsdp=2,sequence=2", 1),  # heads for positions
+    ],
+)
+def test_rows_of_the_decoder_are_split_in_each_stage(mesh, rounds, without):
+    expected, loss = updated("decoder", "data=1", 1, without=without)
+    found, other = updated("decoder", mesh, 8, without=without, pipeline_rounds=rounds)
+    assert other == pytest.approx(loss, rel=1e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6), found, expected)

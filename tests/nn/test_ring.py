@@ -128,6 +128,15 @@ def test_the_bytes_of_a_ring_are_those_of_keys_values_and_their_gradients(ways, 
     assert ring_nbytes(given, ways) == sends * keys_and_values
 
 
+def test_a_ring_in_the_microbatches_of_a_pipeline_is_a_program():
+    x = jax.ShapeDtypeStruct((2, 2, 32, 4, 8), jnp.float32)
+    attend = partial(mw.attention, causal=True, form="ring")
+    with mw.sharding.in_mesh(mw.make_mesh("pipeline=2,sequence=4")):
+        side_by_side = jax.vmap(attend, axis_name=mw.sharding.MICROBATCH, spmd_axis_name=mw.sharding.PIPELINE)
+        text = jax.jit(side_by_side).lower(x, x, x).as_text()
+    assert 'manual_axes={"pipeline", "sequence"}' in text
+
+
 # A user's model, which knows nothing of the axis: positions, a token shift and a causal convolution.
 
 

@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.nn._blockwise import BLOCK, Starts, part, part_gradients
 from meshwright.nn._inputs import AttentionInputs, Bias
-from meshwright.sharding import SEQUENCE
+from meshwright.sharding import PIPELINE, SEQUENCE, in_microbatch
 from meshwright.tree import PyTree
 
 _SPLIT = P(None, SEQUENCE)
@@ -52,6 +52,8 @@ class _Static:
     num_chunks: int
     """2 if rows are exchanged so that causal work is balanced, otherwise 1."""
     block: int
+    axes: frozenset[str]
+    """The mesh axes of the ring's `shard_map`."""
 
 
 class _Pair(NamedTuple):
@@ -84,9 +86,12 @@ def ring(given: AttentionInputs, ways: int, block: int = BLOCK) -> tuple[jax.Arr
         num_turns(given, ways),
         2 if is_zigzag else 1,
         block,
+        # The microbatches of a pipeline are a dimension that `vmap` adds, split over its axis: JAX splits it
+        # by an axis of the `shard_map` only.
+        frozenset({SEQUENCE, PIPELINE} if in_microbatch() else {SEQUENCE}),
     )
-    exchange = _mapped(_to_zigzag, (_SPLIT,), _SPLIT, ways) if is_zigzag else lambda x: x
-    back = _mapped(_from_zigzag, (_SPLIT,), _SPLIT, ways) if is_zigzag else lambda x: x
+    exchange = _mapped(_to_zigzag, (_SPLIT,), _SPLIT, static) if is_zigzag else lambda x: x
+    back = _mapped(_from_zigzag, (_SPLIT,), _SPLIT, static) if is_zigzag else lambda x: x
     q, k, v = (exchange(x) for x in (given.q, given.k, given.v))
     marks: PyTree = {"window": None if window is not None else given.window, "segments": None}
     if given.segments is not None:
@@ -118,20 +123,21 @@ def _is_array(bias: Any) -> bool:
 
 
 def _mapped(
-    function: Callable[..., Any], in_specs: Any, out_specs: Any, static: _Static | int
+    function: Callable[..., Any], in_specs: Any, out_specs: Any, static: _Static
 ) -> Callable[..., Any]:
     """Return a function of whole rows that runs `function(static, ...)` on each part of them."""
     return jax.shard_map(
         partial(function, static),
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names={SEQUENCE},
+        axis_names=static.axes,
         check_vma=False,
     )
 
 
-def _to_zigzag(ways: int, x: jax.Array) -> jax.Array:
+def _to_zigzag(static: _Static, x: jax.Array) -> jax.Array:
     """Return the chunks i and 2n - 1 - i of device i, [B, T, ...], given the chunks 2i and 2i + 1."""
+    ways = static.ways
     first, second = jnp.split(x, 2, axis=1)
     homes = [min(chunk, 2 * ways - 1 - chunk) for chunk in range(2 * ways)]
     sent = [_permuted(half, enumerate(homes[i::2])) for i, half in enumerate((first, second))]
@@ -140,8 +146,9 @@ def _to_zigzag(ways: int, x: jax.Array) -> jax.Array:
     return jnp.concatenate([early, late], axis=1)
 
 
-def _from_zigzag(ways: int, x: jax.Array) -> jax.Array:
+def _from_zigzag(static: _Static, x: jax.Array) -> jax.Array:
     """Undo `_to_zigzag`."""
+    ways = static.ways
     early, late = jnp.split(x, 2, axis=1)
     is_even = jax.lax.axis_index(SEQUENCE) % 2 == 0
     homes = [min(chunk, 2 * ways - 1 - chunk) for chunk in range(2 * ways)]
