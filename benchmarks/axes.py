@@ -1,7 +1,7 @@
 """Which axes a search finds for models of 1 to 405 billion parameters, and how long it takes.
 
     python benchmarks/axes.py                   # all: some minutes
-    python benchmarks/axes.py "1 B" "405 B"     # some, by the first words of their names
+    python benchmarks/axes.py "405 B" 256       # those that have one of these words
     python benchmarks/axes.py --write           # into the table of docs/how-to/which-axes.md
 
 Everything is estimated from traced steps: no compiler and no accelerator is needed. Every layer keeps
@@ -68,7 +68,7 @@ CASES = (
 
 def main(words: Sequence[str]) -> None:
     wanted = [word for word in words if not word.startswith("--")]
-    cases = [case for case in CASES if not wanted or any(case.name.startswith(word) for word in wanted)]
+    cases = [case for case in CASES if not wanted or any(word in case.title for word in wanted)]
     print(f"{'':<48}{'plans':>6}{'core s':>8}  best, peak, step, MFU", flush=True)
     lines = [row(case, *shown(case)) for case in cases]
     table = "".join(f"{line}\n" for line in [*HEAD, *lines])

@@ -13,7 +13,7 @@ import meshwright as mw
 from meshwright import plan
 from meshwright.errors import AxisError
 from meshwright.models import decoder
-from meshwright.plan._axes import alone, longer, mesh_of
+from meshwright.plan._axes import LONGEST, alone, longer, mesh_of
 from meshwright.plan._meshes import Meshes
 from meshwright.plan._search import Search
 
@@ -130,6 +130,14 @@ def test_meshes_that_do_not_divide_the_batch_are_not_planned(here):
     Meshes(dataclasses.replace(here, experiment=dataclasses.replace(here.experiment, input=few)), made).run()
     assert made.asked
     assert all(4 % math.prod(n for axis, n in x.items() if axis in ("data", "fsdp")) == 0 for x in made.asked)
+
+
+def test_two_axes_are_tried_together_where_none_alone_divides_the_batch(here, monkeypatch):
+    few = dataclasses.replace(here.experiment.input, batch_size=1)
+    made = MadeUp(here, lambda sizes: 1)
+    monkeypatch.setitem(LONGEST, "sequence", 8)
+    Meshes(dataclasses.replace(here, experiment=dataclasses.replace(here.experiment, input=few)), made).run()
+    assert {"sequence": 2, "tensor": 8} in made.asked
 
 
 def test_experts_are_planned_with_batches_split_over_them_and_not(here):

@@ -8,16 +8,13 @@ microbatches and rounds.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-
-import jax
 
 from meshwright.errors import AxisError, UsageError
-from meshwright.plan._axes import EXPERT, Sizes, alone, divisors, longer, mesh_of, ways_of
-from meshwright.plan._changes import Change, Settings, changed, least_microbatches, ranked
+from meshwright.plan._axes import EXPERT, Sizes, alone, divisors, longer, ways_of
+from meshwright.plan._changes import Change, Settings, least_microbatches, ranked
+from meshwright.plan._mesh_settings import choices, divides, held, is_split, settings_of, state_of
 from meshwright.plan._site import Site
-from meshwright.sharding import PIPELINE, axes_of, device_bytes
-from meshwright.train import TrainState
+from meshwright.sharding import PIPELINE
 
 BEAM = 3
 """Number of best meshes whose axes are made longer; one more is quick and does not fit yet."""
@@ -54,6 +51,8 @@ class Meshes:
         self._best_of({})
         for chain in alone(self._site.hardware):
             self._run_chain(chain)
+        if not _made(*self._found.values()):
+            self._run_pairs()
         while len(self._found) < MOST and self._has_run_longer():
             pass
         for sizes in self._promising()[:PARTED]:
@@ -69,6 +68,15 @@ class Meshes:
                 if self._is_slow(found) or found.plan.time.seconds >= before:
                     return
                 before = found.plan.time.seconds
+
+    def _run_pairs(self) -> None:
+        """Plan two axes together: for few rows on many devices no axis is long enough alone."""
+        hardware = self._site.hardware
+        of_tensor, *others = alone(hardware)
+        for chain in others:
+            for tensor in reversed(of_tensor):
+                pairs = [{**tensor, **sizes} for sizes in chain]
+                self._run_chain([x for x in pairs if hardware.num_devices % math.prod(x.values()) == 0])
 
     def _has_run_longer(self) -> bool:
         """Plan the promising meshes with one axis longer. Return whether any was new.
@@ -113,59 +121,27 @@ class Meshes:
     def _plans_of(self, sizes: Sizes) -> Iterator[Change]:
         """Yield plans with as few devices along fsdp as hold the state, and with all if that does not fit."""
         ways = ways_of(sizes, self._site.hardware)
-        choices = list(self._choices(sizes))
-        if not choices or self._is_too_long(sizes):
+        possible = list(choices(self._site, sizes))
+        if not possible or self._is_too_long(sizes):
             return
-        placed = ((fsdp, self._state(self._settings(sizes, fsdp, {}))) for fsdp in reversed(divisors(ways)))
+        placed = (
+            (fsdp, state_of(self._site, settings_of(self._site, sizes, fsdp, {})))
+            for fsdp in reversed(divisors(ways))
+        )
         whole, state = next(((fsdp, state) for fsdp, state in placed if state is not None), (0, None))
-        if state is None or (EXPERT in sizes and not _is_split(state, EXPERT)):
+        if state is None or (EXPERT in sizes and not is_split(state, EXPERT)):
             return
-        enough = whole * _held(state) / (STATE_SHARE * self._site.hardware.chip.memory_bytes)
+        enough = whole * held(state) / (STATE_SHARE * self._site.hardware.chip.memory_bytes)
         few = min((fsdp for fsdp in divisors(ways) if enough <= fsdp <= whole), default=whole)
-        for choice in choices:
-            found = self._planned(sizes, self._settings(sizes, few, choice))
+        for choice in possible:
+            found = self._planned(sizes, settings_of(self._site, sizes, few, choice))
             if not (_fits(found) or self._is_too_long(sizes)) and few < whole:
                 yield from _made(found)
-                found = self._planned(sizes, self._settings(sizes, whole, choice))
+                found = self._planned(sizes, settings_of(self._site, sizes, whole, choice))
             yield from _made(found)
 
     def _is_too_long(self, sizes: Sizes) -> bool:
         return any(sizes.get(axis, 1) % size == 0 for axis, size in self._too_long)
-
-    def _choices(self, sizes: Sizes) -> Iterator[Settings]:
-        """Yield settings besides the mesh; none if the sizes do not divide the batch."""
-        stages, microbatches = sizes.get(PIPELINE, 1), int(self._site.experiment.microbatches)
-        numbers = [stages * n for n in (4, 2, 1)] if stages > 1 else [microbatches]
-        number = next((number for number in numbers if self._divides(sizes, number)), None)
-        if number is None:
-            return
-        choice = {"microbatches": number} if stages > 1 else {}
-        yield choice
-        is_free = EXPERT in sizes and self._site.experiment.batch_axis_names is None
-        if is_free and self._divides(sizes, number, sizes[EXPERT]):
-            yield choice | {"batch_axis_names": (EXPERT,)}  # and those of the mesh: see `_settings`
-
-    def _divides(self, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
-        """Return whether the batch divides over the devices, as `mw.make_step` asks for."""
-        if self._site.experiment.batch_axis_names is not None:
-            return True
-        ways *= ways_of(sizes, self._site.hardware)
-        return self._batch_size % (ways * math.lcm(microbatches, sizes.get(PIPELINE, 1))) == 0
-
-    def _settings(self, sizes: Sizes, fsdp: int, choice: Settings) -> Settings:
-        mesh = mesh_of(sizes, self._site.hardware, fsdp)
-        settings = {"mesh": mesh, **choice}
-        if "batch_axis_names" in choice:
-            axes = [part.partition("=")[0] for part in mesh.split(",")]
-            settings["batch_axis_names"] = tuple(x for x in axes if x in (PIPELINE, "data", "fsdp", EXPERT))
-        return settings
-
-    def _state(self, settings: Settings) -> TrainState | None:
-        """Return the state on its mesh, as structs, without a trace; None if it cannot be on it."""
-        try:
-            return replace(self._site, experiment=changed(self._site.experiment, settings)).parts.target
-        except UsageError:
-            return None
 
     def _planned(self, sizes: Sizes, settings: Settings) -> Change | None:
         made = self._plan(settings)
@@ -184,7 +160,7 @@ class Meshes:
         for others in ([f for f in of_ways if f > known], [f for f in reversed(of_ways) if f < known]):
             last = best
             for fsdp in others:
-                made = self._planned(sizes, self._settings(sizes, fsdp, choice))
+                made = self._planned(sizes, settings_of(self._site, sizes, fsdp, choice))
                 if made is None or not made.plan.memory.fits or ranked([last, made])[0] is last:
                     break
                 last = made
@@ -194,7 +170,7 @@ class Meshes:
         stages, best = sizes.get(PIPELINE, 1), self._best_of(sizes)
         if stages == 1 or best is None:
             return
-        numbers = (stages * n for n in QUEUES if self._divides(sizes, stages * n))
+        numbers = (stages * n for n in QUEUES if divides(self._site, sizes, stages * n))
         made = [self._planned(sizes, {**best.settings, "microbatches": number}) for number in numbers]
         best = ranked(_made(best, *made))[0]
         for rounds in ROUNDS:
@@ -207,15 +183,3 @@ def _made(*changes: Change | None) -> list[Change]:
 
 def _fits(change: Change | None) -> bool:
     return change is not None and change.plan.memory.fits
-
-
-def _is_split(state: TrainState, axis: str) -> bool:
-    """Return whether an axis splits an array of the state."""
-    specs = (x.sharding.spec for x in jax.tree.leaves(state))
-    return any(axis in axes_of(entry) for spec in specs for entry in spec)
-
-
-def _held(state: TrainState) -> int:
-    """Return the bytes of one device's part of the state, and of gradients as large as the parameters."""
-    arrays = jax.tree.leaves((state, state.params))
-    return sum(device_bytes(x, x.sharding) for x in arrays)

@@ -1,0 +1,93 @@
+"""The settings that go with the mesh of a plan, and what is known of a mesh before the step is traced."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+
+from meshwright.errors import UsageError
+from meshwright.plan._axes import EXPERT, Sizes, mesh_of, ways_of
+from meshwright.plan._changes import Settings, changed
+from meshwright.plan._site import Site
+from meshwright.sharding import PIPELINE, axes_of, device_bytes
+from meshwright.train import TrainState
+
+FIRST_QUEUES = (4, 2, 1)
+"""Microbatches for each stage of a pipeline, of which the first that divide the batch are tried first."""
+
+
+def choices(site: Site, sizes: Sizes) -> Iterator[Settings]:
+    """Yield settings besides the mesh; none if the sizes do not divide the batch.
+
+    Args:
+      site: The experiment on its hardware.
+      sizes: The sizes of the axes that split the model.
+    """
+    stages, microbatches = sizes.get(PIPELINE, 1), int(site.experiment.microbatches)
+    numbers = [stages * n for n in FIRST_QUEUES] if stages > 1 else [microbatches]
+    number = next((number for number in numbers if divides(site, sizes, number)), None)
+    if number is None:
+        return
+    choice: Settings = {"microbatches": number} if stages > 1 else {}
+    yield choice
+    is_free = EXPERT in sizes and site.experiment.batch_axis_names is None
+    if is_free and divides(site, sizes, number, sizes[EXPERT]):
+        yield {**choice, "batch_axis_names": (EXPERT,)}  # and those of the mesh: see `settings_of`
+
+
+def divides(site: Site, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
+    """Return whether the batch divides over the devices, as `mw.make_step` asks for.
+
+    Args:
+      site: The experiment on its hardware.
+      sizes: The sizes of the axes that split the model.
+      microbatches: The number of microbatches.
+      ways: The size of an axis that splits batches besides `data`, `fsdp` and `pipeline`.
+    """
+    if site.experiment.batch_axis_names is not None:
+        return True
+    ways *= ways_of(sizes, site.hardware)
+    return site.experiment.input.batch_size % (ways * math.lcm(microbatches, sizes.get(PIPELINE, 1))) == 0
+
+
+def settings_of(site: Site, sizes: Sizes, fsdp: int, choice: Settings) -> Settings:
+    """Return all settings of a mesh.
+
+    Args:
+      site: The experiment on its hardware.
+      sizes: The sizes of the axes that split the model.
+      fsdp: The size of that axis.
+      choice: One of `choices`.
+    """
+    mesh = mesh_of(sizes, site.hardware, fsdp)
+    if "batch_axis_names" not in choice:
+        return {"mesh": mesh, **choice}
+    axes = [part.partition("=")[0] for part in mesh.split(",")]
+    splitting = tuple(axis for axis in axes if axis in (PIPELINE, "data", "fsdp", EXPERT))
+    return {"mesh": mesh, **choice, "batch_axis_names": splitting}
+
+
+def state_of(site: Site, settings: Settings) -> TrainState | None:
+    """Return the state on its mesh, as structs, without a trace; None if it cannot be on it.
+
+    Args:
+      site: The experiment on its hardware.
+      settings: The mesh, and other settings.
+    """
+    try:
+        return replace(site, experiment=changed(site.experiment, settings)).parts.target
+    except UsageError:
+        return None
+
+
+def is_split(state: TrainState, axis: str) -> bool:
+    """Return whether an axis splits an array of the state."""
+    specs = (x.sharding.spec for x in jax.tree.leaves(state))
+    return any(axis in axes_of(entry) for spec in specs for entry in spec)
+
+
+def held(state: TrainState) -> int:
+    """Return the bytes of one device's part of the state, and of gradients as large as the parameters."""
+    arrays = jax.tree.leaves((state, state.params))
+    return sum(device_bytes(x, x.sharding) for x in arrays)
