@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from benchmarks import axes
+from benchmarks.models import mixture
 
 import meshwright as mw
 from meshwright import plan
@@ -193,3 +195,21 @@ def test_rows_of_128_k_tokens_fit_by_the_axis_sequence():
     found = plan.search(plan.site_of(experiment, "h100:8x8"))
     assert found[0].plan.memory.fits
     assert found[0].plan.mesh["sequence"] >= 4
+
+
+def test_the_table_of_the_benchmark_has_the_best_mesh_and_the_best_without_the_axes(here):
+    made = MadeUp(here, lambda sizes: 1)
+    found = [made({"mesh": mesh}) for mesh in ("fsdp=4,sequence=4", "fsdp=8,tensor=2")]
+    line = axes.row(axes.CASES[0], found)
+    assert line.count("|") == 6
+    assert line.index("fsdp=4,sequence=4") < line.index("fsdp=8,tensor=2")
+    page = f"before {axes.MARKS[0]}old{axes.MARKS[1]} after"
+    assert axes.written(axes.written(page, "new"), "new") == page.replace("old", "new")
+
+
+def test_a_mixture_of_the_benchmark_computes_its_loss():
+    cfg = mixture.Config(vocabulary=32, model=16, layers=2, heads=2, key_heads=1, head=8, experts=8,
+                         feed_forward=8, chosen=2, group=8)  # fmt: skip
+    params = jax.eval_shape(lambda key: mixture.init(cfg, key), jax.random.key(0))
+    batch = {"tokens": jax.ShapeDtypeStruct((2, 17), jnp.int32)}
+    assert jax.eval_shape(lambda *given: mixture.loss(cfg, *given).value, params, batch).shape == ()

@@ -25,7 +25,7 @@ SLOW = 1.5
 STATE_SHARE = 0.4
 """The share of a device's memory that the state and the gradients may take, for the first choice of fsdp."""
 PARTED = 2
-"""Number of best meshes that are also tried with more and with less fsdp."""
+"""Number of best meshes whose fsdp is varied: of the first all sizes, of the others as long as that helps."""
 QUEUES = (1, 2, 4, 8, 16)
 """Numbers of microbatches for each stage of a pipeline that are tried."""
 ROUNDS = (2, 4)
@@ -55,8 +55,8 @@ class Meshes:
             self._run_pairs()
         while len(self._found) < MOST and self._has_run_longer():
             pass
-        for sizes in self._promising()[:PARTED]:
-            self._run_parted(sizes)
+        for number, sizes in enumerate(self._promising()[:PARTED]):
+            self._run_parted(sizes, try_all=number == 0)
             self._run_pipelines(sizes)
 
     def _run_chain(self, chain: Sequence[Sizes]) -> None:
@@ -149,8 +149,8 @@ class Meshes:
             self._too_long.append((made.axis, sizes[made.axis]))
         return made if isinstance(made, Change) else None
 
-    def _run_parted(self, sizes: Sizes) -> None:
-        """Plan with more fsdp and with less, as long as that is quicker."""
+    def _run_parted(self, sizes: Sizes, *, try_all: bool) -> None:
+        """Plan with more fsdp and with less, as long as that is quicker, or with all sizes of it."""
         best = self._best_of(sizes)
         if best is None:
             return
@@ -161,9 +161,10 @@ class Meshes:
             last = best
             for fsdp in others:
                 made = self._planned(sizes, settings_of(self._site, sizes, fsdp, choice))
-                if made is None or not made.plan.memory.fits or ranked([last, made])[0] is last:
+                is_better = made is not None and _fits(made) and ranked([last, made])[0] is made
+                if not (is_better or try_all) or (fsdp < known and not _fits(made)):
                     break
-                last = made
+                last = made if made is not None and is_better else last
 
     def _run_pipelines(self, sizes: Sizes) -> None:
         """Plan a pipeline with other numbers of microbatches, and the best of them with rounds."""
