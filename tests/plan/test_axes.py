@@ -118,6 +118,7 @@ def test_an_axis_that_does_not_apply_is_asked_for_once(here):
     assert [sum(axis in sizes for sizes in made.asked) for axis in ("sequence", "pipeline")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_axes_are_made_longer_until_a_step_fits(here):
     made = MadeUp(
         here, lambda sizes: 1, peak=lambda sizes: 1600 / math.prod(sizes.get(axis, 1) for axis in AXES)
