@@ -123,3 +123,12 @@ def test_rows_of_the_decoder_are_split_in_each_stage(mesh, rounds, without):
     found, other = updated("decoder", mesh, 8, without=without, pipeline_rounds=rounds)
     assert other == pytest.approx(loss, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6), found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,sequence=4", "data=2,sequence=2,tensor=2"])
+def test_rows_of_gpt2_are_split_without_stages(mesh):
+    expected, loss = updated("gpt2", "data=1", 1)
+    found, other = updated("gpt2", mesh, 8)
+    assert other == pytest.approx(loss, rel=1e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6), found, expected)
