@@ -47,7 +47,7 @@ def search(site: Site) -> list[Change]:
     Meshes(site, found.plan_or_error).run()
     if not found.ranked():
         found.own()
-    meshes = [change.settings for change in found.ranked()]
+    meshes = found.finalists()
     remats = found.remats(meshes[0])
     for mesh in meshes[:FINALISTS]:
         for remat in remats:
@@ -71,6 +71,18 @@ class Search:
     def ranked(self) -> list[Change]:
         """Return what was found, the best first."""
         return ranked([change for change in self._made.values() if isinstance(change, Change)])
+
+    def finalists(self) -> list[Settings]:
+        """Return the best settings of each mesh, in order.
+
+        If they do not fit, pipelines come last: more microbatches save none of their memory.
+        """
+        best: dict[str | None, Change] = {}
+        for change in self.ranked():
+            best.setdefault(change.settings.get("mesh"), change)
+        fits = lambda change: change.plan.memory.fits  # noqa: E731
+        ordered = sorted(best.values(), key=lambda x: not fits(x) and x.plan.pipeline is not None)
+        return [change.settings for change in sorted(ordered, key=fits, reverse=True)]
 
     def own(self) -> None:
         """Add the plan of the experiment as it is.
