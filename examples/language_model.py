@@ -84,11 +84,11 @@ def main(workdir="runs/language_model", mesh="data=-1"):
     numbers = np.random.default_rng(0).permutation(1000)
     train, test = examples(numbers[:900].tolist()), examples(numbers[900:].tolist())
     params = decoder.init(CONFIG, deployer.gen_rng())
-    optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, decay_steps=336))
+    optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, decay_steps=280))
     trainer = mw.Trainer(deployer, loss=loss, params=params, optimizer=optimizer, collate=collate)
     predictor = mw.Predictor(deployer, predict=predict, output=output, collate=collate)
     evaluated = {"eval_examples": test, "eval_predictor": predictor, "eval_metric_fn": exact}
-    scores = trainer.fit(train, batch_size=64, epochs=12, eval_when=168, save_when=168, **evaluated)
+    scores = trainer.fit(train, batch_size=64, epochs=10, eval_when=140, save_when=140, **evaluated)
     print(f"exact {scores['exact']:.4f}")
 
 

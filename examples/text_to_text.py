@@ -57,7 +57,7 @@ def exact(examples, preds):
 
 
 model = mw.models.with_cache(CONFIG)
-train, test = examples(727_200, 740_000), examples(740_000, 740_256)
+train, test = examples(730_400, 740_000), examples(740_000, 740_256)
 deployer = mw.Deployer(seed=0, mesh=sys.argv[1] if sys.argv[1:] else "data=-1")
 params = t5.init(CONFIG, deployer.gen_rng())
 optimizer = optax.adam(3e-3)
