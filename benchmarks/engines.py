@@ -129,8 +129,8 @@ def engines(folder, disk, slurm, cluster):
     )
 
 
-def measure(folder, disk, slurm, cluster, repetitions):
-    """Return the outcomes by event and engine."""
+def measure(folder, disk, slurm, cluster, repetitions, only):
+    """Return the outcomes by event and engine, of one engine only if it is named."""
     calm = Local(folder / "calm", disk / "calm")
     calm.start()
     assert finish(calm) == 0, calm.said()
@@ -139,7 +139,8 @@ def measure(folder, disk, slurm, cluster, repetitions):
         for event in EVENTS:
             for place, make in enumerate(engines(folder, disk, slurm, cluster)):
                 engine = make(f"{number}-{list(EVENTS).index(event)}-{place}")
-                if event == "the time is nearly up" and not isinstance(engine, OnSlurm):
+                has_limit = isinstance(engine, OnSlurm)
+                if only not in (None, engine.name) or (event == "the time is nearly up" and not has_limit):
                     continue
                 engine.start()
                 try:
@@ -180,6 +181,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--engine", choices=("local", "SLURM", "Ray", "JobSet"), help="only this engine")
     options = parser.parse_args()
     lacking = missing() or ("" if importlib.util.find_spec("ray") else "Ray missing: pip install ray")
     if lacking:
@@ -192,7 +194,7 @@ def main():
         stack.callback(subprocess.run, ["umount", "--lazy", str(disk)])
         slurm = stack.enter_context(Slurm(folder, num_nodes=3))
         cluster = stack.enter_context(ray_cluster())
-        print(table(measure(folder, disk, slurm, cluster, options.repetitions)))
+        print(table(measure(folder, disk, slurm, cluster, options.repetitions, options.engine)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tokenizers
 
 import meshwright as mw
 from meshwright.errors import UsageError
@@ -64,3 +65,13 @@ def test_a_tokenizer_is_not_written_over(tmp_path):
     mw.train_tokenizer(TEXTS, tmp_path, vocab_size=300)
     with pytest.raises(UsageError, match=r"has a tokenizer.json already"):
         mw.train_tokenizer(TEXTS, tmp_path, vocab_size=300)
+
+
+def test_the_token_that_ends_a_text_is_found_in_the_files(tmp_path):
+    place = mw.train_tokenizer(["the cat"], tmp_path / "a", vocab_size=270, eos_token="<end>")
+    assert mw.tokens.end_token(place) == tokenizers.Tokenizer.from_file(
+        str(place / "tokenizer.json")
+    ).token_to_id("<end>")
+    assert mw.tokens.end_token(tmp_path) is None
+    (place / "tokenizer_config.json").write_text('{"eos_token": {"content": "<other>"}}')
+    assert mw.tokens.end_token(place) is None

@@ -44,6 +44,35 @@ def read_folder(path: str | Path) -> Files:
     return Files(place, _tokenizer(place), _special(config), _templates(place, config))
 
 
+def end_token(path: str | Path) -> int | None:
+    """Return the token that ends a text, by the files of a tokenizer; None if they name none.
+
+    It needs no `tokenizers`.
+
+    Args:
+      path: The folder.
+
+    Raises:
+      UsageError: A file is damaged, or the path is a URL.
+
+    Example:
+      >>> place = mw.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
+      >>> mw.tokens.end_token(place) == mw.generation.tokenizer_of(place).encode("<end>")[0]
+      True
+    """
+    place = local_path(path, "Copy the tokenizer to a disk.")
+    end = _special(_config(place)).get("eos_token")
+    try:
+        added = parse_object(read_file(place / TOKENIZER)).get("added_tokens", [])
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UsageError(f"{place / TOKENIZER} is not a tokenizer: {error}.") from None
+    named = {each.get("content"): each.get("id") for each in added if isinstance(each, Mapping)}
+    found = named.get(end) if end else None
+    return found if isinstance(found, int) else None
+
+
 def needed(package: str, what: str) -> Any:
     """Return an optional package.
 

@@ -15,8 +15,10 @@ from meshwright.engine import Logging, Outcome
 from meshwright.errors import UsageError
 from meshwright.evaluation import perplexity
 from meshwright.experiment import Evaluation, Experiment, Generation, Input, Save, from_checkpoint, run
+from meshwright.generation import GREEDY, Decoding
 from meshwright.models import hugging_face, with_cache
 from meshwright.storage import join, local_path
+from meshwright.tokens import end_token
 from meshwright.train import schedule
 from meshwright.tuning._experiment import adapted
 from meshwright.tuning._families import Config, family_of, rows_score
@@ -165,12 +167,18 @@ def tuning_on(
                 functools.partial(rows_score, cfg), held_out, when, batch_size, metric_fn=perplexity
             )
         },
-        generation=Generation(with_cache(cfg), tokenizer=_tokenizer_in(model)),
+        generation=Generation(with_cache(cfg), tokenizer=_tokenizer_in(model), decoding=_decoding(model)),
         save=Save(when=when, keep=best(SCORE, "min")),
         logging=Logging(every=min(when, 20)),
         init_state_builder=_builder(model, "float32" if full else "bfloat16", base),
     )
     return whole if full else adapted(whole, adapter_of(cfg, lora, alpha))
+
+
+def _decoding(model: str) -> Decoding:
+    """Return the decoding that ends a text where the model's tokenizer does."""
+    end = end_token(model)
+    return GREEDY if end is None else Decoding(stop=(end,))
 
 
 def _tokenizer_in(model: str) -> str | None:
