@@ -178,7 +178,7 @@ def tuning_on(
 def _decoding(model: str) -> Decoding:
     """Return the decoding that ends a text where the model's tokenizer does."""
     end = end_token(model)
-    return GREEDY if end is None else Decoding(stop=(end,))
+    return GREEDY if end is None else Decoding(stop=((end,),))
 
 
 def _tokenizer_in(model: str) -> str | None:
