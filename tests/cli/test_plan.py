@@ -69,7 +69,7 @@ def test_a_search_ranks_meshes_that_divide(shell):
     done = shell(DIGITS, "--on", "h100:1x4", "--search", "--json")
     assert done.returncode == 0, done.stderr
     tried = json.loads(done.stdout)["tried"]
-    assert {"data=4", "fsdp=4", "data=2,fsdp=2"} <= {each["settings"]["mesh"] for each in tried}
+    assert {"data=4", "data=2,tensor=2", "tensor=4"} <= {each["settings"]["mesh"] for each in tried}
     times = [each["plan"]["time"]["seconds"] for each in tried if each["plan"]["memory"]["fits"]]
     assert times == sorted(times)
 
