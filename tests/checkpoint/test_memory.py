@@ -5,6 +5,7 @@ import os
 import resource
 import threading
 from concurrent import futures
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from experiment.runs import experiment, losses
 from meshwright.checkpoint import Checkpoints, InMemory
 from meshwright.checkpoint._tier._roll_call import completed
 from meshwright.checkpoint._tier._room import steps_to_remove
-from meshwright.errors import DamagedError, UsageError
+from meshwright.errors import DamagedError, MeshwrightError, UsageError
 from meshwright.when import Tick, at, never
 
 SIZE = 1000
@@ -165,6 +166,22 @@ def test_damage_on_disk_is_not_given_up_because_memory_is_damaged_too(run):
     flip_a_bit(on_disk / DATA_FILE, chunks_of(on_disk, "x")[0][1])
     with pytest.raises(DamagedError, match="all checkpoints are damaged"):
         run.attempt(upto=3)
+
+
+def test_a_directory_that_an_ending_process_removes_at_the_start_is_told_as_that_and_not_as_a_wrong_setting(
+    run, monkeypatch
+):
+    make = Path.mkdir
+
+    def make_and_lose(path, *args, **kwargs):
+        make(path, *args, **kwargs)
+        if path.parent == run.root:
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", make_and_lose)
+    with pytest.raises(MeshwrightError, match=r"was removed while this run started") as told, run.open():
+        pass
+    assert not isinstance(told.value, UsageError)  # a launcher starts again
 
 
 def test_a_run_whose_directory_was_removed_does_not_find_its_memory(run, tmp_path):

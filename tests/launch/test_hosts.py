@@ -57,10 +57,14 @@ def wait_for(path):
         time.sleep(0.02)
 
 
-def leader_and_other(machines, deed, *options):
+def leader_and_other(machines, deed, place, *options):
+    """Start two launchers, the one that leads first, and wait until the processes of both run."""
     (leader,) = machines(deed, *options, number=1)
     assert "this machine leads" in leader.stderr.readline()
-    return leader, *machines(deed, *options, number=1)
+    (other,) = machines(deed, *options, number=1)
+    for number in range(2):
+        wait_for(place / f"{number}-0")
+    return leader, other
 
 
 def said(processes):
@@ -142,8 +146,7 @@ def test_what_cannot_work_is_refused(options, complaint):
 @pytest.mark.slow
 def test_a_machine_that_is_lost_comes_back_and_all_start_again(machines, tmp_path):
     deed = "time.sleep(600 if again == 0 else 0)"
-    kept, lost = leader_and_other(machines, deed)
-    wait_for(tmp_path / "1-0")
+    kept, lost = leader_and_other(machines, deed, tmp_path)
     lost.kill()
     replacement = machines(deed, number=1)
     (told,) = said([kept])
@@ -156,8 +159,8 @@ def test_a_machine_that_is_lost_comes_back_and_all_start_again(machines, tmp_pat
 
 @pytest.mark.slow
 def test_the_others_go_on_without_a_machine_that_stays_away(machines, tmp_path):
-    kept, lost = leader_and_other(machines, "time.sleep(600 if again == 0 else 0)", "--min-hosts", "1")
-    wait_for(tmp_path / "1-0")
+    deed = "time.sleep(600 if again == 0 else 0)"
+    kept, lost = leader_and_other(machines, deed, tmp_path, "--min-hosts", "1")
     lost.kill()
     (told,) = said([kept])
     assert kept.returncode == 0, told
@@ -166,8 +169,7 @@ def test_the_others_go_on_without_a_machine_that_stays_away(machines, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_leader_the_processes_end_and_the_launcher_after_its_wait(machines, tmp_path):
-    leader, other = leader_and_other(machines, "time.sleep(600)", "--wait", "4")
-    wait_for(tmp_path / "1-0")
+    leader, other = leader_and_other(machines, "time.sleep(600)", tmp_path, "--wait", "4")
     leader.kill()
     (told,) = said([other])
     assert other.returncode == 6

@@ -112,12 +112,15 @@ def _make(path: Path) -> None:
     """Make the directory, and check that it is this user's: everybody may write where it lies."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
     except OSError as error:
         raise UsageError(
             f"no checkpoints can be kept in {path.parent}: {error.strerror} ({path}). Give a directory in "
             "memory that exists, InMemory(directory=…)."
         ) from None
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise _removed(path) from None
     others = stat.S_IWGRP | stat.S_IWOTH
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & others:
         raise UsageError(
