@@ -6,7 +6,7 @@ and is marked `@pytest.mark.soak`. `SEED=7 make soak` repeats a run.
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 SOAKING = "SOAK" in os.environ
 SEED = int(os.environ.get("SEED", "20261122"))
@@ -22,16 +22,16 @@ def rng(name: str) -> random.Random:
     return random.Random(f"{SEED}/{name}")
 
 
-def play_many(play: Callable[[str], object], name: str, number: int, first: int = 0) -> None:
+def play_many(play: Callable[[str], object], name: str, number: int, first: Iterable[int] = ()) -> None:
     """Play random histories, each from a seed of its own, which is added to the error of one that fails.
 
     Args:
       play: Plays and checks the history that follows from a seed.
       name: The name of the histories, which is a part of their seeds.
-      number: The number of histories.
-      first: The number of the first one.
+      number: The number of histories, which are counted from 0.
+      first: Histories to play before all others.
     """
-    for history in range(first, first + number):
+    for history in [*first, *range(number)]:
         seed = f"{SEED}/{name}/{history}"
         try:
             play(seed)

@@ -105,17 +105,17 @@ BROKEN = {
 
 
 FIRST_FOUND = {
-    "a new directory is not flushed": 45,
-    "a removal is not flushed": 213,
-    "a save without a name of its own": 178,
-    "a removal in place": 90,
-    "a removal of what is pinned meanwhile": 736,
+    "a new directory is not flushed": (49, 23),
+    "a removal is not flushed": (213, 190),
+    "a save without a name of its own": (178, 608),
+    "a removal in place": (90, 384),
+    "a removal of what is pinned meanwhile": (736, 771),
 }
-"""The first history that finds a rule broken, where it takes seconds to get there."""
+"""The first histories that find a rule broken on Python 3.11 and on 3.13, if it takes seconds to get there."""
 
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_rule_is_found(what, monkeypatch):
     monkeypatch.setattr(*BROKEN[what])
     with pytest.raises((AssertionError, OSError, MeshwrightError)):
-        play_many(play, what, 4000, FIRST_FOUND.get(what, 0))
+        play_many(play, what, 4000, FIRST_FOUND.get(what, ()))

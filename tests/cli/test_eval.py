@@ -221,7 +221,7 @@ def test_two_processes_score_together_and_one_of_them_prints(here, python, capsy
     lines = by_process(done.stdout).splitlines()
     assert not [line for line in lines if line.startswith("[1]") and "test/loss" in line]
     said = "\n".join(line.removeprefix("[0] ") for line in lines if line.startswith("[0] "))
-    # JAX's collectives print lines of their own before; the launcher drops the whole ones, but not their parts.
+    # JAX's collectives print lines of their own before, of which the launcher drops whole ones, not parts.
     found = json.loads(said[said.index("{") :])
     assert (found["step"], found["scores"]["test/loss"]) == (6, pytest.approx(reported(6), rel=1e-6))
 

@@ -1,10 +1,8 @@
 """Where the time of a run goes, in five sentences, and what would help most."""
 
 import json
+import subprocess
 
-import jax
-import numpy as np
-import optax
 import pytest
 
 import meshwright as mw
@@ -12,9 +10,10 @@ from meshwright.cli import main
 from meshwright.errors import EXIT_INPUT
 from meshwright.profile import exchange_seconds, find_profiles, summarize
 from meshwright.report import Ledger, explain, read_run
+from report import profiled
+from report.profiled import SIZES
 from report.runs import write_run
 
-SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
 CAUSES = ("input", "report", "evaluation", "save", "stall", "lost", "waiting")
 
 
@@ -92,44 +91,39 @@ def test_what_is_no_plan_is_refused_by_name(tmp_path, capsys, content):
     assert "other.json is no plan" in capsys.readouterr().err
 
 
+def axes_of_step(experiment):
+    hlo = mw.experiment.compile_ahead(experiment).compiled.as_text()
+    return {each.axes for each in mw.hlo.collectives(hlo, mw.make_mesh(experiment.mesh))}
+
+
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory):
-    """A run over three axes, with a profile, and the HLO of its step."""
+def profiled_run(tmp_path_factory, python):
+    """A run over three axes with a profile, in a process without other programs, and the axes of its step."""
     run = tmp_path_factory.mktemp("runs") / "a"
-
-    def init(key):
-        return {"a": jax.random.normal(key, (32, 64)), "b": jax.random.normal(key, (64, 32))}
-
-    def loss(params, batch):
-        with jax.named_scope("layer"):
-            return ((jax.numpy.tanh(batch["x"] @ params["a"]) @ params["b"]) ** 2).mean()
-
-    experiment = mw.Experiment(
-        workdir=str(run),
-        model=init,
-        loss=loss,
-        optimizer=optax.sgd(0.01),
-        input=mw.Input({"x": np.ones((16, 32), np.float32)}, batch_size=16),
-        max_steps=8,
-        mesh=",".join(f"{axis}={size}" for axis, size in SIZES.items()),
-        profile=mw.Profile((3,), num_steps=3),
-    )
-    mw.run(experiment)
-    return run, mw.experiment.compile_ahead(experiment).compiled.as_text()
+    subprocess.run([*python, profiled.__file__, str(run)], check=True, stdout=subprocess.DEVNULL, timeout=200)
+    return run, axes_of_step(profiled.experiment(run, SIZES))
 
 
-def test_the_time_of_exchanges_is_told_by_mesh_axes(profiled):
-    run, hlo = profiled
+def test_the_time_of_exchanges_is_told_by_mesh_axes(profiled_run):
+    run, axes = profiled_run
     found = exchange_seconds(summarize(find_profiles(run)[0]), SIZES)
-    mesh = mw.make_mesh(",".join(f"{axis}={size}" for axis, size in SIZES.items()))
-    assert set(found) >= {each.axes for each in mw.hlo.collectives(hlo, mesh)}
-    assert () not in found
+    assert set(found) == axes
     said = explain(read_run(run)).sentences["exchanges"]
     assert all(f"{'+'.join(axes)} " in said for axes in found)
 
 
-def test_the_shares_of_a_profiled_step_are_of_the_whole(profiled):
-    found = explain(read_run(profiled[0]))
+def test_exchanges_that_programs_of_one_name_tell_differently_are_of_unknown_axes(tmp_path):
+    kept = mw.experiment.compile_ahead(profiled.experiment(tmp_path / "a", {"fsdp": 2, "tensor": 4}))
+    of_run = profiled.experiment(tmp_path / "b", SIZES)
+    mw.run(of_run)
+    found = exchange_seconds(summarize(find_profiles(tmp_path / "b")[0]), SIZES)
+    assert () in found
+    assert set(found) - {()} < axes_of_step(of_run)
+    del kept  # until then it is among the programs of the process
+
+
+def test_the_shares_of_a_profiled_step_are_of_the_whole(profiled_run):
+    found = explain(read_run(profiled_run[0]))
     assert "layer takes longest" in found.sentences["kernels"]
     assert 0 <= found.gains["exchanges"] <= 1
     assert len(found.missing) == 1

@@ -40,7 +40,6 @@ class InMemoryHistory(History):
         """The newest step that a run said is on disk."""
         self.resumed = {}
         """By run, the step that it continued from, and the run that had saved it."""
-        self.often_back = drawn.choice([0.0, 0.2, 0.8])
         self.going_back, self.forgotten = set(), 0
         """The runs that go back, and the last one that has forgotten all that was in memory."""
         self.system.where = self._where
@@ -81,7 +80,7 @@ class InMemoryHistory(History):
         group = self.begin(len(hosts), steps)
         for process, host in zip(group, hosts, strict=True):
             process.host = host
-        if self.drawn.random() < self.often_back:
+        if self.drawn.random() < 0.2:
             self.going_back.add(group[0].run)
         return group
 

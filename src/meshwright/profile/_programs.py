@@ -1,10 +1,10 @@
 """The compiled programs in a profile: the place in the model that each of their operations comes from.
 
-The profiler adds the programs that ran to the plane "/host:metadata", one event type for each, with a stat
-that holds an `HloProto` (xplane.proto and hlo.proto of XLA; only the fields that are read are declared here).
+The profiler adds the programs of the process to the plane "/host:metadata", one event type for each, with a
+stat that holds an `HloProto` (xplane.proto and hlo.proto of XLA; only the fields that are read are declared here).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -88,17 +88,22 @@ def _modules(file: Path) -> Iterator[Any]:
 def groups_in(file: Path) -> Sources:
     """Return, by program and operation, the devices of collectives, written as in an HLO text.
 
+    A profile holds all programs of the process, also those that did not run. What programs of one name tell
+    differently of an operation is left out.
+
     Args:
       file: A profile that `ProfileData` can read.
     """
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for module in _modules(file):
-        here = found.setdefault(module.name, {})
         for computation in module.computations:
             for op in computation.instructions:
                 if written := _written(op):
-                    here.setdefault(op.name, written)
-    return found
+                    found[module.name][op.name].add(written)
+    return {
+        program: {name: next(iter(written)) for name, written in ops.items() if len(written) == 1}
+        for program, ops in found.items()
+    }
 
 
 def _written(op: Any) -> str:
