@@ -111,7 +111,7 @@ FIRST_FOUND = {
     "a removal in place": (90, 384),
     "a removal of what is pinned meanwhile": (736, 771),
 }
-"""The first histories that find a rule broken on Python 3.11 and on 3.13, if it takes seconds to get there."""
+"""The first histories that find a rule broken on Python 3.11 and on 3.13, if that takes seconds."""
 
 
 @pytest.mark.parametrize("what", BROKEN)

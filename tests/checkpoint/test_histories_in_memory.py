@@ -68,7 +68,7 @@ FIRST_FOUND = {
     "remains that stay": (7, 46),
     "a run that leaves memory for an older disk": (174, 55),
 }
-"""The first histories that find a rule broken on Python 3.11 and on 3.13, if it takes seconds to get there."""
+"""The first histories that find a rule broken on Python 3.11 and on 3.13, if that takes seconds."""
 
 
 def rule(what):

@@ -1,7 +1,8 @@
 """The compiled programs in a profile: the place in the model that each of their operations comes from.
 
 The profiler adds the programs of the process to the plane "/host:metadata", one event type for each, with a
-stat that holds an `HloProto` (xplane.proto and hlo.proto of XLA; only the fields that are read are declared here).
+stat that holds an `HloProto` (xplane.proto and hlo.proto of XLA; only the fields that are read are declared
+here).
 """
 
 from collections import Counter, defaultdict
