@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -18,18 +19,17 @@ from jax.experimental import multihost_utils
 import meshwright as mw
 
 ROWS, BATCH_SIZE, EVERY = 64, 16, 10
-PLAN = {
-    ("interpreter", 3): 35,
-    ("data", 1): 50,
-    ("lock", 3): 60,
-    ("stop", 2): 70,
-    ("store", 0): 80,
-    ("tracker", 0): 100,
-    ("save", 0): 110,
-    ("branch", 2): 130,
+STEPS = {
+    "interpreter": 35,
+    "data": 50,
+    "lock": 60,
+    "stop": 70,
+    "store": 80,
+    "tracker": 100,
+    "save": 110,
+    "branch": 130,
 }
-"""What happens to which process, and the step. Each is the first in its phase of its process, or of all: a
-run takes for usual what it has seen before."""
+"""What happens, and in which step."""
 IN_DATA = ("data", "lock", "stop", "store")
 OWN = {}
 """What this process does, by step, in its memory: nothing that the processes compare may show it."""
@@ -139,12 +139,15 @@ def experiment(run: str) -> mw.Experiment:
     )
 
 
-def main(run: str, pipes: str, port: str) -> None:
-    """Play the plan. Beside `pipes` is a pipe for each process, which ends in its number."""
+def main(run: str, pipes: str, port: str, plan: str) -> None:
+    """Play a plan: by what happens, to which process.
+
+    Beside `pipes` is a pipe for each process, which ends in its number.
+    """
     jax.config.update("jax_platforms", "cpu")
     mw.process.start()
     own = jax.process_index()
-    OWN.update({step: what for (what, who), step in PLAN.items() if who == own})
+    OWN.update({STEPS[what]: what for what, who in json.loads(plan).items() if who == own})
     DOOR.extend([os.open(f"{pipes}{own}", os.O_RDWR), int(port)])
     mw.run(experiment(run))
 

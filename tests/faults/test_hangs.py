@@ -103,7 +103,7 @@ def check_ended(ended, what, who):
 def drawn():
     """Return what happens, to whom and after how many steps: all kinds in turn, the rest at random."""
     random, kinds = rng("hangs of one of four processes"), itertools.cycle([*HANGS, *ENDS])
-    for what in itertools.islice(kinds, cases(few=10, many=200)):
+    for what in itertools.islice(kinds, cases(few=10, many=20)):
         yield what, 0 if what in LEAD_ALONE else random.randrange(4), 20 * random.randrange(2, 8)
 
 

@@ -1,6 +1,10 @@
-"""Ten kinds of faults in one run of four processes: each is named, and lets go as soon as it has been."""
+"""Nine kinds of faults in one run of four processes: each is named, and lets go as soon as it has been.
+
+`make test` plays one such run, and `make soak` 25, which are 200 hangs.
+"""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -11,25 +15,37 @@ from pathlib import Path
 
 import pytest
 
-from faults.in_turn import PLAN
 from flags import QUICK
 from meshwright.board import read_entries
+from soak import cases, rng
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = "import sys; from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"
 WAIT = "; the others wait for it"
 INPUT = r"stands in the phase input, at .*in_turn.py:\d+ in"
 SAYS = {
-    "interpreter": rf"Process 3 does not answer: .*{WAIT}.* the phase evaluation, at .* in keep_pythons_lock",
-    "data": rf"Process 1 {INPUT} hold\){WAIT}",
-    "lock": rf"Process 3 {INPUT} wait_for_a_lock\){WAIT}",
-    "stop": rf"Process 2 is stopped by a signal{WAIT}. To let it go on: `(.*)` on ",
-    "store": rf"Process 0 {INPUT} read_from_a_dead_store\){WAIT}",
-    "tracker": rf"Process 0 stands in the phase report, at .*in_turn.py:\d+ in hold{WAIT}",
-    "save": rf"Process 0 stands in the phase save, at .*in_turn.py:\d+ in hold\){WAIT}",
-    "branch": r"All wait, but process 2 waits elsewhere, in the phase evaluation, at .* in take_another",
+    "interpreter": rf"Process WHO does not answer: .*{WAIT}.* phase evaluation, at .* in keep_pythons_lock",
+    "data": rf"Process WHO {INPUT} hold\){WAIT}",
+    "lock": rf"Process WHO {INPUT} wait_for_a_lock\){WAIT}",
+    "stop": rf"Process WHO is stopped by a signal{WAIT}. To let it go on: `(.*)` on ",
+    "store": rf"Process WHO {INPUT} read_from_a_dead_store\){WAIT}",
+    "tracker": rf"Process WHO stands in the phase report, at .*in_turn.py:\d+ in hold{WAIT}",
+    "save": rf"Process WHO stands in the phase save, at .*in_turn.py:\d+ in hold\){WAIT}",
+    "branch": r"All wait, but process WHO waits elsewhere, in the phase evaluation, at .* in take_another",
 }
 """The sentence of the launcher about each kind."""
+
+
+def plan(number):
+    """Return what happens to which process, and who is killed at the end.
+
+    Each is the first fault in its phase of its process, or of all: a run takes for usual what it has seen.
+    """
+    random = rng(f"hangs in turn, launch {number}")
+    of_input = dict(zip(("data", "lock", "stop", "store"), random.sample(range(4), 4), strict=True))
+    interpreter, branch = random.sample(range(4), 2)
+    found = {"interpreter": interpreter, **of_input, "tracker": 0, "save": 0, "branch": branch}
+    return found, random.randrange(4)
 
 
 class Doors:
@@ -47,7 +63,7 @@ class Doors:
     def open(self, what, who, sentence):
         """Let go of a process, as is right for what it does."""
         if what == "stop":
-            subprocess.run(shlex.split(re.search(SAYS[what], sentence)[1]), check=True)
+            subprocess.run(shlex.split(re.search(says(what, who), sentence)[1]), check=True)
         elif what == "store":
             connection, _ = self._store.accept()
             with connection:
@@ -60,21 +76,25 @@ def kill(run, who):
     os.kill(read_entries(run / "board")[who].pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def told(python, tmp_path_factory):
-    """Return what the launcher said about who stands still, in turn, all that it said, and its exit code."""
+@pytest.fixture(scope="module", params=range(cases(few=1, many=25)))
+def told(request, python, tmp_path_factory):
+    """A plan, who is killed, what the launcher said of who stands still, all that it said, its exit code."""
     folder = tmp_path_factory.mktemp("run")
     with contextlib.closing(Doors(folder)) as doors:
-        yield played(python, folder / "run", doors)
+        yield *plan(request.param), *played(python, folder / "run", doors, *plan(request.param))
 
 
-def played(python, run, doors):
+def says(what, who):
+    return SAYS[what].replace("WHO", str(who))
+
+
+def played(python, run, doors, plan, killed):
     """Play the plan, and let go of each process when it has been named."""
-    program = [*python, "-m", "faults.in_turn", str(run), str(doors.pipes), str(doors.port)]
+    program = [*python, "-m", "faults.in_turn", str(run), str(doors.pipes), str(doors.port), json.dumps(plan)]
     command = [*python, "-c", LAUNCH, "launch", "local", "-n", "4", "--grace", "1", "--", *program]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *map(os.path.abspath, os.sys.path)])}
     environ["XLA_FLAGS"] = QUICK
-    left, sentences, said, is_sentence = [*PLAN], [], "", False
+    left, sentences, said, is_sentence = [*plan.items()], [], "", False
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as launch:
         for line in launch.stderr:
             said += line
@@ -82,21 +102,23 @@ def played(python, run, doors):
             if is_sentence and re.match("(Process|All)", line):
                 is_sentence = False
                 sentences.append(line)
-                if left and re.match(SAYS[left[0][0]], line):
+                if left and re.match(says(*left[0]), line):
                     what, who = left.pop(0)
-                    kill(run, 1) if what == "branch" else doors.open(what, who, line)
+                    kill(run, killed) if what == "branch" else doors.open(what, who, line)
     return sentences, said, launch.returncode
 
 
+@pytest.mark.soak
 def test_each_kind_of_hang_is_named_in_turn_with_process_phase_and_line_and_nobody_else(told):
-    sentences, said, _ = told
+    plan, _, sentences, said, _ = told
     print(said)
-    assert len(sentences) == len(PLAN)
-    for (what, _), sentence in zip(PLAN, sentences, strict=True):
-        assert re.match(SAYS[what], sentence)
+    assert len(sentences) == len(plan)
+    for (what, who), sentence in zip(plan.items(), sentences, strict=True):
+        assert re.match(says(what, who), sentence)
 
 
+@pytest.mark.soak
 def test_a_peer_that_is_killed_without_a_word_is_named(told):
-    _, said, exit_code = told
-    assert "process 1 of 4 failed first, with signal SIGKILL" in said
+    _, killed, _, said, exit_code = told
+    assert f"process {killed} of 4 failed first, with signal SIGKILL" in said
     assert exit_code == 128 + signal.SIGKILL
