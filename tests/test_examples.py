@@ -117,8 +117,8 @@ def test_eight_clients_learn_together_what_none_of_them_knows(printed):
 @pytest.mark.parametrize(
     ("name", "score", "least"),
     [
-        ("text_to_text.py", "exact", 0.8),
-        ("image_to_text.py", "exact", 0.9),
+        pytest.param("text_to_text.py", "exact", 0.8, marks=pytest.mark.long),
+        pytest.param("image_to_text.py", "exact", 0.9, marks=pytest.mark.long),
         ("text_to_image.py", "drawn", 0.9),
     ],
 )

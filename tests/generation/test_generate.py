@@ -12,6 +12,7 @@ import meshwright as mw
 from meshwright.errors import UsageError
 from meshwright.generation import Decoding, Model, counting, generate_batch, stream, without_cache
 from meshwright.models import decoder, gpt2, t5, with_cache
+from pairs import pairs
 
 CFG = decoder.Config(
     vocabulary=24, model=16, layers=2, heads=4, key_heads=2, feed_forward=24, windows=(6, None)
@@ -298,8 +299,7 @@ def test_a_batch_inside_jit_gets_what_prompts_in_slots_get(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["data=8", "fsdp=4,tensor=2", "data=2,tensor=4"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "text"), pairs([*MODELS], ["data=8", "fsdp=4,tensor=2", "data=2,tensor=4"]))
 def test_each_family_gives_the_same_on_each_mesh(name, text):
     module, cfg = MODELS[name]
     params = jax.tree.map(lambda x: 2 * x, module.init(cfg, jax.random.key(3)))

@@ -1,5 +1,7 @@
 """Models on the axis `pipeline`, those here and users', beside one device."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from flax import nnx
 
 import meshwright as mw
 from meshwright.models import decoder, gpt2, t5
+from pairs import pairs
 
 ROWS = {
     "tokens": np.random.default_rng(0).integers(1, 32, (16, 9)).astype(np.int32),
@@ -95,40 +98,52 @@ def updated(name, mesh, devices, **settings):
     return jax.device_get((new.params, metrics["loss"].value))
 
 
+@functools.cache
+def of_one_device(name, without=()):
+    return updated(name, "data=1", 1, without=without)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("mesh", "rounds"),
-    [("data=2,pipeline=4", 1), ("pipeline=2,fsdp=2,tensor=2", 2), ("pipeline=2,fsdp=2,tensor=2", 1)],
+    ("name", "mesh", "rounds"),
+    pairs(
+        [*MODELS],
+        [("data=2,pipeline=4", 1), ("pipeline=2,fsdp=2,tensor=2", 2), ("pipeline=2,fsdp=2,tensor=2", 1)],
+    ),
 )
 def test_losses_and_gradients_are_those_of_one_device(name, mesh, rounds):
-    expected, loss = updated(name, "data=1", 1)
+    expected, loss = of_one_device(name)
     found, other = updated(name, mesh, 8, pipeline_rounds=rounds)
     assert other == pytest.approx(loss, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), found, expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", [("segments",), ()], ids=["whole rows", "packed rows"])
 @pytest.mark.parametrize(
-    ("mesh", "rounds"),
-    [
-        ("pipeline=2,sequence=4", 1),  # a ring: four devices do not share two heads
-        ("pipeline=2,sequence=2,tensor=2", 2),
-        ("pipeline=2,fsdp=2,sequence=2", 1),  # heads for positions
-    ],
+    ("mesh", "rounds", "is_packed"),
+    pairs(
+        [
+            ("pipeline=2,sequence=4", 1),  # a ring: four devices do not share two heads
+            ("pipeline=2,sequence=2,tensor=2", 2),
+            ("pipeline=2,fsdp=2,sequence=2", 1),  # heads for positions
+        ],
+        [True, False],
+    ),
 )
-def test_rows_of_the_decoder_are_split_in_each_stage(mesh, rounds, without):
-    expected, loss = updated("decoder", "data=1", 1, without=without)
+def test_rows_of_the_decoder_are_split_in_each_stage(mesh, rounds, is_packed):
+    without = () if is_packed else ("segments",)
+    expected, loss = of_one_device("decoder", without)
     found, other = updated("decoder", mesh, 8, without=without, pipeline_rounds=rounds)
     assert other == pytest.approx(loss, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6), found, expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,sequence=4", "data=2,sequence=2,tensor=2"])
+@pytest.mark.parametrize(
+    "mesh", ["data=2,sequence=4", pytest.param("data=2,sequence=2,tensor=2", marks=pytest.mark.long)]
+)
 def test_rows_of_gpt2_are_split_without_stages(mesh):
-    expected, loss = updated("gpt2", "data=1", 1)
+    expected, loss = of_one_device("gpt2")
     found, other = updated("gpt2", mesh, 8)
     assert other == pytest.approx(loss, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6), found, expected)

@@ -13,6 +13,7 @@ from meshwright.errors import LayoutError, UsageError
 from meshwright.models import decoder
 from meshwright.nn._inputs import AttentionInputs
 from meshwright.nn._parts_of_rows import ring_nbytes
+from pairs import pairs
 
 CASES = {
     "causal": {"causal": True},
@@ -50,8 +51,9 @@ def check(mesh, form, asked, *, heads_of_keys=2, bias=None, operand=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,sequence=4", "sequence=8", "data=2,sequence=2,tensor=2"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "mesh"), pairs([*CASES], ["data=2,sequence=4", "sequence=8", "data=2,sequence=2,tensor=2"])
+)
 def test_a_ring_computes_what_one_device_does(case, mesh):
     check(mesh, "ring", CASES[case])
 
@@ -197,7 +199,7 @@ def batch_of(length, random):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("is_packed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_model_that_knows_nothing_of_it_trains_as_on_one_device(is_packed):
     random = np.random.default_rng(0)
     batch = batch_of(32, random)
