@@ -15,7 +15,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 MESHWRIGHT = [sys.executable, "-m", "meshwright"]
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-_LONGEST_SECONDS = 120
+_LONGEST_SECONDS = 300
 
 
 class Found(NamedTuple):

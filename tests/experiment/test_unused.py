@@ -150,7 +150,9 @@ def test_segments_of_packed_texts_that_the_loss_does_not_read_are_named(tmp_path
     packed = {"x": np.ones((16, 4), np.float32), "segments": np.ones((16, 4), np.int32)}
     options = {"model": lambda key: {"w": jnp.ones((4, 2))}, "input": mw.Input(packed, batch_size=8)}
     [said] = warnings(tmp_path / "ignored", caplog, **options)
-    assert "have segments, from which the loss is not computed" in said
+    assert (
+        "have segments, from which the loss is not computed, so texts in one row see each other. Give" in said
+    )
     caplog.clear()
     reading = lambda params, batch: loss(params, batch) * (batch["segments"] > 0).mean()
     assert not warnings(tmp_path / "read", caplog, **options, loss=reading)

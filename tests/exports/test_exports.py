@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 from meshwright.errors import InputError, UsageError
+from meshwright.exports._file import packed, read
 from meshwright.models import decoder, gpt2, t5
 
 CFG = decoder.Config(vocabulary=32, model=8, layers=1, heads=2, feed_forward=8)
@@ -166,6 +167,15 @@ def test_damaged_or_missing_weights_are_named(tmp_path):
         mw.exports.load(path)
     beside.unlink()
     with pytest.raises(InputError, match=r"the weights of .* are in .*a\.safetensors, which cannot be read"):
+        mw.exports.load(path)
+
+
+@pytest.mark.parametrize("arrays", [{}, {"file": 1}, {"file": "../a"}, {"file": "a\0b"}])
+def test_a_description_that_names_no_file_of_weights_is_refused(model, arrays):
+    program, about = read(model)
+    path = model.with_name("named.jaxexport")
+    path.write_bytes(b"".join(packed(bytes(program), {**about, "arrays": arrays})))
+    with pytest.raises(InputError, match=r"the description in .* is not one"):
         mw.exports.load(path)
 
 

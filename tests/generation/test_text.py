@@ -20,6 +20,21 @@ def test_an_incomplete_character_at_the_end_is_shown_as_such():
     assert (text.add([97, 195]), text.rest()) == ("a", "\ufffd")
 
 
+class Cleaning:
+    """A tokenizer that changes what it said before, as those that clean spaces do."""
+
+    words = ("if", " x", " ", "!", " =", " y")
+
+    def decode(self, tokens):
+        return "".join(self.words[token] for token in tokens).replace(" !", "!")
+
+
+def test_a_text_goes_on_where_a_tokenizer_changes_what_it_said():
+    text = GrowingText(Cleaning())
+    assert "".join(text.add([token]) for token in range(6)) + text.rest() == "if x ! = y"
+    assert GrowingText(Cleaning()).add(range(6)) == "if x! = y"
+
+
 def test_without_a_tokenizer_texts_are_numbers():
     assert tokenizer_of(None).encode("5, 12 7") == [5, 12, 7]
     with pytest.raises(UsageError, match=r"not a list of tokens.*\n.*tokenizer="):

@@ -70,6 +70,15 @@ def test_what_an_earlier_jobset_of_the_same_name_left_is_removed(place, capsys):
     } == left
 
 
+def test_processes_that_only_an_earlier_jobset_had_are_not_told_of(place, capsys):
+    earlier = ends_of(place, number_of_pods=5)
+    leave(earlier, End(3, "node-3", 2, ("an old failure",)))
+    said = told(ends_of(place), (1, 1), capsys=capsys)
+    assert "process 1 of 3 failed first, with exit code 1" in said
+    assert "process 3" not in said
+    assert "process 4" not in said
+
+
 def test_the_newest_step_of_process_0_is_seen_by_all(place, tmp_path, capsys):
     ends, local = ends_of(place), tmp_path / "progress"
     with telling_progress(local, ends):

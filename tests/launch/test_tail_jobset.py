@@ -88,6 +88,23 @@ def test_lines_are_numbered_and_equal_ones_shown_once_also_over_restarts(play, c
     assert err == "meshwright launch: the JobSet starts all pods again; restart 1\n"
 
 
+def test_lines_of_one_time_are_all_shown_and_once(play, capsys):
+    first = [line(A, 1, "Traceback"), line(A, 1, "  File x.py"), line(B, 1, "hello")]
+    play.scene({A: RUNS, B: RUNS}, *first)
+    play.scene({A: ENDED, B: ENDED}, *first, line(A, 1, "ValueError"), end="Failed")
+    assert tail_jobset(JOB, PODS) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert [text for text in shown if text.startswith("[0]")] == [
+        "[0] Traceback", "[0]   File x.py", "[0] ValueError"
+    ]  # fmt: skip
+    assert sorted(shown)[-1] == "[1] hello"
+
+
+def test_a_part_of_a_second_is_later_than_the_second_itself():
+    times = ["2026-11-27T10:00:01Z", "2026-11-27T10:00:01.02Z", "2026-11-27T10:00:01.1Z"]
+    assert sorted(times, key=_tail_jobset._ordered) == times
+
+
 def test_a_jobset_that_fails_is_shown_to_the_end_of_its_last_pod(play, capsys):
     play.scene({A: ENDED, B: RUNS}, line(A, 1, "process 0 failed first"), end="Failed")
     play.scene({A: ENDED, B: ENDED}, line(B, 2, "saved"), end="Failed")

@@ -74,22 +74,32 @@ def test_a_request_without_settings_gets_those_of_the_run():
     assert row[1:] == (4, 0, None, 1, 0, 3)
 
 
+def test_the_newer_name_of_the_bound_of_new_tokens_is_read_too():
+    assert wanted(max_completion_tokens=2)[0].max_new_tokens == 2
+
+
 def test_answers_of_one_request_are_drawn_apart_and_requests_without_a_seed_too():
     assert [row.seed for row in wanted(n=3, seed=7)] == [7, 8, 9]
     assert wanted()[0].seed != wanted()[0].seed
 
 
-@pytest.mark.parametrize("name", ["echo", "logprobs", "logit_bias", "tools", "presence_penalty", "best_of"])
+NOTHING = {
+    "echo": False,
+    "logprobs": None,
+    "logit_bias": {},
+    "tools": [],
+    "presence_penalty": 0,
+    "best_of": 1,
+    "repetition_penalty": 1.0,
+    "prompt_logprobs": None,
+    "min_tokens": 0,
+    "ignore_eos": False,
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
 def test_what_is_not_here_is_refused_by_name_and_nothing_asked_for_is_not(name):
-    nothing = {
-        "echo": False,
-        "logprobs": None,
-        "logit_bias": {},
-        "tools": [],
-        "presence_penalty": 0,
-        "best_of": 1,
-    }
-    request(prompt="a", **{name: nothing[name]}, user="me")
+    request(prompt="a", **{name: NOTHING[name]}, user="me")
     with pytest.raises(Refused, match=f"this server does not have `{name}`") as refused:
         request(prompt="a", **{name: 5})
     assert (refused.value.status, refused.value.param) == (400, name)

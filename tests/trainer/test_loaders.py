@@ -7,7 +7,7 @@ import pytest
 
 import meshwright as mw
 from input.loaders import DataLoader, Iterator, MapDataset
-from meshwright.errors import ExamplesError
+from meshwright.errors import ExamplesError, UsageError
 from trainer.runs import EXAMPLES, arrays, deployer, exact_loss, fit, reports, saved, trainer
 
 LISTED = [{"x": x, "y": y} for x, y in zip(EXAMPLES["x"], EXAMPLES["y"], strict=True)]
@@ -151,6 +151,19 @@ def test_examples_of_several_lengths_train_in_as_many_compiled_shapes(tmp_path, 
     assert scores["loss"] == pytest.approx(np.mean(exact), rel=1e-5)
     assert not [record for record in caplog.records if "compiled again" in record.getMessage()]
     assert not reports(tmp_path, "tflops_per_device")
+
+
+def test_a_shape_that_was_not_told_can_end_the_fit():
+    batches = mw.Batched([{"x": np.ones((8, n), np.float32)} for n in (4, 4, 6)])
+    made = mw.Trainer(
+        deployer(),
+        params={"w": jnp.ones(())},
+        loss=lambda params, batch: (params["w"] * batch["x"]).mean(),
+        optimizer=optax.sgd(0.1),
+        compile=mw.Compile(late="refuse"),
+    )
+    with pytest.raises(UsageError, match="a shape that the step is not compiled for"):
+        made.fit(batches, batch_size=8, epochs=1)
 
 
 def test_examples_of_several_lengths_are_predicted_in_their_order():

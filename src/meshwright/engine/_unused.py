@@ -46,7 +46,8 @@ def unused(training: Training) -> Iterator[str]:
     if any(name.split("/")[-1] == SEGMENTS and value not in used for name, value in of_batch):
         yield (
             "the examples have segments, from which the loss is not computed, so texts in one row see "
-            'Give them to the attention, mw.attention(..., segments=batch["segments"]), or take pack=False'
+            'each other. Give them to the attention, mw.attention(..., segments=batch["segments"]), or take '
+            "pack=False"
         )
     if training.has_dropout and inputs["seed"] not in used:
         yield (

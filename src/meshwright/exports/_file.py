@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from meshwright.crc32 import crc32
 from meshwright.documents import open_file, parse_object, read_file
 from meshwright.errors import InputError, printable
+from meshwright.storage import is_file_name
 
 _END = struct.Struct("<QI8s")
 _MAGIC = b"MWEXPRT1"
@@ -85,8 +86,9 @@ def _check_types(
     """
     texts = [*platforms, *constraints, jax, *_texts(inputs), *_texts(outputs)]
     if arrays is not None:
-        texts.append(arrays["file"])
-        if any(type(arrays[name]) is not int for name in ("bytes", "crc32")):
+        if not isinstance(arrays.get("file"), str) or not is_file_name(arrays["file"]):
+            raise TypeError("the name of the file of the arrays is not one")
+        if any(type(arrays.get(name)) is not int for name in ("bytes", "crc32")):
             raise TypeError("the size or the checksum of the arrays is not a number")
     if not all(isinstance(each, str) for each in texts):
         raise TypeError("its values have wrong types")

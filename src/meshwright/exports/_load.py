@@ -105,7 +105,7 @@ def load(path: str | Path) -> Exported:
 
 
 def _beside(program: Path, about: dict[str, Any]) -> dict[str, jax.Array]:
-    path = program.parent / Path(about["file"]).name
+    path = program.parent / about["file"]
     try:
         nbytes, crc = path.stat().st_size, crc32_of(path)
     except OSError as error:

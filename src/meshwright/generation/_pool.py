@@ -107,6 +107,7 @@ class Pool:
 
     def reset(self) -> None:
         """Empty all rows, also after a program has failed."""
+        vars(self).pop("_rows", None)  # first, as there may be no memory for both
         rows: Rows = beginning(self._model, self._mesh)(self._params, self._prompts([], self.slots))
         self._rows, self._placed = rows, Placed.of(rows)
         self._lengths = np.ones(self.slots, np.int32)

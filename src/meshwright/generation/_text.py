@@ -148,6 +148,10 @@ class GrowingText:
         return self._new(self._tokenizer.decode(self.tokens))
 
     def _new(self, whole: str) -> str:
-        new = whole.removeprefix(self._shown) if whole.startswith(self._shown) else ""
-        self._shown = whole if whole.startswith(self._shown) else self._shown
-        return new
+        if self._shown.startswith(whole):
+            return ""  # a part is kept back
+        # Some tokenizers change what they said: " !" becomes "!" if they clean spaces. What was shown stays.
+        pairs = enumerate(zip(whole, self._shown, strict=False))
+        same = next((at for at, (now, before) in pairs if now != before), len(self._shown))
+        self._shown = whole
+        return whole[same:]

@@ -170,13 +170,13 @@ def tell(ends: Ends, number: int, total: int, then: Then) -> None:
       then: What follows a failure.
     """
     until = time.monotonic() + _OTHERS_SECONDS
-    while len(paths := list(ends.folder.glob("*.json"))) < total and time.monotonic() < until:
+    while len(paths := _of_these(ends, "*.json", total)) < total and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
     named = [path.name.split(".") for path in paths]
     codes = {int(process): int(code) for process, code, _ in named}
     if min(process for process in codes if has_failed(End(process, "", codes[process]))) != number:
         return
-    text = _summary(_silent(ends, codes), _read(paths), total, _saved(ends), then)
+    text = _summary(_silent(ends, codes, total), _read(paths), total, _saved(ends), then)
     _put(ends.place / f"summary-{ends.start}.txt", f"start {ends.start}: {text}\n".encode())
     print(f"meshwright launch: {text}", file=sys.stderr, flush=True)
 
@@ -204,10 +204,19 @@ def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | 
     return f"{text}\n  {then.repeats if would_repeat else then.again}; to go on after its end: {then.go_on}"
 
 
-def _silent(ends: Ends, ended: Collection[int]) -> dict[int, str]:
+def _of_these(ends: Ends, pattern: str, total: int) -> list[Directory]:
+    """Return the files of these processes. An earlier JobSet of the same name may have had more."""
+    return [path for path in ends.folder.glob(pattern) if _number(path) < total]
+
+
+def _number(path: Directory) -> int:
+    return int(path.name.partition(".")[0])
+
+
+def _silent(ends: Ends, ended: Collection[int], total: int) -> dict[int, str]:
     """Return where the processes run that have begun and not ended, by number."""
-    begun = {int(path.name.partition(".")[0]): path for path in ends.folder.glob("*.begun")}
-    silent = {number: path for number, path in begun.items() if number not in ended}
+    begun = _of_these(ends, "*.begun", total)
+    silent = {_number(path): path for path in begun if _number(path) not in ended}
     hosts = read_each(list(silent.values()))
     return {number: host.decode() for number, host in zip(silent, hosts, strict=True)}
 

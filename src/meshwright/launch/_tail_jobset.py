@@ -136,7 +136,8 @@ class _Logs:
             rf"\[pod/(?P<pod>{job.name}-{WORKERS}-(?P<job>\d+)-(?P<index>\d+)-\w+)/{CONTAINER}\] "
             r"(?P<time>\S+) ?(?P<text>.*)"
         )
-        self._newest: dict[str, str] = {}  # the time of the newest line of each pod
+        self._newest: dict[str, tuple[str, int]] = {}  # by pod, the newest time, and how many lines have it
+        self._before: dict[str, tuple[str, int]] = {}  # the same when `kubectl logs` began
         self._followed: set[str] = set()
         self._complaints: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -170,10 +171,10 @@ class _Logs:
             self._thread.join(seconds)
 
     def _start(self, begun: Mapping[str, bool], *more: str) -> None:
-        self._followed = set(begun)
+        self._followed, self._before = set(begun), dict(self._newest)
         words = [*more, "--container", CONTAINER, "--prefix", "--timestamps", "--ignore-errors", "--tail=-1"]
         if begun.keys() <= self._newest.keys():
-            oldest = min((self._newest[pod] for pod in begun), key=datetime.fromisoformat)
+            oldest = min((self._newest[pod][0] for pod in begun), key=datetime.fromisoformat)
             words.append(f"--since-time={oldest}")
         words.append(f"--max-log-requests={_MOST_PODS}")
         self._process = subprocess.Popen(
@@ -196,7 +197,22 @@ class _Logs:
             if line not in self._complaints and not _NO_NEWS.search(line):
                 self._complaints.add(line)
                 say(f"kubectl logs: {line}")
-        elif found["time"] > self._newest.get(found["pod"], ""):
-            self._newest[found["pod"]] = found["time"]
+        elif not self._was_shown(found["pod"], found["time"]):
+            time, count = self._newest.get(found["pod"], ("", 0))
+            self._newest[found["pod"]] = found["time"], 1 + (count if found["time"] == time else 0)
             number = int(found["job"]) * self._pods_per_job + int(found["index"])
             self._output.add(number, found["text"], sys.stdout)
+
+    def _was_shown(self, pod: str, time: str) -> bool:
+        """Return whether an earlier `kubectl logs` gave a line. Several lines may have one time."""
+        newest, count = self._before.get(pod, ("", 0))
+        if time == newest and count:
+            self._before[pod] = newest, count - 1
+            return True
+        return _ordered(time) < _ordered(newest)
+
+
+def _ordered(time: str) -> tuple[str, str]:
+    """Return what orders times of one clock. A second may have up to nine digits after its point, or none."""
+    whole, _, parts = time.removesuffix("Z").partition(".")
+    return whole, parts

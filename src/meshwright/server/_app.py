@@ -67,8 +67,9 @@ def _add_looks(app: FastAPI, served: Any, batcher: Batcher) -> None:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
     @app.get("/health")
-    def health() -> dict[str, int]:
-        return {"running": batcher.running, "waiting": batcher.waiting, "slots": batcher.pool.slots}
+    def health() -> Response:
+        found = {"running": batcher.running, "waiting": batcher.waiting, "slots": batcher.pool.slots}
+        return JSONResponse(found, 503 if batcher.is_closed else 200)
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:

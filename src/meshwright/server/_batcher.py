@@ -75,6 +75,11 @@ class Batcher:
         """Return the number of prompts in the queue."""
         return len(self._waiting)
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it takes no more prompts: it was closed, or the model cannot be made ready again."""
+        return self._is_closed
+
     def submit(self, wanted: Sequence[Wanted], tell: Sequence[Tell]) -> list[Ticket]:
         """Put prompts into the queue, all or none, and return a ticket for each.
 
@@ -121,11 +126,24 @@ class Batcher:
                 found = self.pool.advance(self._every, 1 if some_wait else None)
             except Exception as problem:  # of the model or the device: later requests may fare better
                 log_failure("the model failed:", problem)
+                can_go_on = self._reset()
                 self._fail()
-                self.pool.reset()
-                continue
+                if can_go_on:
+                    continue
+                break
             self._tell(found)
         self._fail()
+
+    def _reset(self) -> bool:
+        """Empty the pool; if that fails, too, return False: all requests from now on are refused."""
+        try:
+            self.pool.reset()
+        except Exception as problem:
+            log_failure("the model cannot be made ready again; restart the server:", problem)
+            with self._changed:
+                self._is_closed = True
+            return False
+        return True
 
     def _taken(self) -> dict[int, Ticket]:
         """Return the prompts that get a free row now, by slot."""

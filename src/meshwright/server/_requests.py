@@ -29,15 +29,22 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "frequency_penalty": (0,),
     "function_call": (),
     "functions": ([],),
+    "ignore_eos": (False,),
+    "length_penalty": (1,),
     "logit_bias": ({},),
     "logprobs": (False,),
+    "min_tokens": (0,),
     "modalities": (["text"],),
     "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "stop_token_ids": ([],),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
+    "use_beam_search": (False,),
 }
 """Fields that this server does not have, and the values by which a client asks for nothing."""
 
@@ -66,6 +73,7 @@ class _Common(BaseModel):
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
@@ -99,7 +107,6 @@ class Chat(_Common):
     """A request for the next message of a chat."""
 
     messages: list[_Message] = Field(fail_fast=True, min_length=1, max_length=1000)
-    max_completion_tokens: int | None = Field(None, ge=1)
 
     def plain(self) -> list[dict[str, Any]]:
         """Return the messages with their texts.
@@ -198,9 +205,7 @@ def wanted_of(
     Raises:
       Refused: A prompt is empty or too long, or has tokens that the model does not have.
     """
-    asked = request.max_tokens
-    if isinstance(request, Chat) and request.max_completion_tokens is not None:
-        asked = request.max_completion_tokens
+    asked = request.max_completion_tokens or request.max_tokens
     drawn = {
         "temperature": decoding.temperature if request.temperature is None else request.temperature,
         "top_k": decoding.top_k if request.top_k is None else request.top_k if request.top_k > 0 else None,

@@ -102,7 +102,8 @@ def application(
     from meshwright.server._app import app_of
 
     length = min(limits.length, served.model.positions or limits.length)
-    pool = Pool(served.model, served.params, served.decoding, length=length, slots=limits.slots)
+    new = max(256, served.decoding.max_new_tokens)  # of an encoder-decoder
+    pool = Pool(served.model, served.params, served.decoding, length=length, slots=limits.slots, new=new)
     batcher = Batcher(pool, max_waiting=limits.max_waiting)
     bounds: dict[str, Any] = {"max_bytes": limits.max_bytes, "seconds": limits.body_seconds, "names": names}
     return guarded(app_of(served, batcher, limits.answer_seconds), **bounds), batcher

@@ -88,6 +88,11 @@ class Recipe:
         return self._steps[norms]
 
     def _step(self, norms: str | None) -> Step:
+        step = self._made(norms)
+        step.compiles_late = self.compiler.settings.late == "tell"
+        return step
+
+    def _made(self, norms: str | None) -> Step:
         built = {"idle": self.deployer.tell_idle, "compiler_options": self.compiler.options}
         if self.train_step is not None:
             if norms is not None:
