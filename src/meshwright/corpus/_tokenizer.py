@@ -3,7 +3,7 @@
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +35,12 @@ def as_text(tokenizer: Any) -> str:
 
     Raises:
       UsageError: It is none of these.
-      InputError: The file cannot be read.
+      InputError: The file cannot be read, or is not that of a tokenizer.
     """
     if isinstance(tokenizer, str | Path):
         path = Path(tokenizer).expanduser()
         path = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            return read_file(path).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"the tokenizer {path} cannot be read: {error}.") from None
+        return _of_file(path)
     kind = type(tokenizer)
     if callable(getattr(tokenizer, "to_text", None)):  # of `mw.chat`
         made_of = json.loads(tokenizer.to_text())
@@ -57,6 +54,28 @@ def as_text(tokenizer: Any) -> str:
         f"a tokenizer of type {kind.__name__} cannot be sent to the process that tokenizes.\n"
         "  Give one of the package tokenizers, a fast one of transformers, or the path of a tokenizer.json."
     )
+
+
+def _of_file(path: Path) -> str:
+    """Return the text of a file, which anybody may have made: it must not be taken for a class to import."""
+    try:
+        text = read_file(path).decode()
+        described = parse_object(text)
+    except OSError as error:
+        raise InputError(f"the tokenizer {path} cannot be read: {error}.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is no tokenizer of the package tokenizers: {error}.") from None
+    if _is_of_program(described):
+        raise InputError(
+            f"{path} is no tokenizer of the package tokenizers: it has no 'model'.\n"
+            "  Give a tokenizer.json, as `save_pretrained` of a fast tokenizer writes it."
+        )
+    return text
+
+
+def _is_of_program(described: Mapping[str, Any]) -> bool:
+    """Return whether a text names a class of the program. Texts of files always have a model."""
+    return "model" not in described
 
 
 def digest(text: str) -> str:
@@ -115,8 +134,8 @@ def token_id(text: str, token: str | int | None) -> int | None:
 def _made_again(text: str) -> tuple[Any, Any]:
     """Return the tokenizer, and what makes tokens of chats, if it is for these."""
     try:
-        described = json.loads(text)
-        if isinstance(described, dict) and {"module", "class"} <= described.keys():
+        described = parse_object(text)
+        if _is_of_program(described):
             kind = getattr(importlib.import_module(described["module"]), described["class"])
             if "made_of" not in described:
                 return kind(), None
