@@ -155,6 +155,12 @@ def test_the_same_texts_elsewhere_share_a_store_and_others_do_not(tmp_path, made
     assert len({first.what, *(each.what for each in others)}) == 4
 
 
+def test_other_texts_of_the_same_names_and_sizes_are_told_by_their_contents(tmp_path, made):
+    first = made(write(tmp_path / "a.jsonl", json_lines(["one two"])))
+    again = made(write(tmp_path / "a.jsonl", json_lines(["two one"])))
+    assert again.what != first.what
+
+
 def test_large_texts_are_known_by_the_times_of_their_files(tmp_path, made, monkeypatch):
     monkeypatch.setattr(_store, "_READ_WHOLE", 100)
     file = write(tmp_path / "a.jsonl", json_lines(TEXTS))

@@ -36,7 +36,7 @@ from meshwright.storage import local_path
 
 _VERSION = 1
 _READ_WHOLE = 1 << 26
-"""Texts of up to so many bytes in all are known by contents, larger ones by the times of their files."""
+"""Texts of up to so many bytes in all are known by contents, larger ones by their files."""
 _POLL_SECONDS = 0.02
 
 
@@ -47,7 +47,8 @@ class Store:
         self.directory = directory
         """The folder of the store."""
         self.what = what
-        """A digest of the texts' names and sizes, the tokenizer and the settings: the same everywhere."""
+        """A digest of the texts, the tokenizer and the settings: the same everywhere. Of large texts, it has
+        the names and sizes alone."""
         self._given = given
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
@@ -218,7 +219,7 @@ def tokenized(
     settings |= {"begin": token_id(as_said, begin), "end": token_id(as_said, end)}
     common = [_VERSION, digest(as_said), settings]
     key = _digest([*common, *_known_by(files)])
-    what = _digest([*common, *(_seen_everywhere(each) for each in files)])
+    what = _digest([*common, *map(_seen_everywhere, files)]) if _is_large(files) else key
     place = root / key
     place.mkdir(parents=True, exist_ok=True)
     made_of = {"tokenizer": digest(as_said), "settings": settings, "files": [asdict(each) for each in files]}
@@ -236,17 +237,22 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _seen_everywhere(file: File) -> list[Any]:
-    """Return what tells a file from others on all machines, whose copies have other times."""
+    """Return what tells a large file from others on all machines, whose copies have other times."""
     return [file.name, file.nbytes, *([file.version] if file.kind == GIVEN else [])]
 
 
 def _known_by(files: list[File]) -> list[list[Any]]:
     """Return what tells the files from others: their contents, or the times of their last changes."""
-    if sum(file.nbytes for file in files) > _READ_WHOLE:
+    if _is_large(files):
         return [[file.name, file.nbytes, file.version] for file in files]
     if any(file.kind == GIVEN for file in files):
         return [[file.kind, file.nbytes, file.version] for file in files]
     return [[file.kind, file.compression, _contents(file)] for file in files]
+
+
+def _is_large(files: list[File]) -> bool:
+    """Return whether the texts are too large to read all of them before each run."""
+    return sum(file.nbytes for file in files) > _READ_WHOLE
 
 
 def _contents(file: File) -> str:
