@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,16 +45,39 @@ def as_text(tokenizer: Any) -> str:
     kind = type(tokenizer)
     if callable(getattr(tokenizer, "to_text", None)):  # of `mw.chat`
         made_of = json.loads(tokenizer.to_text())
-        return json.dumps({"module": kind.__module__, "class": kind.__qualname__, "made_of": made_of})
+        return json.dumps({**_class(kind), "made_of": made_of})
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of transformers
     if callable(getattr(inner, "to_str", None)):
         return inner.to_str()
     if callable(getattr(tokenizer, "encode", None)) and not getattr(tokenizer, "__dict__", {"": ""}):
-        return json.dumps({"module": kind.__module__, "class": kind.__qualname__})
+        return json.dumps(_class(kind))
     raise UsageError(
         f"a tokenizer of type {kind.__name__} cannot be sent to the process that tokenizes.\n"
         "  Give one of the package tokenizers, a fast one of transformers, or the path of a tokenizer.json."
     )
+
+
+def _class(kind: type) -> dict[str, str]:
+    """Return the names of a class, and a digest of its file, as its code says what the tokens are.
+
+    Raises:
+      UsageError: Another process cannot import it.
+    """
+    module = sys.modules.get(kind.__module__)
+    named = {"module": kind.__module__, "class": kind.__qualname__}
+    if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return named  # whose tokens stay the same from version to version
+    try:
+        if kind.__module__ == "__main__" or getattr(module, kind.__qualname__) is not kind:
+            raise AttributeError(kind.__qualname__)
+        content = module.__spec__.loader.get_data(module.__file__)  # type: ignore[union-attr]
+    except (AttributeError, OSError):
+        raise UsageError(
+            f"the process that tokenizes cannot import the tokenizer's class {kind.__name__} of "
+            f"{kind.__module__}.\n"
+            "  Move it to a file of its own, at the top level, and import it from there."
+        ) from None
+    return {**named, "source": hashlib.sha256(content).hexdigest()}
 
 
 def _of_file(path: Path) -> str:
