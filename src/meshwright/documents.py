@@ -62,6 +62,21 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
     return found
 
 
+def check_unicode(text: str) -> None:
+    r"""Check that a text has no half of a surrogate pair, which JSON may write as `\ud800` but UTF-8 may not.
+
+    Raises:
+      ValueError: It has one.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ValueError(f"character {error.start + 1} is {half}, half of a surrogate pair") from None
+
+
 def check_depth(value: Any) -> None:
     """Check that recursive functions can walk through a value of JSON.
 

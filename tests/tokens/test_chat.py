@@ -56,6 +56,47 @@ def test_without_marks_in_the_template_every_answer_counts(with_template):
     assert chats.decode(counted) == "the cat<|eot|>42<|eot|>"
 
 
+BLOCK = "{% generation %}{{ m.content }}!{% endgeneration %}"
+TURN = "<{{ m.role }}>{% if m.role == 'assistant' %}" + BLOCK + "{% else %}{{ m.content }}{% endif %}</>"
+EACH = "{% for m in messages %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        EACH + TURN + "{% endfor %}",
+        "{% macro turn(m) %}" + TURN + "{% endmacro %}" + EACH + "{{ turn(m) }}{% endfor %}",
+        EACH + "{% set x %}" + TURN + "{% endset %}{{ x }}{% endfor %}",
+        "{% set x %}" + EACH + TURN + "{% endfor %}{% endset %}{{ x | replace('@', '') }}",
+        EACH + "{% filter trim %}" + TURN + "{% endfilter %}{% endfor %}",
+    ],
+)
+def test_generation_blocks_are_found_wherever_they_are_in_the_template(template, with_template):
+    chats = with_template(template)
+    said = [*TURNS, {"role": "user", "content": "why?!"}, {"role": "assistant", "content": "why?"}]
+    found = chats.encode(said)
+    text, offsets = chats.text(said), chats.files.tokenizer.encode(chats.text(said)).offsets
+    assert text == "<user>why?</><assistant>the cat!</><user>why?!</><assistant>why?!</>"
+    second = text.rindex("why?!")
+    counted = {*range(text.index("the cat!"), text.index("the cat!") + 8), *range(second, second + 5)}
+    assert found.token_weights == [int(any(i in counted for i in range(*each))) for each in offsets]
+    assert 0 < sum(found.token_weights) < len(offsets)
+
+
+@pytest.mark.parametrize("change", ["length", "trim", "tojson(ensure_ascii=True)"])
+def test_a_template_that_changes_a_generation_block_is_refused(change, with_template):
+    block = "{% generation %} {{ m.content }}\n {% endgeneration %}"
+    chats = with_template(EACH + "{% set x %}" + block + "{% endset %}{{ x | " + change + " }}{% endfor %}")
+    with pytest.raises(InputError, match="the chat template changes what its generation blocks enclose"):
+        chats.encode(TURNS)
+
+
+def test_generation_blocks_within_others_are_refused(with_template):
+    chats = with_template("{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}")
+    with pytest.raises(InputError, match="generation blocks within others"):
+        chats.encode(TURNS)
+
+
 def test_a_template_that_changes_earlier_turns_is_refused_with_what_to_do(with_template):
     only_last = "{% for m in messages %}{{ m.role }}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(InputError, match=r"first 1 messages differently .*\n.*generation"):

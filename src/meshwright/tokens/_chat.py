@@ -102,7 +102,7 @@ class Chat:
           InputError: The messages are not of this form, or the template refuses them or fails on them.
           UsageError: The tokenizer has no template.
         """
-        return self._rendered(_checked(messages), _plain(tools, 0), reply)[0]
+        return self._rendered(_checked(messages), _plain(tools, 0), reply)
 
     def encode(self, messages: Messages, *, tools: Sequence[Any] | None = None) -> Encoded:
         """Return the tokens of a chat, and which of them the assistant wrote.
@@ -119,9 +119,11 @@ class Chat:
           UsageError: As `text`.
         """
         said, offered = _checked(messages), _plain(tools, 0)
-        text, spans = self._rendered(said, offered, False)
-        if not self._template(offered).has_generation:
-            spans = spans_by_prefix(text, said, lambda some, reply: self._rendered(some, offered, reply)[0])
+        text, template = self._rendered(said, offered, False), self._template(offered)
+        if template.has_generation:
+            spans = template.spans(text, said, **self._names(offered, False))
+        else:
+            spans = spans_by_prefix(text, said, lambda some, reply: self._rendered(some, offered, reply))
         return self._encoded(text, spans)
 
     def answer(self, prompt: Any, completion: Any, *, tools: Sequence[Any] | None = None) -> Encoded:
@@ -144,8 +146,8 @@ class Chat:
             raise InputError("prompt and completion must both be texts, or both be messages.")
         asked, said = _checked(prompt), _checked([*prompt, *completion])
         offered = _plain(tools, 0)
-        before = self._rendered(asked, offered, True)[0]
-        text = self._rendered(said, offered, False)[0]
+        before = self._rendered(asked, offered, True)
+        text = self._rendered(said, offered, False)
         if not text.startswith(before):
             raise InputError("the chat template writes the prompt differently if the completion follows.")
         return self._encoded(text, [(len(before), len(text))])
@@ -176,9 +178,11 @@ class Chat:
             tokens, weights = tokens[:-1], weights[:-1]  # the tokenizer adds one by itself
         return Encoded(tokens, weights)
 
-    def _rendered(self, messages: Messages, tools: Any, reply: bool) -> tuple[str, list[tuple[int, int]]]:
-        more = {"tools": tools, "add_generation_prompt": reply}
-        return self._template(tools).render(messages, **self.files.special, **more)
+    def _rendered(self, messages: Messages, tools: Any, reply: bool) -> str:
+        return self._template(tools).render(messages, **self._names(tools, reply))
+
+    def _names(self, tools: Any, reply: bool) -> dict[str, Any]:
+        return {**self.files.special, "tools": tools, "add_generation_prompt": reply}
 
     def _template(self, tools: Any) -> Template:
         texts = self.files.templates

@@ -5,7 +5,6 @@ gains by it: from the end of the messages before it, with the prompt for an answ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from meshwright.errors import InputError
@@ -52,8 +51,6 @@ def weights_of(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
       offsets: Where each token begins and ends in the text, in order.
       spans: The spans, in order.
     """
-    if any(end > start for (_, end), (start, _) in pairwise(spans)):
-        raise InputError("the chat template has generation blocks within others.")
     weights, left = [], list(spans)
     for start, end in offsets:
         while left and start >= left[0][1]:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from meshwright.documents import check_unicode
 from meshwright.errors import InputError, UsageError
 from meshwright.tokens._folder import needed
 
@@ -21,6 +22,8 @@ Span = tuple[int, int]
 LONGEST = 1 << 24
 """The largest number of characters that a template may write."""
 _MOST_ROUNDS = 1_000_000
+_OPENED, _CLOSED = "\ud800", "\udfff"
+"""Marks around generation blocks. Halves of surrogate pairs are in no text."""
 _COUNTED, _JOINED = "counted loop", "joined text"  # no template can name them, with their spaces
 
 
@@ -42,18 +45,60 @@ class Template:
             raise UsageError(f"the chat template of {where} is not one of Jinja: {error}.") from None
         self.has_generation = self._budget.has_generation
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> tuple[str, list[Span]]:
-        """Return the text of a chat, and the spans of it that `{% generation %}` encloses.
+    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+        """Return the text of a chat.
 
         Args:
           messages: The messages, plain values of JSON.
           more: More names for the template: `tools`, `add_generation_prompt` and the special tokens.
 
         Raises:
-          InputError: The template refuses the messages, or fails on them.
+          InputError: The template refuses the messages, fails on them, or writes what is no Unicode.
         """
-        blocks, spans = self._budget.begin()
+        text = self._written(messages, more, "", "")
+        try:
+            check_unicode(text)
+        except ValueError as error:
+            raise InputError(f"the chat as its template writes it: {error}.") from None
+        return text
+
+    def spans(self, text: str, messages: Sequence[Mapping[str, Any]], **more: Any) -> list[Span]:
+        """Return the spans of a chat's text that `{% generation %}` encloses, in order.
+
+        The template writes the chat once more, with marks, because a macro or `{% set %}` may write a block
+        long before it becomes part of the text.
+
+        Args:
+          text: What `render` returned.
+          messages: As in `render`.
+          more: As in `render`.
+
+        Raises:
+          InputError: The template has such blocks within others, or changes what they enclose.
+        """
+        first, *rest = self._written(messages, more, _OPENED, _CLOSED).split(_OPENED)
+        spans, pieces = [], [first]
+        for each in rest:
+            start = sum(map(len, pieces))
+            inside, closed, outside = each.partition(_CLOSED)
+            if not closed:
+                raise InputError("the chat template has generation blocks within others.")
+            spans.append((start, start + len(inside)))
+            pieces += [inside, outside]
+        if "".join(pieces) != text:
+            raise InputError(
+                "the chat template changes what its generation blocks enclose, so their place in the text "
+                "cannot be told.\n  Put {% generation %} around what is written at last, outside of filters."
+            )
+        return spans
+
+    def _written(
+        self, messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any], opened: str, closed: str
+    ) -> str:
+        """Return the text of a chat with marks around its generation blocks."""
+        self._budget.begin(opened, closed)
         given = {"documents": None, **more, "messages": [_with_reasoning(each) for each in messages]}
+        blocks = []
         try:
             for block in self._compiled.generate(**given):
                 blocks.append(block)
@@ -63,7 +108,7 @@ class Template:
         except Exception as error:  # a template may fail in any way
             said = f"{type(error).__name__}: {error}"
             raise InputError(f"the chat template of {self._where} fails on the messages: {said}") from None
-        return "".join(blocks), spans
+        return "".join(blocks)
 
 
 class _RefusedError(Exception):
@@ -71,17 +116,15 @@ class _RefusedError(Exception):
 
 
 class _Budget(threading.local):
-    """What a template has written and done in one rendering, and where its generation blocks lie."""
+    """What a template has written and done in one rendering, and how it marks generation blocks."""
 
     def __init__(self) -> None:
         self.has_generation = False
-        self.begin()
+        self.begin("", "")
 
-    def begin(self) -> tuple[list[str], list[Span]]:
-        self.blocks: list[str] = []
-        self.spans: list[Span] = []
+    def begin(self, opened: str, closed: str) -> None:
+        self.opened, self.closed = opened, closed
         self.written = self.rounds = 0
-        return self.blocks, self.spans
 
     def wrote(self, size: int) -> None:
         self.written += size
@@ -96,11 +139,9 @@ class _Budget(threading.local):
                 raise _RefusedError(f"its loops take more than {_MOST_ROUNDS:,} rounds.")
             yield item
 
-    def generated(self, text: str) -> str:
-        """Note the place of a generation block, which begins after all blocks so far."""
-        start = sum(map(len, self.blocks))
-        self.spans.append((start, start + len(text)))
-        return text
+    def marked(self, text: str) -> str:
+        """Return the text of a generation block with its marks."""
+        return f"{self.opened}{text}{self.closed}"
 
 
 def _environment(jinja: Any, budget: _Budget, date: datetime.datetime) -> Any:
@@ -194,7 +235,7 @@ def _generation(jinja: Any, budget: _Budget) -> Any:
             return jinja.nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
 
         def _note(self, caller: Any) -> str:
-            return budget.generated(caller())
+            return budget.marked(caller())
 
     return Generation
 
