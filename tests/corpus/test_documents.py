@@ -80,6 +80,12 @@ def test_an_error_in_a_line_names_it_and_what_is_there(tmp_path):
         read(binary)
 
 
+def test_half_of_a_surrogate_pair_is_named_with_its_line(tmp_path):
+    file = write(tmp_path, "a.jsonl", b'{"text": "fine \\ud83d\\ude00"}\n{"text": "x \\ud800 y"}\n')
+    with pytest.raises(mw.errors.ExamplesError, match=r"a\.jsonl, line 2: character 3 is \\ud800, half of"):
+        read(file)
+
+
 def test_a_few_bytes_that_stand_for_too_many_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("meshwright.corpus._lines.LONGEST", 1 << 20)
     monkeypatch.setattr("meshwright.corpus._archives.LONGEST", 100)

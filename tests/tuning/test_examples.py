@@ -92,6 +92,19 @@ def test_an_error_names_the_file_and_the_line(row, message, model, tmp_path):
         read_rows(file_of(tmp_path, {"messages": CHAT}, row), 64, model)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "x \ud800"}, *CHAT[1:]]},
+        {"prompt": "why?", "completion": "x \ud800"},
+        {"text": "x \ud800"},
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named_with_its_line(row, model, tmp_path):
+    with pytest.raises(InputError, match=r"data\.jsonl, line 2: .*is \\ud800, half of a surrogate pair"):
+        read_rows(file_of(tmp_path, {"text": "the cat"}, row), 64, model)
+
+
 def test_the_tokenizer_of_another_model_is_noticed(model, tmp_path):
     for name in ("config.json", *(path.name for path in LLAMA.glob("model*"))):
         shutil.copy(LLAMA / name, model)

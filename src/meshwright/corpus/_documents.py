@@ -10,6 +10,8 @@ from meshwright.corpus._files import GIVEN, File, files_of
 from meshwright.corpus._given import received
 from meshwright.corpus._lines import json_lines, texts
 from meshwright.corpus._record import Record
+from meshwright.documents import check_unicode
+from meshwright.errors import ExamplesError
 
 _NOUNS = {
     "jsonl": "line",
@@ -58,8 +60,18 @@ def each_document(
     """
     for file in files:
         for record in _records(file, field, separator, start):
-            yield Document(record.value, file, record.number)
+            document = Document(record.value, file, record.number)
+            _check_text(document)
+            yield document
         start = 0
+
+
+def _check_text(document: Document) -> None:
+    """Check a text here, where its line is known: no tokenizer takes half of a surrogate pair."""
+    try:
+        check_unicode(document.value if isinstance(document.value, str) else "")
+    except ValueError as error:
+        raise ExamplesError(f"{document.place}: {error}.") from None
 
 
 def documents(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from meshwright.docstrings import documented
+from meshwright.documents import check_unicode
 from meshwright.errors import InputError, UsageError
 from meshwright.tokens._folder import TEMPLATE, Files, needed, read_folder
 from meshwright.tokens._spans import ASSISTANT, spans_by_prefix, weights_of
@@ -157,6 +158,9 @@ class Chat:
 
         Args:
           text: The text.
+
+        Raises:
+          InputError: It is not Unicode: it has half of a surrogate pair.
         """
         end = str(self.files.special.get("eos_token", ""))
         whole = text if text.endswith(end) else text + end
@@ -171,6 +175,10 @@ class Chat:
         return self.files.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
 
     def _encoded(self, text: str, spans: Sequence[tuple[int, int]], *, special: bool = False) -> Encoded:
+        try:
+            check_unicode(text)
+        except ValueError as error:
+            raise InputError(f"the text cannot be tokenized: {error}.") from None
         found = self.files.tokenizer.encode(text, add_special_tokens=special)
         tokens, weights = list(found.ids), weights_of(found.offsets, spans)
         end = self.files.tokenizer.token_to_id(str(self.files.special.get("eos_token", "")))
