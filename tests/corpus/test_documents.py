@@ -1,13 +1,15 @@
 import contextlib
+import io
 import json
 import random
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import meshwright as mw
-from corpus.files import FORMS, TEXTS, arrow, json_lines
+from corpus.files import COMPRESSED, FORMS, TEXTS, arrow, json_lines
 from soak import cases, rng
 
 
@@ -45,6 +47,43 @@ def test_a_file_that_is_cut_off_is_named(name, tmp_path):
         file.write_bytes(content[:-300])
     with pytest.raises(mw.errors.InputError, match=re.escape(str(file))):
         read(file)
+
+
+@pytest.mark.parametrize(("ending", "between"), [("bz2", b""), ("xz", b""), ("xz", bytes(8))])
+def test_streams_one_after_the_other_are_one_file(ending, between, tmp_path):
+    streams = [COMPRESSED[f".{ending}"](json_lines(some)) for some in (TEXTS[:90], TEXTS[90:])]
+    file = write(tmp_path, f"a.jsonl.{ending}", between.join([*streams, b""]))
+    assert read(file) == TEXTS
+
+
+@pytest.mark.parametrize("ending", ["bz2", "xz"])
+@pytest.mark.parametrize("damage", ["header", "other bytes", "a few bytes", "cut"])
+def test_bytes_behind_a_stream_that_are_no_stream_are_named(ending, damage, tmp_path):
+    first, second = (COMPRESSED[f".{ending}"](json_lines(some)) for some in (TEXTS[:90], TEXTS[90:]))
+    behind = {
+        "header": bytes([second[0] ^ 1]) + second[1:],
+        "other bytes": b"other " * 20,
+        "a few bytes": b"B",
+        "cut": second[:-20],
+    }
+    file = write(tmp_path, f"a.jsonl.{ending}", first + behind[damage])
+    with pytest.raises(mw.errors.InputError, match=rf"a\.jsonl\.{ending} is damaged"):
+        read(file)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_stream_of_arrow_that_was_cut_between_batches_is_named(batches, tmp_path):
+    out, table = io.BytesIO(), pa.table({"text": TEXTS})
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=50)[:batches]:
+            writer.write_batch(batch)
+        written = out.tell()
+    file = write(tmp_path, "a.arrow", out.getvalue())
+    assert read(file) == TEXTS[: 50 * batches]
+    for more, said in ((0, "ends without its mark"), (4, "")):
+        file.write_bytes(out.getvalue()[: written + more])
+        with pytest.raises(mw.errors.InputError, match=rf"a\.arrow is damaged.*{said}"):
+            read(file)
 
 
 @pytest.mark.soak

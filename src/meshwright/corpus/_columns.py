@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, BinaryIO
 
 from meshwright.corpus._files import File
 from meshwright.corpus._record import Record, no_field
@@ -61,13 +61,27 @@ def arrow_rows(file: File, field: str, start: int) -> Iterator[Record]:
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
         _check_column(reader.schema, field, file)
-        batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
+        batches = _of_file(reader) if is_file else _of_stream(reader, stream)
         for batch in batches:
             if number + batch.num_rows > start:
                 for record in _rows(batch, field, number):
                     if record.number >= start:
                         yield record
             number += batch.num_rows
+
+
+def _of_file(reader: Any) -> Iterator[Any]:
+    return (reader.get_batch(i) for i in range(reader.num_record_batches))
+
+
+def _of_stream(reader: Any, stream: BinaryIO) -> Iterator[Any]:
+    """Yield the batches of a stream. pyarrow takes one that was cut between two batches for a whole one."""
+    at = stream.tell()
+    for batch in reader:
+        at = stream.tell()
+        yield batch
+    if stream.tell() == at:
+        raise EOFError("it ends without its mark for the end of a stream")
 
 
 def _check_column(schema: Any, field: str, file: File) -> None:

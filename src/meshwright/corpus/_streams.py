@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
+from meshwright.corpus._concatenated import Concatenated
 from meshwright.corpus._files import File
 from meshwright.documents import open_file
 from meshwright.errors import InputError, MeshwrightError, UsageError
@@ -87,8 +88,8 @@ def _zstd(raw: BinaryIO) -> BinaryIO:
 
 _OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     "gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)),
-    "bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw)),
-    "xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115
+    "bz2": lambda raw: io.BufferedReader(Concatenated(raw, bz2.BZ2Decompressor), _BLOCK),
+    "xz": lambda raw: io.BufferedReader(Concatenated(raw, lzma.LZMADecompressor, padding=b"\0"), _BLOCK),
     "zst": _zstd,
 }
 
