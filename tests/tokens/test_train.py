@@ -1,6 +1,7 @@
 """New tokenizers: what they write, and that nothing of a text is lost."""
 
 import json
+import re
 
 import pytest
 import tokenizers
@@ -59,6 +60,18 @@ def test_what_cannot_be_trained_is_told(changes, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         mw.train_tokenizer(given.pop("texts"), tmp_path / "new", **given)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_vocabulary_that_is_smaller_than_its_letters_is_refused_with_the_smallest(tmp_path):
+    given = {"kind": "wordpiece", "special_tokens": ["<a>"]}
+    with pytest.raises(UsageError, match=r"vocab_size=4 is too small: .* needs \d+ tokens") as told:
+        mw.train_tokenizer(TEXTS, tmp_path / "new", vocab_size=4, **given)
+    assert not (tmp_path / "new").exists()
+    smallest = int(re.search(r"needs (\d+)", str(told.value))[1])
+    with pytest.raises(UsageError, match=f"vocab_size={smallest - 1} is too small"):
+        mw.train_tokenizer(TEXTS, tmp_path / "new", vocab_size=smallest - 1, **given)
+    place = mw.train_tokenizer(TEXTS, tmp_path / "new", vocab_size=smallest, **given)
+    assert mw.chat(place).files.tokenizer.get_vocab_size() == smallest
 
 
 def test_a_tokenizer_is_not_written_over(tmp_path):

@@ -36,7 +36,7 @@ def train_tokenizer(
         `mw.corpus.documents` reads them.
       directory: The folder to write; it is created if needed.
       vocab_size: The largest number of tokens, special tokens included. "bpe" and "unigram" have at least
-        those of the 256 bytes, from which any text can be made.
+        those of the 256 bytes, from which any text can be made, "wordpiece" those of the texts' letters.
       kind: "bpe", pairs of bytes that are merged, as of GPT-2; "unigram", pieces by their probability, as of
         T5; or "wordpiece", pieces of words, as of BERT, which has a token for what is unknown.
       special_tokens: More special tokens, such as the marks of a chat's roles.
@@ -68,6 +68,10 @@ def train_tokenizer(
     made.train_from_iterator(iter(counted), trainer=trainer)
     if not counted.number:
         raise UsageError("there is no text to train a tokenizer on.")
+    if (smallest := made.get_vocab_size()) > vocab_size:  # with a token for each letter, and no other piece
+        raise UsageError(
+            f"vocab_size={vocab_size} is too small: {kind} needs {smallest} tokens for these letters."
+        )
     place.mkdir(parents=True, exist_ok=True)
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos_token, "pad_token": eos_token}
     said |= {"unk_token": _UNKNOWN} if kind == "wordpiece" else {}
