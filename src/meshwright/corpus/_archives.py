@@ -11,10 +11,9 @@ Files of one sample follow each other, and their names are the same up to the fi
 import codecs
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
 
 from meshwright.corpus._files import File
-from meshwright.corpus._record import Record, field_of
+from meshwright.corpus._record import Record, record_of
 from meshwright.corpus._streams import LONGEST, decompressed, naming
 from meshwright.corpus._tar import Member, members
 from meshwright.documents import parse_object
@@ -37,7 +36,7 @@ def samples(file: File, field: str, start: int) -> Iterator[Record]:
                 if number >= start and suffix in (".txt", ".json"):
                     texts[suffix] = _content(member, file)
             if number >= start:
-                yield Record(number, _text(texts, field, f"{file.place}, sample {key}"))
+                yield _record(number, texts, field, f"{file.place}, sample {key}")
 
 
 def _key(name: str) -> str:
@@ -53,12 +52,12 @@ def _content(member: Member, file: File) -> bytes:
     return member.stream.read(member.nbytes)
 
 
-def _text(texts: dict[str, bytes], field: str, where: str) -> Any:
+def _record(number: int, texts: dict[str, bytes], field: str, where: str) -> Record:
     try:
         if ".txt" in texts:
-            return codecs.decode(texts[".txt"], "utf-8-sig")
+            return Record(number, codecs.decode(texts[".txt"], "utf-8-sig"))
         if ".json" in texts:
-            return field_of(parse_object(texts[".json"]), field, where)
+            return record_of(number, parse_object(texts[".json"]), field, where)
     except ValueError as error:
         if isinstance(error, ExamplesError):
             raise

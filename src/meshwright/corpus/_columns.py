@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import Any, BinaryIO
 
 from meshwright.corpus._files import File
-from meshwright.corpus._record import Record, no_field
+from meshwright.corpus._record import TOOLS, Record, is_chat, no_field, without_nulls
 from meshwright.corpus._streams import naming, opened, pyarrow
 from meshwright.errors import ExamplesError
 
@@ -25,7 +25,8 @@ def parquet_rows(file: File, field: str, start: int) -> Iterator[Record]:
         table = parquet.ParquetFile(stream)
         _check_column(table.schema_arrow, field, file)
         groups, number = _groups_from(table.metadata, start, file)
-        for batch in table.iter_batches(_ROWS, row_groups=groups, columns=[field]):
+        columns = [field, *_beside(table.schema_arrow, field)]
+        for batch in table.iter_batches(_ROWS, row_groups=groups, columns=columns):
             for record in _rows(batch, field, number):
                 if record.number >= start:
                     yield record
@@ -91,8 +92,16 @@ def _check_column(schema: Any, field: str, file: File) -> None:
 
 def _rows(batch: Any, field: str, first: int) -> Iterator[Record]:
     """Yield the rows of a batch. Empty texts are passed over, as in files of text."""
-    column = batch.column(batch.schema.get_field_index(field))
-    column.validate(full=True)  # a damaged one must not be read beyond its end
-    for i, value in enumerate(column.to_pylist()):
+    names = [field, *_beside(batch.schema, field)]
+    columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
+    for column in columns:
+        column.validate(full=True)  # a damaged one must not be read beyond its end
+    for i, (value, *tools) in enumerate(zip(*(column.to_pylist() for column in columns), strict=True)):
         if value is not None and value != "":
-            yield Record(first + i, value)
+            yield Record(first + i, value, without_nulls(tools[0]) if tools and is_chat(value) else None)
+
+
+def _beside(schema: Any, field: str) -> list[str]:
+    """Return the column with tools, if there is one, and if the documents may be chats."""
+    is_nested = schema.field(field).type.num_fields > 0
+    return [TOOLS] if is_nested and field != TOOLS and TOOLS in schema.names else []

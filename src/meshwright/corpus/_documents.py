@@ -32,6 +32,8 @@ class Document(NamedTuple):
     """Its file."""
     number: int
     """Its line, row or place in the file, from 0."""
+    tools: Any = None
+    """The tools that the assistant may call, if it is a chat with some."""
 
     @property
     def place(self) -> str:
@@ -60,7 +62,7 @@ def each_document(
     """
     for file in files:
         for record in _records(file, field, separator, start):
-            document = Document(record.value, file, record.number)
+            document = Document(record.value, file, record.number, record.tools)
             _check_text(document)
             yield document
         start = 0

@@ -1,8 +1,8 @@
 """Documents of an object that can be indexed, which are sent to the process that tokenizes.
 
 Its standard input gets a line of JSON for each: first `{"start": 7}`, the number of the first document that
-follows, then the documents, null where there is none, and an empty line at the end. The object itself cannot
-be sent: it may hold functions, open files, or all texts.
+follows, then `[document, tools]`, null where there is none, and an empty line at the end. The object itself
+cannot be sent: it may hold functions, open files, or all texts.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from meshwright.corpus._files import GIVEN, File
-from meshwright.corpus._record import Record, field_of
+from meshwright.corpus._record import Record, record_of, without_nulls
 from meshwright.documents import parse_object
 from meshwright.errors import ExamplesError
 
@@ -82,10 +82,10 @@ class Given:
         except Exception as error:  # it may be of any library
             said = f"{type(error).__name__}: {error}"
             raise ExamplesError(f"{where}: it cannot be read: {said}") from error
-        if isinstance(found, Mapping):
-            found = field_of(found, self._field, where)
+        record = record_of(number, found, self._field, where) if isinstance(found, Mapping) else None
+        said = [found, None] if record is None else [record.value, without_nulls(record.tools)]
         try:
-            return json.dumps(found, default=_plain).encode() + b"\n"
+            return json.dumps(said, default=_plain).encode() + b"\n"
         except (TypeError, ValueError) as error:
             raise ExamplesError(f"{where}: it is neither a text, nor tokens, nor a chat: {error}.") from None
 
@@ -114,9 +114,9 @@ def received(start: int) -> Iterator[Record]:
     with os.fdopen(0, "rb", closefd=False) as lines:
         number = parse_object(_whole(lines.readline()))["start"]
         while line := _whole(lines.readline()).strip():
-            value = json.loads(line)
+            value, tools = json.loads(line)
             if number >= start and value is not None and value != "":
-                yield Record(number, value)
+                yield Record(number, value, tools)
             number += 1
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from meshwright.corpus._files import File
-from meshwright.corpus._record import Record, field_of
+from meshwright.corpus._record import Record, record_of
 from meshwright.corpus._streams import LONGEST, decompressed, naming
 from meshwright.documents import parse_object
 from meshwright.errors import ExamplesError
@@ -23,9 +23,7 @@ def json_lines(file: File, field: str, start: int) -> Iterator[Record]:
     """
     for number, line in enumerate(_pieces(file, b"\n", "line")):
         if number >= start and not line.isspace() and line:
-            yield Record(
-                number, field_of(_object(file, number, line), field, f"{file.place}, line {number + 1}")
-            )
+            yield record_of(number, _object(file, number, line), field, f"{file.place}, line {number + 1}")
 
 
 def _object(file: File, number: int, line: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What readers return: the number of a document in its file, and its value."""
+"""What readers return: the number of a document in its file, its value, and the tools of a chat."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,6 +13,34 @@ class Record(NamedTuple):
     """Its line, row or place in the file, from 0."""
     value: Any
     """Its text, or whatever its field holds."""
+    tools: Any = None
+    """The tools that the assistant may call, if the document is a chat with some."""
+
+
+TOOLS = "tools"
+"""The field with the tools, beside that of a chat."""
+
+
+def is_chat(value: Any) -> bool:
+    """Return whether a document is a list of messages."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def record_of(number: int, found: Mapping[str, Any], field: str, where: str) -> Record:
+    """Return the document in a field of a JSON object.
+
+    Raises:
+      ExamplesError: There is no such field.
+    """
+    value = field_of(found, field, where)
+    return Record(number, value, found.get(TOOLS) if is_chat(value) else None)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without entries that are null, which tables have wherever another row has an entry."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def field_of(found: Mapping[str, Any], field: str, where: str) -> Any:

@@ -196,8 +196,8 @@ def tokenized(
         `tokenizer.json` or of a folder with one, or `mw.generation.Bytes()`.
       field: The field of a JSON object, or the column of a table, that is the document.
       separator: The text between two documents of a `.txt` file; without it, a file is one document.
-      begin: A token before each document, by its text or number.
-      end: A token after each document, by its text or number.
+      begin: A token before each document, by its text or number. Chats have none: their template writes it.
+      end: A token after each document, by its text or number. Chats have none, as for `begin`.
       store: The folder of all stores; by default `~/.cache/meshwright/texts`, or below `$XDG_CACHE_HOME`.
 
     Raises:

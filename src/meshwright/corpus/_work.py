@@ -32,9 +32,10 @@ from meshwright.corpus._blocks import (
 )
 from meshwright.corpus._documents import Document, each_document
 from meshwright.corpus._files import GIVEN, File, files_of
+from meshwright.corpus._record import is_chat
 from meshwright.corpus._tokenizer import Encoder, encoder
-from meshwright.documents import parse_object, read_file
-from meshwright.errors import ExamplesError, InputError, MeshwrightError
+from meshwright.documents import parse_json, parse_object, read_file
+from meshwright.errors import ExamplesError, InputError, MeshwrightError, UsageError
 
 _TOGETHER = 1 << 18
 """Characters that are tokenized at once at first, so that they are done soon; later eight times as many."""
@@ -112,6 +113,8 @@ def _tokenized(
         found = each_document([file], field=settings["field"], separator=settings["separator"], start=start)
         for some, encoded in _meanwhile(_together(found), encode):
             for document, tokens in zip(some, encoded, strict=True):
+                if isinstance(tokens, Tokens) and (first or last):
+                    raise _for_texts_alone(document)
                 whole = (
                     tokens
                     if isinstance(tokens, Tokens)
@@ -119,6 +122,14 @@ def _tokenized(
                 )
                 if len(whole.tokens):
                     yield Place(number, document.number + 1), whole
+
+
+def _for_texts_alone(document: Document) -> UsageError:
+    return UsageError(
+        f"{document.place}: begin= and end= are for texts, and this is a chat, whose template writes what is "
+        "before and after it.\n"
+        "  Leave them out. Texts and chats together are two sets, for mw.mixture."
+    )
 
 
 def _all_count(tokens: Any) -> Tokens:
@@ -169,7 +180,7 @@ def _encoded(documents: list[Document], encode: Encoder) -> list[np.ndarray | To
 def _other(document: Document, encode: Encoder) -> np.ndarray | Tokens:
     """Return the tokens of a document that is no text: a chat, or tokens already."""
     value = document.value
-    if isinstance(value, list) and value and isinstance(value[0], dict):
+    if is_chat(value):
         return _of_chat(document, encode)
     if isinstance(value, list) and all(type(x) is int and 0 <= x < 1 << 32 for x in value):
         return np.asarray(value, np.int64)
@@ -186,10 +197,20 @@ def _of_chat(document: Document, encode: Encoder) -> Tokens:
             "  Give both: tokenizer=mw.chat(directory)."
         )
     try:
-        found = encode.chat.encode(document.value)
+        found = encode.chat.encode(document.value, tools=_tools(document))
     except MeshwrightError as error:
         raise type(error)(f"{document.place}: {error}") from None
     return Tokens(np.asarray(found.tokens, np.int64), np.asarray(found.token_weights, np.uint8))
+
+
+def _tools(document: Document) -> Any:
+    """Return the tools of a chat. Tables often have them as JSON, as their schemas have no common columns."""
+    if not isinstance(document.tools, str):
+        return document.tools
+    try:
+        return parse_json(document.tools)
+    except ValueError as error:
+        raise ExamplesError(f"its tools are not JSON: {error}.") from None
 
 
 def _locked(store: Path) -> Any:

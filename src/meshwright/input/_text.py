@@ -66,7 +66,7 @@ def text(
     A row has `tokens`, `segments` (the documents in it, from 1; 0 is padding), `positions` (from 0 in each
     document), all int32[length], and `weights` (1 for each token, 0 for padding), float32[length]. Documents
     may be chats, lists of messages, if the tokenizer is `mw.chat(…)`; then `weights` is 1 only for what the
-    assistant wrote.
+    assistant wrote. The field or column `tools` beside them has the tools that the assistant may call.
 
     Args:
       paths: Files, directories, patterns and URLs of JSONL, Parquet, plain text, data sets that `datasets`
@@ -79,8 +79,8 @@ def text(
       pack: False to begin each document in a new row.
       field: The field of a JSON object, or the column of a table, with the text, or with tokens.
       separator: The text between two documents of a `.txt` file; without it, a file is one document.
-      begin: A token before each document, by its text or number.
-      end: A token after each document, by its text or number.
+      begin: A token before each document, by its text or number. Chats have none: their template writes it.
+      end: A token after each document, by its text or number. Chats have none, as for `begin`.
       store: The directory of all stores; by default `~/.cache/meshwright/texts`, or below `$XDG_CACHE_HOME`.
 
     Raises:
