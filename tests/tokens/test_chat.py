@@ -124,6 +124,7 @@ def test_the_day_is_a_setting_and_not_the_clock(with_template):
         mw.chat(place, date="today")
 
 
+DOUBLES = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"
 GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
 
 
@@ -138,6 +139,15 @@ GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
         ("{{ nothing.at.all }}", "UndefinedError"),
         ("{% for i in range(90000) %}{{ 'ab' * 1000 }}{% endfor %}", "writes more than 16,777,216"),
         ("{{ 'ab' * 1000000000 }}", "a value that is too large"),
+        ("{{ 'a'.ljust(400000000)|length }}", "a value that is too large"),
+        ("{{ ('x' * 1000000).replace('x', 'y' * 100)|length }}", "a value that is too large"),
+        ("{{ ('x' * 1000000)|replace('x', 'y' * 100)|length }}", "a value that is too large"),
+        ("{{ '{:>400000000}'.format('a')|length }}", "a width that is too large"),
+        ("{{ '%400000000s'|format('a')|length }}", "a width that is too large"),
+        ("{{ (['a'] * 30)|join('b' * 1000000)|length }}", "a value that is too large"),
+        ("{{ ('\\n' * 100000)|indent(1000)|length }}", "a value that is too large"),
+        ("{{ messages|tojson(indent=10000000)|length }}", "a value that is too large"),
+        (DOUBLES, "loops and calls take more than"),
         (GROWS + "n.s ~ n.s %}{% endfor %}", "a value that is too large"),
         (GROWS + "n.s + n.s %}{% endfor %}", "a value that is too large"),
         ("{{ 9 ** 999999999 }}", r"uses \*\*, which is not offered"),
@@ -150,7 +160,7 @@ def test_a_template_reaches_nothing_and_stays_small(template, message, with_temp
 
 def test_a_template_that_never_ends_is_ended(with_template, monkeypatch):
     monkeypatch.setattr("meshwright.tokens._template._MOST_ROUNDS", 1000)
-    with pytest.raises(InputError, match="loops take more than 1,000 rounds"):
+    with pytest.raises(InputError, match="loops and calls take more than 1,000 rounds"):
         with_template("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}").text(
             TURNS
         )

@@ -10,6 +10,7 @@ Templates may use what `transformers` gives them: `raise_exception`, `strftime_n
 
 import datetime
 import json
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,11 @@ Span = tuple[int, int]
 LONGEST = 1 << 24
 """The largest number of characters that a template may write."""
 _MOST_ROUNDS = 1_000_000
+_NOT_OFFERED = ("batch", "center", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
+"""Filters of Jinja that may make large values of small ones, or others each time. Chats do not need them."""
+_PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")
+_WIDE = re.compile(r"\d{5}|[*]|\{[^{}]*\{")
+"""In the text of a format: a width of five digits, or one that is an argument."""
 _OPENED, _CLOSED = "\ud800", "\udfff"
 """Marks around generation blocks. Halves of surrogate pairs are in no text."""
 _COUNTED, _JOINED = "counted loop", "joined text"  # no template can name them, with their spaces
@@ -136,8 +142,13 @@ class _Budget(threading.local):
         for item in items:
             self.rounds += 1
             if self.rounds > _MOST_ROUNDS:
-                raise _RefusedError(f"its loops take more than {_MOST_ROUNDS:,} rounds.")
+                raise _RefusedError(f"its loops and calls take more than {_MOST_ROUNDS:,} rounds.")
             yield item
+
+    def called(self) -> None:
+        """Count a call of a macro or a method as a round of a loop."""
+        for _ in self.counted((None,)):
+            pass
 
     def marked(self, text: str) -> str:
         """Return the text of a generation block with its marks."""
@@ -152,19 +163,28 @@ def _environment(jinja: Any, budget: _Budget, date: datetime.datetime) -> Any:
     def raise_exception(message: Any) -> None:
         raise _RefusedError(str(message))
 
-    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+    def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, **how: Any) -> str:
+        plain = json.dumps(value, ensure_ascii=ensure_ascii, **how)
+        if indent is None:
+            return plain
+        _check_size(len(plain) * (1 + _length(indent)))
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
     extensions = [_generation(jinja, budget), "jinja2.ext.loopcontrols"]
-    made = _sandbox(jinja)(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
+    made = _sandbox(jinja, budget)(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown
+    )
     # The context as an argument keeps Jinja from calling it when it compiles.
     counted = jinja.pass_context(lambda _, items: budget.counted(items))
+    made.filters = {name: each for name, each in made.filters.items() if name not in _NOT_OFFERED}
     made.filters |= {"tojson": tojson, _COUNTED: counted, _JOINED: _joined}
+    made.filters |= _growing(jinja)
+    made.globals.pop("lipsum")
     made.globals |= {"raise_exception": raise_exception, "strftime_now": date.strftime}
     return made
 
 
-def _sandbox(jinja: Any) -> Any:
+def _sandbox(jinja: Any, budget: _Budget) -> Any:
     class Sandbox(jinja.sandbox.ImmutableSandboxedEnvironment):
         """Jinja's sandbox, which also bounds loops, and operations that make large values of small ones."""
 
@@ -173,6 +193,12 @@ def _sandbox(jinja: Any) -> Any:
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             _check_operation(operator, left, right)
             return super().call_binop(context, operator, left, right)
+
+        def call(self, context: Any, function: Any, *args: Any, **named: Any) -> Any:
+            budget.called()
+            if isinstance(owner := getattr(function, "__self__", None), str):
+                _check_call(function.__name__, owner, [*args, *named.values()])
+            return super().call(context, function, *args, **named)
 
         def _generate(self, source: Any, *rest: Any, **more: Any) -> str:
             return super()._generate(_bounding(jinja).visit(source), *rest, **more)
@@ -201,9 +227,59 @@ def _bounding(jinja: Any) -> Any:
 def _joined(parts: Sequence[Any]) -> str:
     """Return parts as one text, which is what `~` means."""
     texts = [str(part) for part in parts]
-    if sum(map(len, texts)) > LONGEST:
-        raise _RefusedError("it makes a value that is too large.")
+    _check_size(sum(map(len, texts)))
     return "".join(texts)
+
+
+def _growing(jinja: Any) -> dict[str, Any]:
+    """Return filters of Jinja whose result may be far larger than what they are given, with a check of it."""
+    filters = dict(jinja.filters.FILTERS)
+
+    def replace(context: Any, text: Any, old: str, new: str, count: int | None = None) -> Any:
+        _check_call("replace", str(text), [old, new])
+        return filters["replace"](context, text, old, new, count)
+
+    def join(context: Any, items: Iterable[Any], between: str = "", attribute: Any = None) -> Any:
+        listed = [*items]
+        _check_call("join", str(between), [listed])
+        return filters["join"](context, listed, between, attribute)
+
+    def indent(text: str, width: Any = 4, *how: Any, **named: Any) -> str:
+        _check_size(_length(width) * (1 + text.count("\n")))
+        return filters["indent"](text, width, *how, **named)
+
+    def as_format(text: Any, *args: Any, **named: Any) -> str:
+        _check_call("format", str(text), [*args, *named.values()])
+        return filters["format"](text, *args, **named)
+
+    context = jinja.pass_eval_context
+    return {"replace": context(replace), "join": context(join), "indent": indent, "format": as_format}
+
+
+def _check_call(name: str, text: str, args: Sequence[Any]) -> None:
+    """Refuse a call of a text's method whose result may be far larger than what it is given."""
+    if name in ("format_map", "translate"):
+        raise _RefusedError(f"it uses .{name}, which is not offered here.")
+    if name == "format":
+        if _WIDE.search(text):
+            raise _RefusedError("it formats a text with a width that is too large, or is an argument.")
+        _check_size(len(text) * (1 + sum(len(str(each)) for each in args)))
+    elif name in _PADDING:
+        _check_size(len(text) + sum(map(_length, args)) * (1 + text.count("\t")))
+    elif name == "replace" and len(args) > 1 and all(isinstance(each, str) for each in args[:2]):
+        _check_size(len(text) + text.count(args[0]) * len(args[1]))
+    elif name == "join" and args and isinstance(args[0], list | tuple):
+        _check_size(sum(len(text) + len(str(item)) for item in args[0]))
+
+
+def _check_size(size: int) -> None:
+    if size > LONGEST:
+        raise _RefusedError("it makes a value that is too large.")
+
+
+def _length(value: Any) -> int:
+    """Return the number that a value is, or the length of a text."""
+    return abs(value) if isinstance(value, int) else len(value) if isinstance(value, str) else 0
 
 
 def _check_operation(operator: str, left: Any, right: Any) -> None:
@@ -218,8 +294,7 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
         largest = sizes[0] * sizes[1] if operator == "*" else sum(sizes)
     else:
         largest = max(map(abs, sizes)).bit_length() << 16
-    if largest > LONGEST:
-        raise _RefusedError("it makes a value that is too large.")
+    _check_size(largest)
 
 
 def _generation(jinja: Any, budget: _Budget) -> Any:
