@@ -147,7 +147,6 @@ GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
         ("{{ (['a'] * 30)|join('b' * 1000000)|length }}", "a value that is too large"),
         ("{{ ('\\n' * 100000)|indent(1000)|length }}", "a value that is too large"),
         ("{{ messages|tojson(indent=10000000)|length }}", "a value that is too large"),
-        (DOUBLES, "loops and calls take more than"),
         (GROWS + "n.s ~ n.s %}{% endfor %}", "a value that is too large"),
         (GROWS + "n.s + n.s %}{% endfor %}", "a value that is too large"),
         ("{{ 9 ** 999999999 }}", r"uses \*\*, which is not offered"),
@@ -158,12 +157,13 @@ def test_a_template_reaches_nothing_and_stays_small(template, message, with_temp
         with_template(template).text(TURNS)
 
 
-def test_a_template_that_never_ends_is_ended(with_template, monkeypatch):
+@pytest.mark.parametrize(
+    "template", ["{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", DOUBLES]
+)
+def test_a_template_that_never_ends_is_ended(template, with_template, monkeypatch):
     monkeypatch.setattr("meshwright.tokens._template._MOST_ROUNDS", 1000)
     with pytest.raises(InputError, match="loops and calls take more than 1,000 rounds"):
-        with_template("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}").text(
-            TURNS
-        )
+        with_template(template).text(TURNS)
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,9 @@ def _sandbox(jinja: Any, budget: _Budget) -> Any:
 
         def call(self, context: Any, function: Any, *args: Any, **named: Any) -> Any:
             budget.called()
-            if isinstance(owner := getattr(function, "__self__", None), str):
-                _check_call(function.__name__, owner, [*args, *named.values()])
+            method = getattr(function, "__wrapped__", function)  # Jinja wraps `format`
+            if isinstance(owner := getattr(method, "__self__", None), str):
+                _check_call(method.__name__, owner, [*args, *named.values()])
             return super().call(context, function, *args, **named)
 
         def _generate(self, source: Any, *rest: Any, **more: Any) -> str:
