@@ -191,6 +191,20 @@ def test_a_run_whose_directory_was_removed_does_not_find_its_memory(run, tmp_pat
     assert run.steps() == [1]
 
 
+def test_memory_is_not_taken_after_the_run_has_gone_on_without_it(run):
+    run.attempt(upto=5, on_disk=at(2))
+    with Checkpoints(run.disk) as checkpoints:
+        checkpoints.save(3, {"x": np.full(SIZE, 3.0), "step": 3})
+    found = run.attempt(upto=4)
+    assert (found.resumed, found.is_from_memory) == (3, False)
+
+
+def test_memory_is_still_taken_after_somebody_has_only_read(run):
+    run.attempt(upto=5, on_disk=at(2))
+    assert Checkpoints(run.disk).resume(TARGET, None, otherwise=pytest.fail)["step"] == 2
+    assert run.attempt(upto=5).is_from_memory
+
+
 def test_memory_that_was_forgotten_stays_forgotten_on_hosts_that_were_away(run, tmp_path):
     run.attempt(upto=5, on_disk=at(2))
     away = run.place().rename(tmp_path / "away")

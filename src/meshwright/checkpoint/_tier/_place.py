@@ -23,7 +23,8 @@ from meshwright.storage import Directory, ObjectPath
 
 RUN_ID = ".memory-id"
 """The file among the checkpoints on disk with a number drawn for the run. Checkpoints in memory with another
-number are not of this run: its directory was removed and made again, or it went back to an earlier step."""
+number are not of this history: the directory was removed and made again, or the run went back to an earlier
+step or saved without memory."""
 _RUN = ".run"
 
 
