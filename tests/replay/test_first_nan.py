@@ -1,5 +1,9 @@
 """The first NaN of a run is traced to its operation, line, layer, examples and devices."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from benchmarks.planted import nans
 
@@ -31,3 +35,25 @@ def test_a_planted_nan_is_named(tmp_path, fault):
     if expected["part"] != "input":
         assert "nans.py" in found.chain[0].line
     assert before.items() <= {path: path.read_bytes() for path in before}.items()
+
+
+def log_of_draws(params, batch, key):
+    return (params["w"] * batch["x"] * jnp.log(jax.random.uniform(key) - 0.1)).mean()
+
+
+def described(workdir, **more):
+    settings = {
+        "model": lambda key: {"w": jnp.ones(())},
+        "loss": log_of_draws,
+        "optimizer": optax.sgd(1e-3),
+        "input": mw.Input({"x": np.ones((320, 4), np.float32)}, batch_size=32, shuffle=False),
+        "max_steps": 8,
+    }
+    return mw.Experiment(workdir=str(workdir), **settings | more)
+
+
+def test_what_the_run_chose_for_auto_is_taken_again(tmp_path):
+    seed = 13  # 4 microbatches, which draw numbers of their own, take the logarithm of less than 0 in step 5
+    mw.run(described(tmp_path, seed=seed, microbatches=4, max_steps=2))
+    assert mw.replay.first_nan(described(tmp_path, seed=seed, microbatches="auto"), until=8).step == 5
+    assert mw.replay.first_nan(described(tmp_path, seed=seed, microbatches=1), until=8) is None
