@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright import process, tree
 from meshwright.docstrings import documented
+from meshwright.engine import position_of_data
 from meshwright.experiment import Experiment
 from meshwright.input import examples_at
 from meshwright.program import Given, Origin, first_made, origin
@@ -185,7 +186,7 @@ def _explained(played: Played, found: BadStep, begun_at: int, directory: Path) -
     source = _source(played, found)
     rows = guilty_rows(badness(played, found.state), found.batch)
     size = len(jax.tree.leaves(found.batch)[0])
-    numbers = examples_at(found.position.get("data", found.position), size)
+    numbers = examples_at(position_of_data(found.position), size)
     examples = [] if rows is None or numbers is None else [int(numbers[row]) for row in rows]
     is_bad = any(name == "loss" for name in found.wrong)
     explained = FirstNan(

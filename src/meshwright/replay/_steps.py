@@ -112,10 +112,11 @@ def first_bad_step(played: Played, until: int) -> tuple[BadStep | None, int]:
     training, state = played.training, played.state
     step = int(state.step)
     while step < until:
-        position = training.data.get_state()
-        batch = next(training.data, None)
-        if batch is None:
+        # This passes over what the run leaves out. So the position is that of the batch which is returned.
+        if training.data.is_empty():
             break
+        position = training.data.get_state()
+        batch = next(training.data)
         kept = copied(state)
         state, wrong = stepped(played, state, batch)
         step += 1
