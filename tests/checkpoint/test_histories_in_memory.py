@@ -24,7 +24,7 @@ def ask_the_first_only(held):
     return _COMPLETED(held[:1])
 
 
-def leave_what_is_there(place, run):
+def leave_what_is_there(place, run, after=None):
     write_whole(place.path / ".run", json.dumps(run).encode())
 
 
@@ -51,7 +51,7 @@ BROKEN = {
     "a commit that does not wait for all of its host": (_writing, "commit", commit_alone),
     "memory without a lock": (_place, "_directory", WITHOUT_LOCK),
     "starts without a number of their own": (_place, "_drawn", draw_no_attempt),
-    "remains that stay": (_directory, "remove_temporaries", lambda directory: None),
+    "remains that stay": (_directory, "remove_temporaries", lambda *_: None),
     "a run that is done and keeps memory": (_tier.Tier, "_remove_if_saved", lambda tier, place: None),
     "a run that leaves memory for an older disk": (
         _tier.Tier,
@@ -78,7 +78,7 @@ def rule(what):
     )
 
 
-@pytest.mark.parametrize("what", map(rule, BROKEN))
+@pytest.mark.parametrize("what", [rule(what) for what in BROKEN])
 def test_a_broken_rule_is_found(what, monkeypatch):
     monkeypatch.setattr(*BROKEN[what])
     with pytest.raises((AssertionError, OSError, MeshwrightError)):

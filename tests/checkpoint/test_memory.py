@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import threading
 from concurrent import futures
 from pathlib import Path
@@ -191,6 +192,20 @@ def test_a_run_whose_directory_was_removed_does_not_find_its_memory(run, tmp_pat
     assert run.steps() == [1]
 
 
+def test_memory_is_not_taken_after_the_run_has_gone_on_without_it(run):
+    run.attempt(upto=5, on_disk=at(2))
+    with Checkpoints(run.disk) as checkpoints:
+        checkpoints.save(3, {"x": np.full(SIZE, 3.0), "step": 3})
+    found = run.attempt(upto=4)
+    assert (found.resumed, found.is_from_memory) == (3, False)
+
+
+def test_memory_is_still_taken_after_somebody_has_only_read(run):
+    run.attempt(upto=5, on_disk=at(2))
+    assert Checkpoints(run.disk).resume(TARGET, None, otherwise=pytest.fail)["step"] == 2
+    assert run.attempt(upto=5).is_from_memory
+
+
 def test_memory_that_was_forgotten_stays_forgotten_on_hosts_that_were_away(run, tmp_path):
     run.attempt(upto=5, on_disk=at(2))
     away = run.place().rename(tmp_path / "away")
@@ -198,6 +213,20 @@ def test_memory_that_was_forgotten_stays_forgotten_on_hosts_that_were_away(run, 
         checkpoints.tier.forget()  # as a run does that goes back to an earlier step
     away.rename(run.root / away.name)
     assert run.attempt(upto=2).resumed == 2
+
+
+def test_of_what_is_forgotten_after_a_step_the_steps_before_stay(run, tmp_path):
+    run.attempt(upto=5, on_disk=at(2))
+    away = shutil.copytree(run.place(), tmp_path / "away")
+    with run.open() as checkpoints:
+        checkpoints.tier.forget(4)  # as a run does that goes back before a spike
+    assert run.steps() == [1, 2, 3, 4]
+    found = run.attempt(upto=4)
+    assert (found.resumed, found.is_from_memory) == (4, True)
+    here = run.place()
+    shutil.rmtree(here)
+    away.rename(here)
+    assert run.attempt(upto=2).resumed == 2  # what a host had that was away is invalid
 
 
 @pytest.mark.parametrize("num_kept", [2, 3, 5])

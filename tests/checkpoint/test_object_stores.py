@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright import tree
 from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints, InMemory, convert, last
+from meshwright.checkpoint._directory import probe
 from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._layout import layouts
 from meshwright.checkpoint._format._manifest import Manifest, manifest_text
@@ -55,25 +56,46 @@ def test_a_state_is_saved_and_restored_onto_another_mesh(run, state, same_bytes)
     assert same_bytes(restore(open_source(f"{run}/step_00000800"), state), state)
 
 
+def killed_after_step_2(run, memory):
+    """Save step 1 in a store and step 2 in memory, and end without more."""
+    with Checkpoints(run, memory=memory) as checkpoints:
+        save = checkpoints.saver(at(1))
+        for step in (1, 2):
+            save(Tick(step), {"x": np.full(3, float(step))}, None, {})
+        raise InterruptedError
+
+
 def test_a_run_in_a_store_continues_from_the_memory_of_its_host(run, tmp_path):
     memory = InMemory(every=2, budget_nbytes=1 << 20, directory=str(tmp_path))
     target = {"x": np.zeros(3)}
-
-    def killed_after_step_2():
-        with Checkpoints(run, memory=memory) as checkpoints:
-            save = checkpoints.saver(at(1))
-            for step in (1, 2):
-                save(Tick(step), {"x": np.full(3, float(step))}, None, {})
-            raise InterruptedError
-
     with pytest.raises(InterruptedError):
-        killed_after_step_2()
+        killed_after_step_2(run, memory)
     with Checkpoints(run, memory=memory) as checkpoints:
         state = checkpoints.resume(target, None, otherwise=pytest.fail)
         assert (checkpoints.resumed, checkpoints.is_from_memory) == (2, True)
         assert (state["x"] == 2).all()
         checkpoints.save(2, state)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_not_taken_after_a_run_in_a_store_has_gone_on_without_it(run, tmp_path):
+    memory = InMemory(every=2, budget_nbytes=1 << 20, directory=str(tmp_path))
+    with pytest.raises(InterruptedError):
+        killed_after_step_2(run, memory)
+    with Checkpoints(run):
+        pass
+    with Checkpoints(run, memory=memory) as checkpoints:
+        checkpoints.resume({"x": np.zeros(3)}, None, otherwise=pytest.fail)
+    assert checkpoints.resumed == 1
+
+
+def test_a_store_that_is_opened_to_save_is_listed_once(gcs, gcs_run):
+    before = gcs.requests
+    probe(location(gcs_run))
+    probing, start = gcs.requests - before, gcs.requests
+    with Checkpoints(gcs_run):
+        opening = gcs.requests - start
+    assert opening == probing + 1
 
 
 def test_a_checkpoint_is_its_data_files_and_a_manifest_that_names_them(run, state):

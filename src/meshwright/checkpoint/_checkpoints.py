@@ -20,7 +20,7 @@ from meshwright.checkpoint._saved import Saved
 from meshwright.checkpoint._saving import begin_attempt, start_saving, writer_of
 from meshwright.checkpoint._scores import numbers
 from meshwright.checkpoint._session import Session
-from meshwright.checkpoint._tier import InMemory, Tier
+from meshwright.checkpoint._tier import RUN_ID, InMemory, Tier
 from meshwright.errors import MeshwrightError
 from meshwright.process import on_lead
 from meshwright.storage import Directory
@@ -91,7 +91,8 @@ class Checkpoints(Saved):
         """
         super().__init__(directory, keep, cast, names)
         self._host_nbytes = host_nbytes
-        self._session = Session(self.directory)
+        # What saves without a tier makes a history that checkpoints in memory, if there are any, are not of.
+        self._session = Session(self.directory, outdated=[RUN_ID] if memory is None else [])
         self.tier = None if memory is None else Tier(memory, self.directory)
         """The checkpoints in memory; None for none."""
 

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
@@ -106,21 +106,27 @@ def temporaries(directory: Directory) -> Sequence[Directory]:
       directory: The directory of checkpoints.
     """
     if isinstance(directory, ObjectPath):
-        begun = _attempts(directory).keys() - complete_steps(directory)
+        begun = _attempts(directory.glob("step_*/*")).keys() - complete_steps(directory)
         return [step_path(directory, step) for step in sorted(begun)]
     named = (path for path in directory.glob("step_*.tmp-*") if _TEMPORARY.fullmatch(path.name))
     return sorted(path for path in named if path.is_dir())
 
 
-def remove_temporaries(directory: Directory) -> None:
-    """Remove the temporary directories of killed runs. Call it only with the lock held."""
+def remove_temporaries(directory: Directory, also: Collection[str] = ()) -> None:
+    """Remove the temporary directories of killed runs. Call it only with the lock held.
+
+    Args:
+      directory: The directory of checkpoints.
+      also: Names of hidden files to remove, too, if they are there.
+    """
     if isinstance(directory, ObjectPath):
-        _remove_overtaken(directory)
+        _remove_overtaken(directory, also)
     else:
         for path in temporaries(directory):
             _remove_unless_pinned(Path(str(path)))
-        for path in directory.glob(f"{_PROBE}*"):
-            path.unlink(missing_ok=True)
+        for path in directory.glob(".*"):
+            if path.name.startswith(_PROBE) or path.name in also:
+                path.unlink(missing_ok=True)
 
 
 def discard(temporary: Directory) -> None:
@@ -286,17 +292,22 @@ def _remove_unless_pinned(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def _remove_overtaken(directory: ObjectPath) -> None:
-    complete = complete_steps(directory)
-    for step, number in _attempts(directory).items():
+def _remove_overtaken(directory: ObjectPath, also: Collection[str]) -> None:
+    found = list(directory.glob("step_*/*", *also))  # one request
+    for path in found:
+        if path.name in also:
+            path.unlink()
+    manifests = (path for path in found if path.name == MANIFEST)
+    complete = {step for path in manifests if (step := _step_of(path.parent.name)) is not None}
+    for step, number in _attempts(found).items():
         if step <= max(complete, default=-1) and number > (step in complete):
             with suppress(CheckpointError):  # a manifest that cannot be read: keep everything
                 _remote.remove_leftovers(directory / step_name(step))
 
 
-def _attempts(directory: ObjectPath) -> Counter[int]:
-    """Return the number of attempts at each step."""
-    found = (path for path in directory.glob("step_*/*") if _remote.is_attempt(path))
+def _attempts(paths: Iterable[ObjectPath]) -> Counter[int]:
+    """Return the number of attempts at each step, given the paths directly below all steps."""
+    found = (path for path in paths if _remote.is_attempt(path))
     return Counter(step for path in found if (step := _step_of(path.parent.name)) is not None)
 
 

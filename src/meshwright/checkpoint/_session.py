@@ -1,5 +1,6 @@
 """A directory of checkpoints, while it is open for saving: its lock, a thread, and the save in flight."""
 
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -13,9 +14,14 @@ from meshwright.storage import Directory
 class Session:
     """A directory opened for saving by one run. Methods are collective, but for `leave` after an error."""
 
-    def __init__(self, directory: Directory):
-        """Open nothing yet; `open` does."""
-        self._directory = directory
+    def __init__(self, directory: Directory, outdated: Sequence[str] = ()):
+        """Open nothing yet; `open` does.
+
+        Args:
+          directory: The directory.
+          outdated: Names of hidden files there that `open` removes, as they will no longer be true.
+        """
+        self._directory, self._outdated = directory, outdated
         self._lock: ExitStack | None = None
         self._thread: ThreadPoolExecutor | None = None
         self.saving: Saving | None = None
@@ -46,7 +52,7 @@ class Session:
         try:
             on_lead(self._take)
             on_all(lambda: _directory.probe(self._directory))
-            on_lead(lambda: _directory.remove_temporaries(self._directory))
+            on_lead(lambda: _directory.remove_temporaries(self._directory, self._outdated))
             self._thread = ThreadPoolExecutor(1, "checkpoint")
         except BaseException:
             self._close()

@@ -14,6 +14,7 @@ from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
 from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._left_out import position_of_data
 from meshwright.engine._open_run import checkpoints_for, newest_step, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
@@ -60,6 +61,7 @@ __all__ = [
     "is_informed",
     "newest_step",
     "open_run",
+    "position_of_data",
     "run",
     "seconds_of",
     "step_options",

@@ -6,7 +6,7 @@ Its state is that of the data alone, until something is left out or the rule of 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from meshwright.engine._spikes import Rule
@@ -14,6 +14,15 @@ from meshwright.engine._training import Data
 from meshwright.tree import PyTree
 
 _KEYS = {"batches", "left_out", "recent", "data"}
+
+
+def position_of_data(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the position of the data alone.
+
+    Args:
+      state: The position of a run's batches; data of some kinds have a key `data` of their own.
+    """
+    return state["data"] if state.keys() == _KEYS else state
 
 
 class LeavingOut:

@@ -123,8 +123,9 @@ class Rollbacks:
         checkpoints.wait()
         if checkpoints.tier:
             checkpoints.tier.settle()
-            if max(checkpoints.tier.steps()[0], default=0) > newest:
-                checkpoints.tier.forget()
+            steps, _ = checkpoints.tier.steps()
+            if max(steps, default=0) > newest:
+                checkpoints.tier.forget(max((step for step in steps if step <= newest), default=None))
         process.on_lead(lambda: _set_aside_after(checkpoints, newest))
 
     def decide(self, spiked: Spiked, step: int) -> str:

@@ -2,7 +2,7 @@
 
 from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, truncate_left
 from meshwright.experiment._ahead import AheadOfTime, compile_ahead, compile_parts, some_rows
-from meshwright.experiment._auto import automatic, before_choice
+from meshwright.experiment._auto import as_chosen, automatic, before_choice
 from meshwright.experiment._averages import has_averages, open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._evaluate import evaluate, evaluate_checkpoint, state_of_checkpoint
@@ -28,6 +28,7 @@ __all__ = [
     "Save",
     "Texts",
     "as_casts",
+    "as_chosen",
     "automatic",
     "before_choice",
     "chain",

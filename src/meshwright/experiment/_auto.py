@@ -52,6 +52,16 @@ def before_choice(experiment: Experiment) -> Experiment:
     return replace(experiment, **{name: _BEFORE[name] for name in automatic(experiment)})
 
 
+def as_chosen(experiment: Experiment) -> Experiment:
+    """Return the experiment with what an attempt before chose; without any, with the simplest values.
+
+    Args:
+      experiment: The experiment.
+    """
+    names = automatic(experiment)
+    return replace(before_choice(experiment), **_known(experiment, names)) if names else experiment
+
+
 def settled(
     experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Sequence[PyTree] = (), *, kept: bool = True
 ) -> Settled:

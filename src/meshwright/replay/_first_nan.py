@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright import process, tree
 from meshwright.docstrings import documented
+from meshwright.engine import position_of_data
 from meshwright.experiment import Experiment
 from meshwright.input import examples_at
 from meshwright.program import Given, Origin, first_made, origin
@@ -86,7 +87,9 @@ class FirstNan:
     is finite."""
     rows: Sequence[int] | None
     """The rows of the batch that make the step not finite, each alone; all rows if it is not the examples.
-    None if only several rows together do."""
+    None if only several rows together do. There may be more rows if `are_all_rows` is False."""
+    are_all_rows: bool
+    """False if so many rows do it that not all were tried: 200 batches of some of the rows are."""
     batch_size: int
     """The number of rows of the batch."""
     examples: Sequence[int]
@@ -125,11 +128,13 @@ class FirstNan:
 
     def _rows_told(self) -> str:
         if self.rows is None:
-            return "no row of the batch does it alone"
+            tried = "no row of the batch does it alone"
+            return tried if self.are_all_rows else f"{tried} among those that were tried"
         if len(self.rows) == self.batch_size:
             return "every row of the batch does it: it is not the examples"
         numbers = f" (examples {_some(self.examples)})" if self.examples else ""
-        return f"rows {_some(self.rows)} of {self.batch_size}{numbers}"
+        least = "" if self.are_all_rows else "at least "
+        return f"{least}rows {_some(self.rows)} of {self.batch_size}{numbers}"
 
 
 @process.shared_work()
@@ -183,9 +188,9 @@ def first_nan(
 
 def _explained(played: Played, found: BadStep, begun_at: int, directory: Path) -> FirstNan:
     source = _source(played, found)
-    rows = guilty_rows(badness(played, found.state), found.batch)
+    rows, are_all_rows = guilty_rows(badness(played, found.state), found.batch)
     size = len(jax.tree.leaves(found.batch)[0])
-    numbers = examples_at(found.position.get("data", found.position), size)
+    numbers = examples_at(position_of_data(found.position), size)
     examples = [] if rows is None or numbers is None else [int(numbers[row]) for row in rows]
     is_bad = any(name == "loss" for name in found.wrong)
     explained = FirstNan(
@@ -194,6 +199,7 @@ def _explained(played: Played, found: BadStep, begun_at: int, directory: Path) -
         wrong=found.wrong,
         chain=[_made(each, loss_is_bad=is_bad) for each in chain_of(source)],
         rows=rows,
+        are_all_rows=are_all_rows,
         batch_size=size,
         examples=examples,
         devices=_devices(played, rows, size, source),

@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.checkpoint import checkpoints_of
 from meshwright.engine import Training, checkpoints_for, compiled_programs, newest_step, without_left_out
 from meshwright.errors import InputError, UsageError
-from meshwright.experiment import Experiment, before_choice, on_devices, settings_for, training_of
+from meshwright.experiment import Experiment, as_chosen, on_devices, settings_for, training_of
 from meshwright.metrics import merge, read_jsonl
 from meshwright.sharding import copy_to
 from meshwright.storage import is_address, local_path
@@ -78,7 +78,7 @@ def opened(experiment: Experiment, run: str | Path | None) -> Iterator[Played]:
         )
         settings = settings_for(experiment, None)
         stack.enter_context(compiled_programs(settings.compile.cache))
-        made = [before_choice(experiment)]
+        made = [as_chosen(experiment)]
         directory = None if is_address(place) else local_path(place)
         training = without_left_out(settings, training_of(made, stack, unwatched()), directory, 0)
         checkpoints = checkpoints_for(settings, training.target, experiment.optimizer)
@@ -112,10 +112,11 @@ def first_bad_step(played: Played, until: int) -> tuple[BadStep | None, int]:
     training, state = played.training, played.state
     step = int(state.step)
     while step < until:
-        position = training.data.get_state()
-        batch = next(training.data, None)
-        if batch is None:
+        # This passes over what the run leaves out. So the position is that of the batch which is returned.
+        if training.data.is_empty():
             break
+        position = training.data.get_state()
+        batch = next(training.data)
         kept = copied(state)
         state, wrong = stepped(played, state, batch)
         step += 1

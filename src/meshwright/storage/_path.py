@@ -117,16 +117,19 @@ class ObjectPath:
         """Yield the objects and directories directly below this path."""
         return self.glob("*")
 
-    def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Yield the paths below this one, at the pattern's depth, that match it: `step_*/manifest.json`."""
-        start, wanted = len(self.key) + bool(self.key), pattern.split("/")
-        if len(wanted) == 1:
+    def glob(self, *patterns: str) -> Iterator["ObjectPath"]:
+        """Yield the paths below this one, at a pattern's depth, that match it: `step_*/manifest.json`.
+
+        The store is asked once for all patterns.
+        """
+        start, wanted = len(self.key) + bool(self.key), [pattern.split("/") for pattern in patterns]
+        if all(len(each) == 1 for each in wanted):
             entries, folders = self.children()
             keys = sorted([*(entry.key for entry in entries), *folders])
         else:
             keys = self.below()
-        names = (key[start:].split("/")[: len(wanted)] for key in keys)
-        fitting = (each for each in names if len(each) == len(wanted) and all(map(fnmatchcase, each, wanted)))
+        parts = (key[start:].split("/") for key in keys)
+        fitting = (found for each in parts for pattern in wanted if (found := _beginning(each, pattern)))
         return (self / name for name in dict.fromkeys(map("/".join, fitting)))
 
     def read_bytes(self) -> bytes:
@@ -172,6 +175,12 @@ class ObjectPath:
         doomed = [key for key in self.below() if fnmatchcase(key[start:], pattern)]
         with telling(f"delete {self}"):
             self.store.delete(doomed)
+
+
+def _beginning(parts: list[str], pattern: list[str]) -> list[str]:
+    """Return the first parts of a key if they match a pattern, or nothing."""
+    found = parts[: len(pattern)]
+    return found if len(found) == len(pattern) and all(map(fnmatchcase, found, pattern)) else []
 
 
 def _create(path: ObjectPath, content: bytes) -> bool:

@@ -12,7 +12,8 @@ checkpoint is complete when each host has its part, and a run that starts again 
 `_roll_call` finds what is complete, and `_tier` puts these together.
 """
 
+from meshwright.checkpoint._tier._place import RUN_ID
 from meshwright.checkpoint._tier._settings import InMemory
 from meshwright.checkpoint._tier._tier import Tier
 
-__all__ = ["InMemory", "Tier"]
+__all__ = ["RUN_ID", "InMemory", "Tier"]

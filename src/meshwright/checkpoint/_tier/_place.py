@@ -23,7 +23,8 @@ from meshwright.storage import Directory, ObjectPath
 
 RUN_ID = ".memory-id"
 """The file among the checkpoints on disk with a number drawn for the run. Checkpoints in memory with another
-number are not of this run: its directory was removed and made again, or it went back to an earlier step."""
+number are not of this history: the directory was removed and made again, or the run went back to an earlier
+step or saved without memory."""
 _RUN = ".run"
 
 
@@ -76,10 +77,16 @@ def open_place(root: str, of: Directory, stack: ExitStack) -> Place:
     return place
 
 
-def renew(place: Place, of: Directory) -> None:
-    """Make all checkpoints in memory invalid, also on hosts that are not in the run now. Collective."""
-    number = process.on_lead(lambda: _write_id(of))
-    process.on_all(lambda: _empty(place, {"id": number, "checkpoints": str(of)}) if place.is_lead else None)
+def renew(place: Place, of: Directory, after: int | None) -> None:
+    """Remove the checkpoints after a step; those of hosts that are not in the run become invalid. Collective.
+
+    Args:
+      place: The directory of the run in memory.
+      of: The directory of the run's checkpoints on disk.
+      after: The last step that stays; None if none stays.
+    """
+    run = {"id": process.on_lead(lambda: _write_id(of)), "checkpoints": str(of)}
+    process.on_all(lambda: _empty(place, run, after) if place.is_lead else None)
 
 
 def remove(place: Place) -> None:
@@ -168,11 +175,15 @@ def _read_run(file: Path) -> dict[str, Any]:
         return {}
 
 
-def _empty(place: Place, run: dict[str, str]) -> None:
-    """Remove all checkpoints, and then say whose directory this is from now on."""
-    remove_steps(place, _directory.complete_steps(place.path))
+def _empty(place: Place, run: dict[str, str], after: int | None = None) -> None:
+    """Remove all checkpoints after a step, and then say whose directory this is from now on."""
+    steps = _directory.complete_steps(place.path)
+    staying = [step for step in steps if after is not None and step <= after]
+    remove_steps(place, sorted({*steps} - {*staying}))
+    kept = {_directory.step_name(step) for step in staying}
     for path in place.path.glob("step_*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
     write_whole(place.path / _RUN, json.dumps(run).encode())
 
 

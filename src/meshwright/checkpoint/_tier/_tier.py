@@ -170,10 +170,14 @@ class Tier:
             self._writing.finish(_END_SECONDS)
             self._is_free(self._writing.step)
 
-    def forget(self) -> None:
-        """Remove all checkpoints in memory, and make those of hosts that are not in the run now invalid."""
-        self._complete = None
-        renew(self.place, self._of)
+    def forget(self, after: int | None = None) -> None:
+        """Remove checkpoints in memory, and make those of hosts that are not in the run now invalid.
+
+        Args:
+          after: The newest step that stays, which all hosts have; None if none stays.
+        """
+        self._complete = after
+        renew(self.place, self._of, after)
 
     def close(self, error: BaseException | None) -> None:
         """Wait for the save in flight, and remove the directory if the disk has a checkpoint as new."""
