@@ -77,6 +77,15 @@ def test_outputs_of_what_is_rematerialised_need_not_be_computed_again():
     assert flops(value_and_grads(linear), x, w).hardware == 7 * PRODUCT
 
 
+def test_a_branch_that_is_said_to_be_seldom_taken_does_not_count_nor_does_its_gradient():
+    def objective(x, w):
+        with jax.named_scope(mw.program.SELDOM):
+            more = jax.lax.cond(x.sum() > 0, lambda: jnp.sin(x @ w), lambda: jnp.zeros_like(x))
+        return more + x @ w
+
+    assert flops(value_and_grads(objective), x, w).model == 3 * PRODUCT
+
+
 def test_of_branches_the_one_with_most_work_counts():
     def branching(x, w):
         return jax.lax.cond(x[0, 0] > 0, lambda: layer(layer(x, w), w), lambda: x)

@@ -218,8 +218,8 @@ def _together(row: Row, found: list[dict[str, LazyArray]], source: Source) -> di
         return {}
     if min(layers) < max(layers):
         raise CheckpointError(
-            f"{source} has {row.theirs} of expert {layers.index(min(layers))} in {min(layers)} layers, but of "
-            f"expert {layers.index(max(layers))} in {max(layers)}."
+            f"{source} has {row.theirs} of expert {layers.index(min(layers))} in {min(layers)} layers, but "
+            f"of expert {layers.index(max(layers))} in {max(layers)}."
         )
     with _naming(row):
         return {name: stack([arrays[name] for arrays in found], 1) for name in found[0]}

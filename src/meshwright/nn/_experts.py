@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from meshwright.program import SELDOM
 from meshwright.sharding import EXPERT, in_microbatch
 from meshwright.tree import PyTree
 
@@ -129,7 +130,9 @@ def exchanged(block: Block, weights: PyTree, tokens: Tokens, most: int, axes: tu
 
     def another(total: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
         skipped = lambda *_: jnp.zeros_like(total)  # noqa: E731
-        return total + jax.lax.cond(longest > number * room, again, skipped, weights, tokens, number), None
+        with jax.named_scope(SELDOM):  # a plan leaves them out
+            more = jax.lax.cond(longest > number * room, again, skipped, weights, tokens, number)
+        return total + more, None
 
     return jax.lax.scan(another, total, jnp.arange(1, rounds))[0]
 

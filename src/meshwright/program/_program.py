@@ -19,6 +19,8 @@ _TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
 """The scope of a pipeline's stages, as `mw.make_step` names it."""
 _FUSED_ATTENTION = "fused_attention"
 """Name of the scope (`jax.named_scope`) of attention in blocks, which hardware may run as one kernel."""
+SELDOM = "seldom"
+"""Name of the scope of a condition whose second branch, that for True, is seldom taken: it is left out."""
 _NOT_INLINED = ("scan", "while", "cond", "shard_map", "pallas_call")
 
 
@@ -246,7 +248,8 @@ def _operation(
     elif operation.kind == "while":
         _tie_while(operation)
     elif operation.kind == "cond":
-        for branch in eqn.params["branches"]:
+        is_seldom = SELDOM in str(eqn.source_info.name_stack)
+        for branch in eqn.params["branches"][: 1 if is_seldom else None]:
             _tie_body(operation, branch, inputs[1:], outputs)
     elif operation.kind == "shard_map":
         operation.bodies = (_program(eqn.params["jaxpr"], (*callers, eqn)),)
