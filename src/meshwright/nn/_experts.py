@@ -17,6 +17,7 @@ Shapes: m tokens on one device, d features, k experts of a token, n devices of t
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ class Tokens(NamedTuple):
     """float32[m, k]."""
 
 
-def computed(block: Block, weights: PyTree, tokens: Tokens, first: Any = 0) -> jax.Array:
+def computed(block: Block, weights: PyTree, tokens: Tokens, first: Any = 0, ways: int = 1) -> jax.Array:
     """Return what the experts of this device add to tokens, [m, d].
 
     Args:
@@ -53,6 +54,7 @@ def computed(block: Block, weights: PyTree, tokens: Tokens, first: Any = 0) -> j
       weights: Of the experts of this device, [e, ...].
       tokens: The tokens.
       first: The number of the first expert of this device.
+      ways: The number of devices that compute these tokens, each with its own experts.
     """
     (m, k), e = tokens.experts.shape, num_experts(weights)
     local = tokens.experts - first
@@ -61,7 +63,8 @@ def computed(block: Block, weights: PyTree, tokens: Tokens, first: Any = 0) -> j
     order, places = _sorted(ids)
     num_rows = m * min(k, e)  # a token goes to different experts
     rows = _copies(tokens.x, k).at[order[:num_rows]].get(unique_indices=True)
-    found = _found(block, weights, rows, _sizes(ids, e))
+    with _used(m * k, ways * num_rows):
+        found = _found(block, weights, rows, _sizes(ids, e))
     found = found.at[jnp.minimum(places, num_rows - 1)].get(mode="clip")
     return _weighted(jnp.where(is_here.reshape(-1, 1), found, 0), tokens)
 
@@ -73,19 +76,19 @@ def ring(block: Block, weights: PyTree, tokens: Tokens) -> jax.Array:
     """
     ways = jax.lax.axis_size(EXPERT)
     first = jax.lax.axis_index(EXPERT) * num_experts(weights)
-    one = jax.checkpoint(partial(computed, block), prevent_cse=False)
+    one = jax.checkpoint(partial(computed, block, first=first, ways=ways), prevent_cse=False)
 
     def turn(carry: PyTree, _: None) -> tuple[PyTree, None]:
         tokens, total = carry
         # What was added before is sent on beside the products, and not after them.
-        return (_sent(tokens, ways), _sent(total, ways) + one(weights, tokens, first)), None
+        return (_sent(tokens, ways), _sent(total, ways) + one(weights, tokens)), None
 
     after = _sent(tokens, ways)
-    own, total = one(weights, tokens, first), one(weights, after, first)
+    own, total = one(weights, tokens), one(weights, after)
     if ways > 2:
         carry, _ = jax.lax.scan(turn, (_sent(after, ways), total), length=ways - 3)
         last, total = carry
-        total = _sent(total, ways) + one(weights, last, first)
+        total = _sent(total, ways) + one(weights, last)
     return own + _sent(total, ways)
 
 
@@ -116,7 +119,8 @@ def exchanged(block: Block, weights: PyTree, tokens: Tokens, most: int, axes: tu
         is_used = (slots < counts[:, None]).reshape(-1)
         rows = _copies(tokens.x, k)[taken]
         local = jnp.where(is_used, ids[taken] % e, e)
-        found = _of_rows(block, weights, _swapped(rows), _swapped(local))
+        with _used(m * k, ways * room):
+            found = _of_rows(block, weights, _swapped(rows), _swapped(local))
         is_in = (places >= begin) & (places < begin + room) & (devices < ways)
         at = jnp.where(is_in, devices * room + places - begin, 0)
         return _weighted(jnp.where(is_in[:, None], _swapped(found)[at], 0), tokens)
@@ -171,6 +175,11 @@ def _found(block: Block, weights: PyTree, rows: jax.Array, sizes: jax.Array) -> 
     """Return the results of rows that are sorted by expert; 0 for those after the last expert's."""
     found = block(weights, rows, partial(_dot, sizes))
     return jnp.where((jnp.arange(rows.shape[0]) < sizes.sum())[:, None], found, 0)
+
+
+def _used(count: int, rows: int) -> AbstractContextManager[Any]:
+    """Return a scope that tells plans for how many of the rows there are choices, on average."""
+    return nullcontext() if count == rows else jax.named_scope(f"used_{count}_of_{rows}_rows")
 
 
 def _dot(sizes: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Array:

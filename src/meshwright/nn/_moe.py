@@ -13,6 +13,7 @@ from meshwright import tree
 from meshwright.errors import AxisError, UsageError
 from meshwright.nn._experts import Block, Tokens, computed, exchanged, num_experts, ring, sends_fewer
 from meshwright.nn._routing import Routing, Score, room_of, routed
+from meshwright.nn._shadows import seen, with_shadows
 from meshwright.sharding import EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
 from meshwright.tree import PyTree
 
@@ -81,14 +82,15 @@ def moe(
     choice, routing = routed(logits, choose, normalize=normalize, score=score, bias=bias, capacity=capacity)
     room = None if capacity is None else room_of(capacity, logits.shape, top_k)
 
-    def local(weights: PyTree, x: jax.Array, chosen: jax.Array, shares: jax.Array) -> jax.Array:
-        tokens = Tokens(*(y.reshape(-1, y.shape[-1]) for y in (x, chosen, shares)))
+    def local(weights: PyTree, *of_tokens: jax.Array) -> jax.Array:
+        x, tokens = of_tokens[0], Tokens(*(y.reshape(-1, y.shape[-1]) for y in of_tokens))
         examples = x.shape[0] if x.ndim > 2 else 1
+        weights = seen(*weights) if over.num_copies > 1 else weights
         found = _computed(block, weights, tokens, over, None if room is None else examples * room)
         return found.reshape(*x.shape[:-1], -1)
 
-    of_experts = P(EXPERT) if over.ways > 1 else P()
-    return over.mapped(local, 3, of_experts)(experts, x, *choice), routing
+    weights = with_shadows(experts, over.num_copies) if over.num_copies > 1 else experts
+    return over.mapped(local, 3, over.of_experts)(weights, x, *choice), routing
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,25 @@ class _Over:
                 EXPERT,
             )
 
-    def mapped(self, local: Callable[..., jax.Array], of_tokens: int, *others: P) -> Callable[..., jax.Array]:
+    @property
+    def num_copies(self) -> int:
+        """The number of devices that have the same experts and other tokens."""
+        sizes = jax.sharding.get_abstract_mesh().shape
+        return math.prod(sizes[axis] for axis in self._copying)
+
+    @property
+    def of_experts(self) -> Any:
+        """The split of the weights of experts; with copies, also that of their shadows."""
+        own = (EXPERT,) if self.ways > 1 else ()
+        return (P(*own), P(self._copying, *own)) if self.num_copies > 1 else P(*own)
+
+    @property
+    def _copying(self) -> tuple[str, ...]:
+        return tuple(axis for axis in (*self.axes, *self.positions) if axis != EXPERT)
+
+    def mapped(
+        self, local: Callable[..., jax.Array], of_tokens: int, *others: Any
+    ) -> Callable[..., jax.Array]:
         """Return `local`, run on each device's part of its arguments.
 
         Args:
@@ -164,7 +184,7 @@ def _computed(block: Block, weights: PyTree, tokens: Tokens, over: _Over, limit:
     (m, k), e = tokens.experts.shape, num_experts(weights)
     if EXPERT not in over.axes:  # all devices along it have the same tokens
         first = jax.lax.axis_index(EXPERT) * e
-        return jax.lax.psum(computed(block, weights, tokens, first), EXPERT)
+        return jax.lax.psum(computed(block, weights, tokens, first, over.ways), EXPERT)
     most = m * min(k, e) if limit is None else min(m * min(k, e), limit * e)
     # Mapped over microbatches, a round could not be left out.
     if sends_fewer(m, k, over.ways, most) and not in_microbatch():

@@ -17,6 +17,8 @@ Equation = Any
 """A `jax.extend.core.JaxprEqn`, whose type does not state the shapes of arrays."""
 _TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
 """The scope of a pipeline's stages, as `mw.make_step` names it."""
+_USED = re.compile(r"used_(\d+)_of_(\d+)_rows")
+"""The scope of products with room for more rows than they compute, as `mw.moe` names it."""
 _FUSED_ATTENTION = "fused_attention"
 """Name of the scope (`jax.named_scope`) of attention in blocks, which hardware may run as one kernel."""
 SELDOM = "seldom"
@@ -117,9 +119,18 @@ class Operation:
     @property
     def idle_share(self) -> float:
         """The share of its executions in which the devices of a pipeline wait, by the name of its scope."""
+        return 1 - self._share(_TICKS)
+
+    @property
+    def used_share(self) -> float:
+        """The share of its rows that a product computes, by the name of its scope."""
+        return self._share(_USED)
+
+    def _share(self, scope: re.Pattern[str]) -> float:
+        """Return the quotient of the two numbers in the name of its scope; 1 without such a scope."""
         stacks = (str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn))
-        found = next(filter(None, map(_TICKS.search, stacks)), None)
-        return 0.0 if found is None else 1 - int(found[1]) / int(found[2])
+        found = next(filter(None, map(scope.search, stacks)), None)
+        return 1.0 if found is None else int(found[1]) / int(found[2])
 
     @property
     def is_fused_attention(self) -> bool:
