@@ -3,7 +3,7 @@
 `attention` holds no array of queries × keys, however long the rows, and `cross_entropy` the logits of a chunk
 of positions only. `moe` sends tokens to their experts, and `layers` marks what a pipeline splits.
 `CachedAttention` generates token by token. `proofs` holds attention to its definition on the hardware at
-hand. May import `sharding`, `program`, `metrics` and ground rooms. A new function is a file here.
+hand. May import `sharding`, `metrics` and ground rooms. A new function is a file here.
 """
 
 from meshwright.nn._attention import Bias, attention

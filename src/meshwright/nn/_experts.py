@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from meshwright.program import SELDOM
 from meshwright.sharding import EXPERT, in_microbatch
 from meshwright.tree import PyTree
 
@@ -33,6 +32,7 @@ Dot = Callable[[jax.Array, jax.Array], jax.Array]
 Block = Callable[[PyTree, jax.Array, Dot], jax.Array]
 """A function `(weights, rows, dot) -> rows`, written as for one expert."""
 _SLACK = 1.25
+_SELDOM = "seldom"  # the name by which plans know rounds to leave out
 
 
 class Tokens(NamedTuple):
@@ -134,7 +134,7 @@ def exchanged(block: Block, weights: PyTree, tokens: Tokens, most: int, axes: tu
 
     def another(total: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
         skipped = lambda *_: jnp.zeros_like(total)  # noqa: E731
-        with jax.named_scope(SELDOM):  # a plan leaves them out
+        with jax.named_scope(_SELDOM):
             more = jax.lax.cond(longest > number * room, again, skipped, weights, tokens, number)
         return total + more, None
 

@@ -14,7 +14,6 @@ from meshwright.program._origin import Around, Given, Origin, first_made, origin
 from meshwright.program._peaks import peak_flops
 from meshwright.program._primitives import TABLE, Memory, Primitive, known_of, product_flops, rule_of
 from meshwright.program._program import (
-    SELDOM,
     Operation,
     Program,
     Tie,
@@ -34,7 +33,6 @@ from meshwright.program._utilisation import (
 
 __all__ = [
     "CALLS",
-    "SELDOM",
     "STACK",
     "TABLE",
     "Around",

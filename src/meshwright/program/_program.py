@@ -21,7 +21,7 @@ _USED = re.compile(r"used_(\d+)_of_(\d+)_rows")
 """The scope of products with room for more rows than they compute, as `mw.moe` names it."""
 _FUSED_ATTENTION = "fused_attention"
 """Name of the scope (`jax.named_scope`) of attention in blocks, which hardware may run as one kernel."""
-SELDOM = "seldom"
+_SELDOM = "seldom"
 """Name of the scope of a condition whose second branch, that for True, is seldom taken: it is left out."""
 _NOT_INLINED = ("scan", "while", "cond", "shard_map", "pallas_call")
 
@@ -259,7 +259,7 @@ def _operation(
     elif operation.kind == "while":
         _tie_while(operation)
     elif operation.kind == "cond":
-        is_seldom = SELDOM in str(eqn.source_info.name_stack)
+        is_seldom = _SELDOM in str(eqn.source_info.name_stack)
         for branch in eqn.params["branches"][: 1 if is_seldom else None]:
             _tie_body(operation, branch, inputs[1:], outputs)
     elif operation.kind == "shard_map":
