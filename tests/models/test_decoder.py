@@ -280,6 +280,7 @@ def test_what_layers_keep_is_split_by_position_over_tensor():
     assert "f32[32,4,512,64]" not in text
 
 
+@pytest.mark.slow
 def test_a_mixture_of_equal_experts_is_a_dense_layer_and_the_loss_adds_its_balance():
     cfg, params = MIXTURE, params_of(PLAIN := dataclasses.replace(MIXTURE, experts=None))
     dense = params["layers"]

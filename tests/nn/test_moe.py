@@ -65,11 +65,15 @@ def check(mesh, of, inputs):
     same(found, expected)
 
 
+@pytest.mark.slow
 def test_the_experts_of_a_token_give_their_weighted_sum():
     same(gradients(partial(mw.moe, top_k=2))(*arrays()), gradients(every_expert)(*arrays()))
 
 
-@pytest.mark.parametrize(("mesh", "form"), [("expert=8", "all_to_all"), ("data=4,expert=2", "ppermute")])
+@pytest.mark.parametrize(
+    ("mesh", "form"),
+    [("data=4,expert=2", "ppermute"), pytest.param("expert=8", "all_to_all", marks=pytest.mark.slow)],
+)
 def test_tokens_are_sent_to_their_experts(mesh, form):
     inputs = arrays()
     expected, _ = every_expert(block, *inputs)
@@ -122,6 +126,7 @@ def test_an_expert_takes_the_first_tokens_that_it_has_room_for():
     assert (y[:, :3] != 0).any(-1).all()
 
 
+@pytest.mark.slow
 def test_a_first_choice_has_room_before_a_second_one():
     logits = jnp.asarray([[[2.0, 3], [2, 3], [3, 2], [3, 2]]])
     y, routing = routing_of(logits, top_k=2, capacity=0.5)  # 0.5 × 2 × 4 / 2: two tokens for each expert
@@ -130,6 +135,7 @@ def test_a_first_choice_has_room_before_a_second_one():
     same((y, routing.dropped), (alone * shares, 0.5))
 
 
+@pytest.mark.slow
 def test_a_bias_moves_the_choice_and_not_the_weights():
     logits = jnp.broadcast_to(jnp.asarray([2.0, 1, 0]), (1, 4, 3))
     y, routing = routing_of(logits, top_k=1, normalize=False, bias=jnp.asarray([0.0, 0, 1]))
@@ -138,6 +144,7 @@ def test_a_bias_moves_the_choice_and_not_the_weights():
     same(y, other * jnp.exp(-2.0))
 
 
+@pytest.mark.slow
 def test_an_even_load_costs_1_and_one_expert_of_four_alone_4():
     of_expert = lambda number: 50 * np.eye(4, dtype=np.float32)[number]
     costs = [
@@ -226,7 +233,7 @@ def test_experts_are_in_the_stages_of_a_pipeline():
     same(trained(mesh, microbatches=2), trained("data=1", microbatches=2))
 
 
-@pytest.mark.parametrize("mesh", ["data=8", "fsdp=2,expert=4"])
+@pytest.mark.parametrize("mesh", [pytest.param("data=8", marks=pytest.mark.slow), "fsdp=2,expert=4"])
 def test_rules_are_found_in_a_loss_that_is_traced_on_its_mesh(mesh):
     params, tokens = jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((16, 6), jnp.int32)
     with mw.sharding.in_mesh(mw.make_mesh(mesh)):
