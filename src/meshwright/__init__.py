@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from meshwright.generation import Decoding, generate, lm_eval, score
     from meshwright.input import Batched, Bucketed, batches, mapped, mixture, text
     from meshwright.metrics import Mean
-    from meshwright.nn import attention, cross_entropy, layers
+    from meshwright.nn import attention, cross_entropy, layers, moe
     from meshwright.patterns import optional
     from meshwright.predictor import Predictor
     from meshwright.sharding import Layout, auto, make_mesh, match, override
@@ -160,6 +160,7 @@ __all__ = [
     "metrics",
     "mixture",
     "models",
+    "moe",
     "open_source",
     "optional",
     "override",
@@ -192,7 +193,7 @@ _NAMES = {
     "generation": ("Decoding", "generate", "lm_eval", "score"),
     "input": ("Batched", "Bucketed", "batches", "mapped", "mixture", "text"),
     "metrics": ("Mean",),
-    "nn": ("attention", "cross_entropy", "layers"),
+    "nn": ("attention", "cross_entropy", "layers", "moe"),
     "patterns": ("optional",),
     "predictor": ("Predictor",),
     "sharding": ("Layout", "auto", "make_mesh", "match", "override"),

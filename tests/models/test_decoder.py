@@ -28,6 +28,7 @@ EVERYTHING = dataclasses.replace(
     attention_cap=2.0,
     logit_cap=3.0,
 )
+MIXTURE = dataclasses.replace(PLAIN, experts=4, feed_forward=8)
 CONFIGS = {"plain": PLAIN, "everything": EVERYTHING}
 TOKENS = np.random.default_rng(0).integers(0, 14, (8, 12))
 
@@ -212,8 +213,10 @@ PUBLISHED = {
     "llama-70b": 68_976_648_192,
     "llama-3-8b": 8_030_261_248,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
     "qwen-2-0.5b": 494_032_768,
     "qwen-3-0.6b": 596_049_920,
+    "qwen-3-30b-a3b": 30_532_122_624,
     "gemma-2b": 2_506_172_416,
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
@@ -275,3 +278,41 @@ def test_what_layers_keep_is_split_by_position_over_tensor():
     text = step.compile(state, {"tokens": jax.ShapeDtypeStruct((8, 513), jnp.int32)}).as_text()
     assert "f32[32,4,128,64]" in text  # layers, rows of a device, its positions, features
     assert "f32[32,4,512,64]" not in text
+
+
+@pytest.mark.slow
+def test_a_mixture_of_equal_experts_is_a_dense_layer_and_the_loss_adds_its_balance():
+    cfg, params = MIXTURE, params_of(PLAIN := dataclasses.replace(MIXTURE, experts=None))
+    dense = params["layers"]
+    experts = {name: jnp.repeat(dense[name][:, None], 4, 1) for name in ("gate", "up", "down")}
+    router = jnp.asarray(np.random.default_rng(2).normal(size=(3, 16, 4)), jnp.float32)
+    rest = {name: x for name, x in dense.items() if name not in experts}
+    params |= {"layers": rest | {"router": router, "experts": experts}}
+    of_experts = jax.jit(functools.partial(decoder.loss_and_routing, cfg))
+    found, routing = of_experts(params, {"tokens": TOKENS})
+    expected = jax.jit(functools.partial(decoder.loss, PLAIN))(
+        {**params, "layers": dense}, {"tokens": TOKENS}
+    )
+    assert float(found) == pytest.approx(
+        float(expected) + 0.01 * float(routing.balance_loss.mean()), rel=1e-5
+    )
+    assert (routing.load.shape, routing.dropped.shape) == ((3, 4), (3,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["data=2,expert=4", "fsdp=2,expert=2,tensor=2"])
+def test_tokens_of_a_mixture_are_sent_to_their_experts(shape):
+    params, batch = params_of(MIXTURE), {"tokens": TOKENS}
+    gradient = jax.jit(jax.value_and_grad(lambda p, b: decoder.loss(MIXTURE, p, b).value))
+    expected = gradient(params, batch)
+    layout = mw.Layout(mw.make_mesh(shape), decoder.RULES)
+    with mw.sharding.in_mesh(layout.mesh):
+        placed = jax.device_put(params, layout.shardings(params))
+        found = gradient(placed, jax.device_put(batch, layout.batch_sharding))
+    assert placed["layers"]["experts"]["up"].sharding.spec[1] == "expert"
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), found, expected)
+
+
+def test_more_experts_of_a_token_than_there_are_are_refused():
+    with pytest.raises(mw.errors.UsageError, match="experts_per_token is 5, but there are 4 experts"):
+        dataclasses.replace(MIXTURE, experts_per_token=5)

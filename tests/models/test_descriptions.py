@@ -36,6 +36,8 @@ def said(name):
         ("mistral", 8, 2, (4096,)),
         ("qwen2", 32, 2, (None,)),
         ("qwen3", 32, 128, (None,)),
+        ("mixtral", 8, 2, (None,)),
+        ("qwen3_moe", 4, 2, (None,)),
         ("gemma", 16, 256, (None,)),
         ("gemma2", 4, 256, (4096, None, 4096, None)),
         ("gemma3_text", 4, 256, (4096,)),
@@ -168,3 +170,26 @@ def test_a_tied_head_that_is_another_is_not_left_out_without_a_word(name, embedd
 
     with pytest.raises(CheckpointError, match=r"lm_head\.weight is not .*tie_word_embeddings"):
         hugging_face.open_model(model(tmp_path / "other", name, add_other))
+
+
+def test_a_mixture_of_qwen_may_say_the_number_of_experts_in_two_ways():
+    for name in ("num_experts", "num_local_experts"):
+        cfg = hugging_face.config(SIZES | {"model_type": "qwen3_moe", name: 16, "moe_intermediate_size": 24})
+        assert (cfg.experts, cfg.experts_per_token, cfg.normalize_experts) == (16, 8, False)
+        assert cfg.feed_forward == 24
+
+
+@pytest.mark.parametrize("name", ["mlp_only_layers", "decoder_sparse_step"])
+def test_layers_without_experts_beside_those_with_them_are_refused(name):
+    value = {"mlp_only_layers": [1], "decoder_sparse_step": 2}[name]
+    with pytest.raises(CheckpointError, match=f"does not support {name} of qwen3_moe"):
+        hugging_face.config(SIZES | {"model_type": "qwen3_moe", name: value})
+
+
+def test_a_missing_expert_is_told():
+    cfg = hugging_face.config(GOLDEN / "mixtral")
+    theirs = dict(open_source(GOLDEN / "mixtral").arrays())
+    gone = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+    del theirs[gone]
+    with pytest.raises(CheckpointError, match="of expert 2 in 1 layers, but of expert 0 in 2"):
+        hugging_face.to_ours(as_source(theirs, "theirs"), cfg)

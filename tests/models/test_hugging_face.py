@@ -18,7 +18,18 @@ from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.models.decoder import Rope
 
 GOLDEN = Path(__file__).parent / "golden"
-DECODERS = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
+DECODERS = [
+    "llama",
+    "llama3",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "gemma3",
+]
 
 
 def expected(name):

@@ -148,7 +148,7 @@ def test_experts_are_planned_with_batches_split_over_them_and_not(here):
     made = MadeUp(here, lambda sizes: 1)
     Meshes(here, lambda settings: asked.append(settings) or made(settings)).run()
     of_experts = [settings for settings in asked if "expert=2" in settings["mesh"]]
-    assert {settings.get("batch_axis_names", ())[-1:] for settings in of_experts} == {(), ("expert",)}
+    assert {settings.get("batch_axis_names") for settings in of_experts} == {None, ("data",)}
     assert str(plan.Change(of_experts[-1], None)).startswith("mesh=")
 
 
@@ -196,6 +196,22 @@ def test_rows_of_128_k_tokens_fit_by_the_axis_sequence():
     found = plan.search(plan.site_of(experiment, "h100:8x8"))
     assert found[0].plan.memory.fits
     assert found[0].plan.mesh["sequence"] >= 4
+
+
+@pytest.mark.slow
+def test_experts_of_mixtral_on_16_gpus_take_no_longer_by_their_axis_and_send_a_fourth():
+    cfg = dataclasses.replace(decoder.config("mixtral-8x7b"), layers=4)
+    tokens = {"tokens": np.zeros((64, 2049), np.int32)}
+    experiment = mw.Experiment(
+        workdir="runs/x", rules=decoder.RULES, model=lambda key: decoder.init(cfg, key), max_steps=4,
+        loss=lambda params, batch: decoder.loss(cfg, params, batch, remat="nothing"),
+        optimizer=optax.adamw(1e-4), input=mw.Input(tokens, batch_size=64), compute_dtype="bfloat16",
+    )  # fmt: skip
+    meshes = "fsdp=16", "fsdp=2,expert=8"
+    plans = [plan.site_of(dataclasses.replace(experiment, mesh=mesh), "h100:2x8").plan() for mesh in meshes]
+    sent = [sum(each.sent_bytes for each in found.exchanges) for found in plans]
+    assert plans[1].time.seconds <= 1.01 * plans[0].time.seconds
+    assert sent[1] < sent[0] / 4
 
 
 def test_the_table_of_the_benchmark_has_the_best_mesh_and_the_best_without_the_axes(here):

@@ -70,7 +70,7 @@ def test_examples_stay_split_by_example_where_positions_are_split_by_feature():
 
 
 def ragged(ragged_kernel):
-    """A product of 64 rows with four experts that are split over devices."""
+    """A product of 64 rows with four experts; devices split both."""
     layout = layout_of({"expert": 4})
     product = lambda s, x: jnp.tanh(jax.lax.ragged_dot(x, s["w"], jnp.full(4, 16))).sum()
     step = Step(lambda state, x: (state, {"y": product(state, x)}), layout)
@@ -87,7 +87,23 @@ def test_experts_of_a_ragged_product_are_gathered():
 
 def test_rows_of_a_ragged_product_are_written_for_each_expert_where_there_is_no_kernel():
     peaks = [ragged(ragged_kernel=has).memory.peak for has in (False, True)]
-    assert peaks[0] - peaks[1] == 2 * 4 * 64 * 32 * F32
+    assert peaks[0] - peaks[1] == 2 * 4 * (64 // 4) * 32 * F32
+
+
+def mixed(ways):
+    """A mixture of 8 experts over 128 tokens of 32 features, two experts for each."""
+    block = lambda w, rows, dot: dot(rows, w)
+    mix = lambda s, x: mw.moe(block, s["w"], x, x[:, :8], top_k=2)[0].sum()
+    return sent(costs(mix, {"w": ((8, 32, 32), P("expert"))}, (128, 32), {"expert": ways}).collectives)
+
+
+def test_choices_go_to_their_experts_and_back_with_room_for_a_quarter_more():
+    room = 5  # 1.25 × two choices of 16 tokens / 8 devices
+    assert mixed(8)["all-to-all", ("expert",)] == 7 * room * (2 * 32 + 1) * F32  # and the expert's number
+
+
+def test_tokens_visit_the_other_device_and_only_results_come_back():
+    assert mixed(2)["collective-permute", ("expert",)] == 64 * (2 * 32 + 2 + 2) * F32
 
 
 def test_layers_are_gathered_one_after_the_other():

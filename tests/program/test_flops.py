@@ -77,6 +77,23 @@ def test_outputs_of_what_is_rematerialised_need_not_be_computed_again():
     assert flops(value_and_grads(linear), x, w).hardware == 7 * PRODUCT
 
 
+def test_rows_of_which_some_are_said_to_be_unused_cost_as_the_others():
+    def objective(x, w):
+        with jax.named_scope("used_1_of_2_rows"):
+            return jnp.sin(x @ w)
+
+    assert flops(value_and_grads(objective), x, w).model == 3 * PRODUCT / 2
+
+
+def test_a_branch_that_is_said_to_be_seldom_taken_does_not_count_nor_does_its_gradient():
+    def objective(x, w):
+        with jax.named_scope("seldom"):
+            more = jax.lax.cond(x.sum() > 0, lambda: jnp.sin(x @ w), lambda: jnp.zeros_like(x))
+        return more + x @ w
+
+    assert flops(value_and_grads(objective), x, w).model == 3 * PRODUCT
+
+
 def test_of_branches_the_one_with_most_work_counts():
     def branching(x, w):
         return jax.lax.cond(x[0, 0] > 0, lambda: layer(layer(x, w), w), lambda: x)

@@ -288,7 +288,8 @@ class Experiment:
     """Rules that split parameters over the mesh. The first rule that matches a parameter decides. None infers
     the rules from the use that the loss makes of the parameters, as `mw.auto` does."""
     batch_axis_names: tuple[str, ...] | None = None
-    """The mesh axes that split a batch. None means `data`, `fsdp` and `pipeline`, if the mesh has them."""
+    """The mesh axes that split a batch. None means `data`, `fsdp`, `expert` and `pipeline`, if the
+    mesh has them."""
 
     compute_dtype: str | tuple[tuple[str, str | None], ...] | None = None
     """The dtype of the parameters in the loss, such as "bfloat16". Floating parameters of wider dtypes are

@@ -108,9 +108,24 @@ class Config:
     """The bound of attention scores, which a tanh limits to ± this, as in Gemma 2; None for no bound."""
     logit_cap: float | None = None
     """The same bound for the logits."""
+    experts: int | None = None
+    """The number of experts of each feed-forward layer, E, each with `feed_forward` hidden features; None for
+    one layer that computes all tokens."""
+    experts_per_token: int = 2
+    """The number of experts that a token goes to."""
+    normalize_experts: bool = True
+    """True if the weights of a token's experts add up to 1, as in Mixtral."""
+    balance_factor: float = 0.01
+    """The factor of the balancing loss, the mean over the layers of `mw.nn.Routing.balance_loss`, which
+    `loss` adds."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "model", "layers", "heads", "key_heads", "head", "feed_forward")
+        check_sizes(self, "experts", "experts_per_token")
+        if self.experts is not None and self.experts_per_token > self.experts:
+            raise UsageError(
+                f"Config.experts_per_token is {self.experts_per_token}, but there are {self.experts} experts."
+            )
         if self.heads % self.num_key_heads:
             raise UsageError(
                 f"Config.key_heads is {self.key_heads}, which does not divide heads={self.heads}."
@@ -217,8 +232,22 @@ _SIZES = {
     "llama-3-70b": _llama(128_256, 8192, 80, (64, 8, 128), 28_672, base=5e5),
     "llama-3-405b": _llama(128_256, 16_384, 126, (128, 8, 128), 53_248, base=5e5),
     "mistral-7b": _llama(32_000, 4096, 32, (32, 8, 128), 14_336, windows=(4096,)),
+    "mixtral-8x7b": _llama(
+        *(32_000, 4096, 32, (32, 8, 128), 14_336),
+        base=1e6,
+        experts=8,
+        experts_per_token=2,
+        balance_factor=0.04,
+    ),
     "qwen-2-0.5b": _qwen(151_936, 896, 24, (14, 2, 64), 4864, query_bias=True, tied=True),
     "qwen-3-0.6b": _qwen(151_936, 1024, 28, (16, 8, 128), 3072, query_norm=True, tied=True),
+    "qwen-3-30b-a3b": _qwen(
+        *(151_936, 2048, 48, (32, 4, 128), 768),
+        query_norm=True,
+        experts=128,
+        experts_per_token=8,
+        balance_factor=0.008,
+    ),
     "gemma-2b": _gemma(256_000, 2048, 18, (8, 1, 256), 16_384),
     "gemma-2-2b": _gemma(
         *(256_000, 2304, 26, (8, 4, 256), 9216),

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.arrays import LazyArray, Source, as_source, concatenate, stack
 from meshwright.errors import CheckpointError, UsageError
@@ -65,6 +65,9 @@ class Row:
     layers_dim: int | None = None
     """The dimension of their array along which it holds all layers, as models of Flax that scan over layers
     have it; None if theirs is the array of one layer, or of none."""
+    num_experts: int = 0
+    """The number of experts, if theirs is the array of one expert: a second `{}` in its name stands for the
+    expert's number. Our array holds all, along its second dimension."""
 
     def __post_init__(self) -> None:
         if len(self.sizes) != (0 if isinstance(self.ours, str) else len(self.ours)):
@@ -72,7 +75,8 @@ class Row:
                 f"the row of {self.theirs} must have a size for each of {self.ours} if these are several, "
                 f"and none otherwise; sizes is {self.sizes}."
             )
-        if several := [name for name in (self.theirs, *self.names) if name.count("{}") > 1]:
+        most = 2 if self.num_experts else 1
+        if several := [name for name in (self.theirs, *self.names) if name.count("{}") > most]:
             raise UsageError(
                 f"the row of {self.theirs} has several {{}} in {several[0]}; a name has one layer number."
             )
@@ -131,7 +135,11 @@ class Map:
         theirs = {name: x for name, x in theirs.items() if not compiled(self.ignore)(name)}
         ours: dict[str, LazyArray] = {}
         for row in self.rows:
-            ours |= _to_ours(row, _apart(row, _layers(row.theirs, theirs, source)))
+            found = [
+                _to_ours(each, _apart(each, _layers(each.theirs, theirs, source)))
+                for each in _of_experts(row)
+            ]
+            ours |= _together(row, found, source) if row.num_experts else found[0]
             if clashing := theirs.keys() & ours.keys():
                 name = min(clashing)
                 raise CheckpointError(
@@ -148,7 +156,10 @@ class Map:
         """
         ours, theirs = dict(source.arrays()), {}
         for row in self.rows:
-            theirs |= _to_theirs(row, [_unstacked(name, row, ours, source) for name in row.names], source)
+            given = _of_each_expert(row, ours, source) if row.num_experts else [ours]
+            for each, arrays in zip(_of_experts(row), given, strict=True):
+                parts = [_unstacked(name, each, arrays, source) for name in each.names]
+                theirs |= _to_theirs(each, parts, source)
         if ours:
             listed = ", ".join(sorted(ours)[:10])
             raise CheckpointError(f"{source}: the map has no row for {listed}. Add one, or leave it out.")
@@ -188,6 +199,41 @@ def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyA
         if row.layers_dim is not None and theirs:
             return {row.theirs: stack(list(theirs.values()), row.layers_dim)}
     return {_numbered(row.theirs, layer): array for layer, array in theirs.items()}
+
+
+def _of_experts(row: Row) -> list[Row]:
+    """Return a row for each expert; the row itself if it is not of experts."""
+    if not row.num_experts:
+        return [row]
+    before, _, after = row.theirs.rpartition("{}")
+    return [
+        replace(row, theirs=f"{before}{number}{after}", num_experts=0) for number in range(row.num_experts)
+    ]
+
+
+def _together(row: Row, found: list[dict[str, LazyArray]], source: Source) -> dict[str, LazyArray]:
+    """Return our arrays with all experts, given those of each, [L, ...]."""
+    layers = [max((x.shape[0] for x in arrays.values()), default=0) for arrays in found]
+    if not any(layers):
+        return {}
+    if min(layers) < max(layers):
+        raise CheckpointError(
+            f"{source} has {row.theirs} of expert {layers.index(min(layers))} in {min(layers)} layers, but "
+            f"of expert {layers.index(max(layers))} in {max(layers)}."
+        )
+    with _naming(row):
+        return {name: stack([arrays[name] for arrays in found], 1) for name in found[0]}
+
+
+def _of_each_expert(row: Row, ours: dict[str, LazyArray], source: Source) -> list[dict[str, LazyArray]]:
+    """Remove our arrays of a row from `ours`, and return those of each expert: the inverse of `_together`."""
+    given = {name: ours.pop(name) for name in row.names if name in ours}
+    for name, array in given.items():
+        if array.shape[1:2] != (row.num_experts,):
+            raise CheckpointError(
+                f"{source}: {name} of shape {array.shape} has not {row.num_experts} experts in dimension 1."
+            )
+    return [{name: x[:, number] for name, x in given.items()} for number in range(row.num_experts)]
 
 
 def _apart(row: Row, layers: Layers) -> Layers:

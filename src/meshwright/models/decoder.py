@@ -1,9 +1,9 @@
 """The decoder-only transformer of LLaMA and similar models: plain functions on a plain tree, in one file.
 
 Pre-norm blocks with RMS norm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), grouped
-queries (Ainslie et al., 2023) and a gated feed-forward layer (Shazeer, 2020). Each feature of Mistral, Qwen
-and Gemma is a field of `Config`. The layers' weights are stacked along a first dimension and scanned over, so
-that compiling takes as long for eighty layers as for one.
+queries (Ainslie et al., 2023) and a gated feed-forward layer (Shazeer, 2020), or a mixture of these. Each
+feature of Mistral, Mixtral, Qwen and Gemma is a field of `Config`. The layers' weights are stacked along a
+first dimension and scanned over, so that compiling takes as long for eighty layers as for one.
 
 It computes in the dtype of the parameters (`mw.make_step(compute_dtype="bfloat16")`); norms, rotary angles,
 the softmax and the logits are always float32.
@@ -12,7 +12,6 @@ Dimensions: B batch, T time (S for positions that are attended to), D model, N h
 one head, F feed-forward, V vocabulary, L layers.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -22,6 +21,7 @@ from meshwright import nn
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
+from meshwright.models._mixture import ACTIVATIONS, feed_forward_weights, mixture, with_balance
 from meshwright.models._weights import next_token_weights
 from meshwright.patterns import optional
 from meshwright.sharding import (
@@ -47,12 +47,15 @@ __all__ = [
     "init",
     "logits",
     "loss",
+    "loss_and_routing",
     "losses",
 ]
 
-_ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}
+_Routed = tuple[jax.Array, nn.Routing | None]
 
 RULES = (
+    match(optional("experts/(gate|up)"), "pipeline", "expert", "fsdp", "tensor"),
+    match(optional("experts/down"), "pipeline", "expert", "tensor", "fsdp"),
     match("q|k|v|gate|up", "pipeline", "fsdp", "tensor"),
     match("o|down", "pipeline", "tensor", "fsdp"),
     match(optional("[qkv]_bias"), "pipeline", "tensor"),
@@ -78,7 +81,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
       >>> params["embedding"].shape, params["layers"]["q"].shape
       ((10, 8), (2, 8, 8))
     """
-    keys = iter(jax.random.split(key, 9))
+    keys = iter(jax.random.split(key, 9 if cfg.experts is None else 10))
 
     def normal(*shape: int, fan_in: float) -> jax.Array:
         return jax.random.normal(next(keys), shape, dtype) / fan_in**0.5
@@ -86,7 +89,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
     def norm(*shape: int) -> jax.Array:
         return jnp.full(shape, 1 - cfg.norm_offset, dtype)
 
-    L, D, F, V = cfg.layers, cfg.model, cfg.feed_forward, cfg.vocabulary
+    L, D, V = cfg.layers, cfg.model, cfg.vocabulary
     queries, shared = cfg.heads * cfg.head_size, cfg.num_key_heads * cfg.head_size
     params = {
         "embedding": normal(V, D, fan_in=D),
@@ -97,9 +100,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
             "v": normal(L, D, shared, fan_in=D),
             "o": normal(L, queries, D, fan_in=queries * 2 * L),
             "feed_forward_norm": norm(L, D),
-            "gate": normal(L, D, F, fan_in=D),
-            "up": normal(L, D, F, fan_in=D),
-            "down": normal(L, F, D, fan_in=F * 2 * L),
+            **feed_forward_weights(cfg, normal),
         },
         "norm": norm(D),
     }
@@ -144,7 +145,7 @@ def loss(
     remat: str = "everything",
     gather: Literal["once", "per chunk"] = "once",
 ) -> Mean:
-    """Return the mean loss of a batch, in nats per token.
+    """Return the mean loss of a batch, in nats per token; with experts, the balancing loss is added.
 
     Each token is predicted from those before it in its segment. Padding and the first token of each segment
     are not counted, and each of the others counts by its weight: sum(weight * loss) / sum(weight). The
@@ -163,13 +164,29 @@ def loss(
     Raises:
       UsageError: As `losses`.
     """
+    return loss_and_routing(cfg, params, batch, remat=remat, gather=gather)[0]
+
+
+def loss_and_routing(
+    cfg: Config,
+    params: PyTree,
+    batch: dict[str, jax.Array],
+    *,
+    remat: str = "everything",
+    gather: Literal["once", "per chunk"] = "once",
+) -> tuple[Mean, nn.Routing | None]:
+    """Return the result of `loss`, and how even the experts' load is, stacked over layers; None without them.
+
+    The arguments and errors are those of `loss`. Padding is routed, too, and counts in the load.
+    """
     tokens_BT, segments_BT = batch["tokens"], batch.get("segments")
-    x_BTD = _features_before(cfg, params, tokens_BT, segments_BT, remat)
+    x_BTD, routing = _features_before(cfg, params, tokens_BT, segments_BT, remat)
     counts, cap = next_token_weights(batch), cfg.logit_cap
     with jax.named_scope("head"):
-        return nn.cross_entropy(
+        found = nn.cross_entropy(
             x_BTD, head(cfg, params), tokens_BT[:, 1:], label_weights=counts, softcap=cap, gather=gather
         )
+    return with_balance(cfg, found, routing), routing
 
 
 def losses(
@@ -194,21 +211,21 @@ def losses(
     Raises:
       UsageError: Rows have only one token; or as `features`.
     """
-    x_BTD = _features_before(cfg, params, tokens_BT, segments_BT, remat)
+    x_BTD, _ = _features_before(cfg, params, tokens_BT, segments_BT, remat)
     return nn.token_losses(x_BTD, head(cfg, params), tokens_BT[:, 1:], softcap=cfg.logit_cap)
 
 
 def _features_before(
     cfg: Config, params: PyTree, tokens_BT: jax.Array, segments_BT: jax.Array | None, remat: str
-) -> jax.Array:
-    """Return the features that each token but the first is predicted from, [B, T - 1, D]."""
+) -> _Routed:
+    """Return the features that each token but the first is predicted from, [B, T - 1, D], and the routing."""
     _check_segments(tokens_BT, segments_BT)
     if tokens_BT.shape[1] < 2:
         raise UsageError(
             f"rows of {tokens_BT.shape[1]} token leave nothing to predict: they need at least 2 tokens."
         )
     before = None if segments_BT is None else segments_BT[:, :-1]
-    return features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
+    return _features(cfg, params, tokens_BT[:, :-1], before, remat)
 
 
 def features(
@@ -235,10 +252,14 @@ def features(
       UsageError: The segments have another shape than the tokens, or there is no such policy.
     """
     _check_segments(tokens_BT, segments_BT)
+    return _features(cfg, params, tokens_BT, segments_BT, remat)[0]
 
-    def one(inputs: tuple[PyTree, jax.Array, jax.Array | None], x_BTD: jax.Array) -> jax.Array:
+
+def _features(cfg: Config, params: PyTree, tokens_BT: jax.Array, segments_BT: Any, remat: str) -> _Routed:
+    def one(inputs: tuple[PyTree, jax.Array, jax.Array | None], x_BTD: jax.Array) -> tuple[jax.Array, Any]:
         layer, frequencies_H, window = inputs
-        return shard_sequence_dim(block(cfg, layer, x_BTD, frequencies_H, window, segments_BT))
+        x_BTD, routing = _block(cfg, layer, x_BTD, frequencies_H, window, segments_BT)
+        return shard_sequence_dim(x_BTD), routing
 
     # No common subexpressions can be shared between the iterations of a scan, so `prevent_cse` is not needed.
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
@@ -247,8 +268,8 @@ def features(
         x_BTD = shard_sequence_dim(x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype))
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     with jax.named_scope("layers"):
-        x_BTD = nn.layers(one, layers, x_BTD)
-    return rms_norm(cfg, x_BTD, params["norm"])
+        x_BTD, routing = nn.layers(one, layers, x_BTD, has_aux=True)
+    return rms_norm(cfg, x_BTD, params["norm"]), routing
 
 
 def _check_segments(tokens_BT: jax.Array, segments_BT: jax.Array | None) -> None:
@@ -286,18 +307,23 @@ def block(
       segments_BT: Positions attend to their own segment only; None for one segment.
       cached: The attention to a cache, which also has the positions; None for rows that begin at position 0.
     """
+    return _block(cfg, layer, x_BTD, frequencies_H, window, segments_BT, cached)[0]
 
-    def added(part: str, compute: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        normed_BTD = rms_norm(cfg, x_BTD, layer[f"{part}_norm"])
-        out_BTD = shard_sequence_dim(compute(gather_sequence_dim(normed_BTD)))
+
+def _block(cfg: Config, layer: PyTree, x_BTD: jax.Array, *of_attention: Any) -> _Routed:
+    def inputs(part: str) -> jax.Array:
+        return gather_sequence_dim(rms_norm(cfg, x_BTD, layer[f"{part}_norm"]))
+
+    def added(part: str, out_BTD: jax.Array) -> jax.Array:
+        out_BTD = shard_sequence_dim(out_BTD)
         return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
 
     with jax.named_scope("attention"):
-        x_BTD = added(
-            "attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT, cached)
-        )
+        x_BTD = added("attention", attention(cfg, layer, inputs("attention"), *of_attention))
     with jax.named_scope("feed_forward"):
-        return added("feed_forward", lambda x: feed_forward(cfg, layer, x))
+        x = inputs("feed_forward")
+        x, routing = mixture(cfg, layer, x) if cfg.experts else (feed_forward(cfg, layer, x), None)
+        return added("feed_forward", x), routing
 
 
 def attention(
@@ -345,7 +371,7 @@ def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
       x_BTD: The normalised input.
     """
     gate_BTF, up_BTF = (shard_tensor_dim(x_BTD @ layer[name]) for name in ("gate", "up"))
-    return shard_tensor_dim(_ACTIVATIONS[cfg.activation](gate_BTF) * up_BTF) @ layer["down"]
+    return shard_tensor_dim(ACTIVATIONS[cfg.activation](gate_BTF) * up_BTF) @ layer["down"]
 
 
 def rms_norm(cfg: Config, x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Mapping
 
 from meshwright.plan._hardware import Hardware
-from meshwright.sharding import AXES, PIPELINE, SEQUENCE
+from meshwright.sharding import AXES, EXPERT, PIPELINE, SEQUENCE
 
 Sizes = Mapping[str, int]
 """The size of each axis that splits a model; those of size 1 are left out."""
-EXPERT, TENSOR = "expert", "tensor"
+TENSOR = "tensor"
 LONGEST = {TENSOR: 16, EXPERT: 256, SEQUENCE: 64, PIPELINE: 32}
 """The axes that split models, and the longest of each that is tried."""
 

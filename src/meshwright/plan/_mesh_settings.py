@@ -7,10 +7,10 @@ from dataclasses import replace
 import jax
 
 from meshwright.errors import UsageError
-from meshwright.plan._axes import EXPERT, Sizes, mesh_of, ways_of
+from meshwright.plan._axes import Sizes, mesh_of, ways_of
 from meshwright.plan._changes import Settings, changed
 from meshwright.plan._site import Site
-from meshwright.sharding import PIPELINE, axes_of, device_bytes
+from meshwright.sharding import EXPERT, PIPELINE, axes_of, device_bytes
 from meshwright.train import TrainState
 
 FIRST_QUEUES = (4, 2, 1)
@@ -30,10 +30,11 @@ def choices(site: Site, sizes: Sizes) -> Iterator[Settings]:
     if number is None:
         return
     choice: Settings = {"microbatches": number} if stages > 1 else {}
-    yield choice
     is_free = EXPERT in sizes and site.experiment.batch_axis_names is None
-    if is_free and divides(site, sizes, number, sizes[EXPERT]):
-        yield {**choice, "batch_axis_names": (EXPERT,)}  # and those of the mesh: see `settings_of`
+    if not is_free or divides(site, sizes, number, sizes[EXPERT]):
+        yield choice
+    if is_free:
+        yield {**choice, "batch_axis_names": ()}  # those of the mesh but `expert`: see `settings_of`
 
 
 def divides(site: Site, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
@@ -43,7 +44,7 @@ def divides(site: Site, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
       site: The experiment on its hardware.
       sizes: The sizes of the axes that split the model.
       microbatches: The number of microbatches.
-      ways: The size of an axis that splits batches besides `data`, `fsdp` and `pipeline`.
+      ways: The size of an axis that splits batches besides `data`, `fsdp` and `pipeline`: `expert`.
     """
     if site.experiment.batch_axis_names is not None:
         return True
@@ -64,7 +65,7 @@ def settings_of(site: Site, sizes: Sizes, fsdp: int, choice: Settings) -> Settin
     if "batch_axis_names" not in choice:
         return {"mesh": mesh, **choice}
     axes = [part.partition("=")[0] for part in mesh.split(",")]
-    splitting = tuple(axis for axis in axes if axis in (PIPELINE, "data", "fsdp", EXPERT))
+    splitting = tuple(axis for axis in axes if axis in (PIPELINE, "data", "fsdp"))
     return {"mesh": mesh, **choice, "batch_axis_names": splitting}
 
 

@@ -135,8 +135,9 @@ def _of_operation(operation: Operation) -> Flops:
 
 def _of_product(operation: Operation, kind: str, work: Work) -> Flops:
     dtype = dtype_of(operation.eqn)
-    idle = 0 if operation.is_recomputed else round(work.needed * operation.idle_share)
-    products = Counter({Product(kind, dtype, operation.is_recomputed): work.needed - idle})
+    needed = round(work.needed * operation.used_share)
+    idle = 0 if operation.is_recomputed else round(needed * operation.idle_share)
+    products = Counter({Product(kind, dtype, operation.is_recomputed): needed - idle})
     products[Product(kind, dtype, True)] += work.recomputed + idle
     return Flops(+products)
 

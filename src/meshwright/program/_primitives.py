@@ -190,8 +190,7 @@ def product_flops(operation: Operation) -> tuple[int, str] | None:
       operation: An operation of a program.
     """
     work = known_of(operation).work
-    return (
-        None
-        if work is None
-        else (sum(work(operation.eqn, rule_of(operation))), products.dtype_of(operation.eqn))
-    )
+    if work is None:
+        return None
+    flops = sum(work(operation.eqn, rule_of(operation)))
+    return round(flops * operation.used_share), products.dtype_of(operation.eqn)

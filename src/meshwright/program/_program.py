@@ -17,8 +17,12 @@ Equation = Any
 """A `jax.extend.core.JaxprEqn`, whose type does not state the shapes of arrays."""
 _TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
 """The scope of a pipeline's stages, as `mw.make_step` names it."""
+_USED = re.compile(r"used_(\d+)_of_(\d+)_rows")
+"""The scope of products with room for more rows than they compute, as `mw.moe` names it."""
 _FUSED_ATTENTION = "fused_attention"
 """Name of the scope (`jax.named_scope`) of attention in blocks, which hardware may run as one kernel."""
+_SELDOM = "seldom"
+"""Name of the scope of a condition whose second branch, that for True, is seldom taken: it is left out."""
 _NOT_INLINED = ("scan", "while", "cond", "shard_map", "pallas_call")
 
 
@@ -115,9 +119,18 @@ class Operation:
     @property
     def idle_share(self) -> float:
         """The share of its executions in which the devices of a pipeline wait, by the name of its scope."""
+        return 1 - self._share(_TICKS)
+
+    @property
+    def used_share(self) -> float:
+        """The share of its rows that a product computes, by the name of its scope."""
+        return self._share(_USED)
+
+    def _share(self, scope: re.Pattern[str]) -> float:
+        """Return the quotient of the two numbers in the name of its scope; 1 without such a scope."""
         stacks = (str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn))
-        found = next(filter(None, map(_TICKS.search, stacks)), None)
-        return 0.0 if found is None else 1 - int(found[1]) / int(found[2])
+        found = next(filter(None, map(scope.search, stacks)), None)
+        return 1.0 if found is None else int(found[1]) / int(found[2])
 
     @property
     def is_fused_attention(self) -> bool:
@@ -246,7 +259,8 @@ def _operation(
     elif operation.kind == "while":
         _tie_while(operation)
     elif operation.kind == "cond":
-        for branch in eqn.params["branches"]:
+        is_seldom = _SELDOM in str(eqn.source_info.name_stack)
+        for branch in eqn.params["branches"][: 1 if is_seldom else None]:
             _tie_body(operation, branch, inputs[1:], outputs)
     elif operation.kind == "shard_map":
         operation.bodies = (_program(eqn.params["jaxpr"], (*callers, eqn)),)

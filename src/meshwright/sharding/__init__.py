@@ -6,6 +6,7 @@ shapes. May import `process`, `program` and the ground floor. Add a kind of rule
 """
 
 from meshwright.sharding._activations import (
+    axes_dividing,
     axes_splitting,
     embedding_lookup,
     gather_sequence_dim,
@@ -24,6 +25,7 @@ from meshwright.sharding._given import Rules, as_rules
 from meshwright.sharding._idle import check_axes, refused
 from meshwright.sharding._layout import (
     AXES,
+    EXPERT,
     MICROBATCH,
     PIPELINE,
     SEQUENCE,
@@ -50,6 +52,7 @@ from meshwright.sharding._stated import stated
 
 __all__ = [
     "AXES",
+    "EXPERT",
     "LOGICAL_AXES",
     "MICROBATCH",
     "PIPELINE",
@@ -68,6 +71,7 @@ __all__ = [
     "as_function",
     "as_rules",
     "auto",
+    "axes_dividing",
     "axes_of",
     "axes_splitting",
     "beside_params",

@@ -140,9 +140,29 @@ def axes_splitting(num_examples: int) -> tuple[str, ...]:
 
     There are none without a mesh, or if it does not divide the examples.
     """
-    sizes = jax.sharding.get_abstract_mesh().shape
-    axes = tuple(axis for axis in BATCH_AXES if axis in sizes and not (axis == PIPELINE and in_microbatch()))
+    sizes, axes = jax.sharding.get_abstract_mesh().shape, _batch_axes()
     return () if num_examples % math.prod(sizes[axis] for axis in axes) else axes
+
+
+def axes_dividing(num_examples: int) -> tuple[str, ...]:
+    """Return the axes of more than one device that divide so many examples together.
+
+    An axis that does not divide what those before it leave is left out, and so is one of a surrounding
+    `shard_map`.
+    """
+    mesh, found = jax.sharding.get_abstract_mesh(), []
+    for axis in _batch_axes():
+        size = mesh.shape[axis]
+        if axis not in mesh.manual_axes and size > 1 and num_examples % size == 0:
+            found.append(axis)
+            num_examples //= size
+    return tuple(found)
+
+
+def _batch_axes() -> tuple[str, ...]:
+    """Return the axes of the surrounding step's mesh that split its batches."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return tuple(axis for axis in BATCH_AXES if axis in sizes and not (axis == PIPELINE and in_microbatch()))
 
 
 def in_microbatch() -> bool:

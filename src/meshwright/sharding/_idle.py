@@ -9,9 +9,11 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import AxisError, LayoutError, nearest
 from meshwright.program import equations
-from meshwright.sharding._layout import AXES, BATCH_AXES, PIPELINE, SEQUENCE, Layout, axes_of
+from meshwright.sharding._layout import AXES, BATCH_AXES, EXPERT, PIPELINE, SEQUENCE, Layout, axes_of
 from meshwright.tree import PyTree
 
+_FOR_BATCHES = tuple(axis for axis in BATCH_AXES if axis not in (PIPELINE, EXPERT))
+"""The axes that do nothing but split batches, and states with them."""
 _COLLECTIVE = ("axes", "axis_name")
 """Parameters of JAX's collectives that name axes."""
 
@@ -42,8 +44,11 @@ def check_axes(
       trace: Traces the program; called only if the shardings leave an axis unused.
       idle: Receives the error; raises it by default.
     """
-    # `pipeline` also splits batches, and `sequence` the state, but that is not what they are for.
-    used = {axis for axis in _axes_in(layout.batch_sharding) if axis != PIPELINE}
+    # `pipeline` and `expert` also split batches, and `sequence` the state, but that is not what they are for.
+    asked = set(layout.batch_axis_names or ())
+    used = {
+        axis for axis in _axes_in(layout.batch_sharding) if axis in asked or axis not in (PIPELINE, EXPERT)
+    }
     shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
     used |= {axis for sharding in shardings for axis in _axes_in(sharding)} - {SEQUENCE}
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
@@ -60,14 +65,14 @@ def _error_text(layout: Layout, axis: str) -> str:
             f"mesh axis 'sequence' of size {layout.mesh.shape[axis]} only repeats work: it splits rows along "
             "their length in `mw.attention`, which this program does not call.\n"
             f"  Call `mw.attention` in the model, or give the devices to an axis that splits the batch "
-            f"({' or '.join(BATCH_AXES)})."
+            f"({' or '.join(_FOR_BATCHES)})."
         )
     size, close = layout.mesh.shape[axis], None if axis in AXES else nearest(axis, AXES)
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
         "of the state, and no operation of the program names it."
         f"{f' Did you mean {close!r}?' if close else ''}\n"
-        f"  Give its devices to an axis that splits the batch ({' or '.join(BATCH_AXES[1:])}), or use it: in "
+        f"  Give its devices to an axis that splits the batch ({' or '.join(_FOR_BATCHES)}), or use it: in "
         "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model."
     )
 

@@ -37,7 +37,10 @@ STACK = program.STACK
 MICROBATCH = "microbatch"
 """The name of the dimension of microbatches, bound while a loss is traced for one of those in a pipeline."""
 
-BATCH_AXES = (PIPELINE, "data", "fsdp")
+EXPERT = "expert"
+"""The mesh axis that splits experts. It splits a batch, too, and `mw.moe` sends tokens to their experts."""
+
+BATCH_AXES = (PIPELINE, "data", "fsdp", EXPERT)
 """The mesh axes that split a batch by default, if the mesh has them."""
 
 TENSOR = "tensor"
@@ -76,7 +79,7 @@ class Layout:
     batch_axis_names: tuple[str, ...] | None = None
     """Mesh axes that split the first dimension of a batch.
 
-    None means `data`, `fsdp` and `pipeline`, if the mesh has them.
+    None means `data`, `fsdp`, `expert` and `pipeline`, if the mesh has them.
     """
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from meshwright import tree
 from meshwright.program import program_of
@@ -19,8 +20,7 @@ from meshwright.tree import PyTree
 
 def traced_structure(params: PyTree, function: Callable[..., Any], *arguments: PyTree) -> Structure:
     """Return the structure of `params` as `function(params, *arguments)` uses them. All may be abstract."""
-    jaxpr = jax.make_jaxpr(function)(tree.abstract(params), *tree.abstract(arguments))
-    program, walk = program_of(jaxpr), Walk()
+    program, walk = program_of(_traced(function, tree.abstract(params), *tree.abstract(arguments))), Walk()
     arrays = [(value, walk.array(value).dims) for value in program.inputs]
     named = {}
     for name, (value, dims) in zip(tree.leaf_names(params), arrays, strict=False):
@@ -28,6 +28,23 @@ def traced_structure(params: PyTree, function: Callable[..., Any], *arguments: P
     walk.marked["input"].extend(dim for _, dims in arrays[len(named) :] for dim in dims)
     walk.run(program)
     return Notes(walk, named).structure()
+
+
+def _traced(function: Callable[..., Any], *arguments: PyTree) -> Any:
+    """Return the jaxpr of a program as one device would run it, in which no dimension is split.
+
+    A program that names devices can only be traced on its own mesh.
+    """
+    mesh, trace = jax.sharding.get_abstract_mesh(), jax.make_jaxpr(function)
+    if not mesh.shape or not mesh.are_all_axes_auto:
+        return trace(*arguments)
+    alone = AbstractMesh((1,) * len(mesh.axis_names), mesh.axis_names, axis_types=mesh.axis_types)
+    try:
+        # JAX replaces a mesh by one of another size only if there is none in between.
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), jax.sharding.use_abstract_mesh(alone):
+            return trace(*arguments)
+    except ValueError:
+        return trace(*arguments)
 
 
 class Notes:

@@ -1,13 +1,16 @@
 """Tiny models of random weights as `transformers` saves them, and what PyTorch makes of some tokens.
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install torch==2.13.0 transformers==5.23.0
-    /tmp/peers/bin/python tests/models/golden/make.py
+    /tmp/peers/bin/python tests/models/golden/make.py [DECODER ...]
+
+Mixtral and Qwen3-MoE were made by transformers 5.24.0.
 
 Each folder holds what `save_pretrained` wrote, in bfloat16, and `expected.safetensors`: tokens int64[B, T]
 and the logits float32[B, T, V] that the same weights give in float32; of T5, the decoder's tokens, too.
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -43,6 +46,8 @@ DECODERS = {
     "mistral": ("Mistral", {"sliding_window": 5}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 16}),
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
     "gemma": ("Gemma", {}),
     "gemma2": ("Gemma2", {"sliding_window": 5, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 0.5}),
     "gemma3": ("Gemma3", {"sliding_window": 5, "query_pre_attn_scalar": 24, "layer_types": LAYERS}),
@@ -75,10 +80,14 @@ def tokens(seed=1, length=14):
 
 def main():
     for name, (family, options) in DECODERS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         config_of = getattr(transformers, f"{family}TextConfig" if name == "gemma3" else f"{family}Config")
         config = config_of(**SIZES | options, attn_implementation="eager")
         model = randomised(getattr(transformers, f"{family}ForCausalLM")(config))
         write(name, model, {"input_ids": tokens()}, max_shard_size="9KB" if name == "llama" else "1GB")
+    if sys.argv[1:]:
+        return
     sizes = {"vocab_size": 48, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32}
     gpt2 = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
     write("gpt2", randomised(transformers.GPT2LMHeadModel(gpt2)), {"input_ids": tokens()})

@@ -57,6 +57,7 @@ def _problems(kind: str, cfg: decoder.Config) -> list[str]:
         "norm_offset": 1.0 if is_gemma else 0.0,
         "query_bias": kind == "qwen2",
         "post_norms": kind in ("gemma2", "gemma3"),
+        "experts": None,
         "tied": is_gemma or cfg.tied,
     }
     found = [

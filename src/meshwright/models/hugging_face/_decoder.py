@@ -1,7 +1,7 @@
-"""Configs and maps of LLaMA, Mistral, Qwen and Gemma.
+"""Configs and maps of LLaMA, Mistral, Mixtral, Qwen and Gemma.
 
-Source: `transformers`, `models/{llama,mistral,qwen2,qwen3,gemma,gemma2,gemma3}` and `modeling_rope_utils.py`.
-Its versions 4 and 5 store the settings of rotary positions under different keys.
+Source: `transformers`, `modeling_rope_utils.py` and `models/{llama,mistral,mixtral,qwen2,qwen3,qwen3_moe,
+gemma,gemma2,gemma3}`. Its versions 4 and 5 store the settings of rotary positions under different keys.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,30 @@ _GEMMA2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sl
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {
+        **_LLAMA,
+        "rope_theta": 1e6,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen3_moe": {
+        **_QWEN,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
     "gemma": _GEMMA,
     "gemma2": {**_GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3_text": {**_GEMMA2, "rope_theta": 1e6, "rope_local_base_freq": 10_000.0},
 }
 """The defaults of keys that a file lacks, by `model_type`. A key with the value null is not missing."""
 MODEL_TYPES = tuple(_LEFT_OUT)
+_MIXTURES = ("mixtral", "qwen3_moe")
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _OLD_GELUS = ("gelu", "gelu_pytorch_tanh")
 _REFUSED = ("attention_bias", "mlp_bias", "use_bidirectional_attention")
@@ -49,7 +65,9 @@ def config(said: Mapping[str, Any]) -> Config:
         heads=said["num_attention_heads"],
         key_heads=said.get("num_key_value_heads"),
         head=said.get("head_dim"),
-        feed_forward=said["intermediate_size"],
+        feed_forward=said[
+            "moe_intermediate_size" if said["model_type"] == "qwen3_moe" else "intermediate_size"
+        ],
         activation="gelu" if gemma else "silu",
         norm_epsilon=said.get("rms_norm_eps", 1e-6),
         norm_offset=1.0 if gemma else 0.0,
@@ -58,12 +76,27 @@ def config(said: Mapping[str, Any]) -> Config:
         windows=_windows(said),
         tied=said["tie_word_embeddings"],
         query_bias=said["model_type"] == "qwen2",
-        query_norm=said["model_type"] in ("qwen3", "gemma3_text"),
+        query_norm=said["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
         query_scale=said["query_pre_attn_scalar"] ** -0.5 if said.get("query_pre_attn_scalar") else None,
         embedding_scale=said["hidden_size"] ** 0.5 if gemma else 1.0,
         attention_cap=said.get("attn_logit_softcapping"),
         logit_cap=said.get("final_logit_softcapping"),
+        **_experts(said),
     )
+
+
+def _experts(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config that say what its experts are; none without experts."""
+    if said["model_type"] not in _MIXTURES:
+        return {}
+    chosen = said["num_experts_per_tok"]
+    return {
+        "experts": said.get("num_local_experts") or said.get("num_experts") or 128,  # of version 5, and 4
+        "experts_per_token": chosen,
+        "normalize_experts": said.get("norm_topk_prob", True),
+        # There an even load costs as much as there are experts of a token, and here 1.
+        "balance_factor": said.get("router_aux_loss_coef", 0.001) * chosen,
+    }
 
 
 def parameter_map(cfg: Config) -> Map:
@@ -72,9 +105,11 @@ def parameter_map(cfg: Config) -> Map:
         "model.layers.{}",
         [Row("embedding", "model.embed_tokens.weight"), Row("norm", "model.norm.weight")],
     )
-    matrices = {f"self_attn.{name}_proj": name for name in "qkvo"} | {
-        f"mlp.{x}_proj": x for x in ("gate", "up", "down")
-    }
+    matrices = {f"self_attn.{name}_proj": name for name in "qkvo"}
+    if cfg.experts is None:
+        matrices |= {f"mlp.{x}_proj": x for x in ("gate", "up", "down")}
+    else:
+        rows += _rows_of_experts(cfg, cfg.experts)
     rows += [
         Row(f"layers/{ours}", f"{layer}.{theirs}.weight", (Transpose(),)) for theirs, ours in matrices.items()
     ]
@@ -85,6 +120,22 @@ def parameter_map(cfg: Config) -> Map:
         rows.append(Row("head", "lm_head.weight", (Transpose(),)))
     ignore = r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if cfg.tied else "")
     return Map(tuple(rows), ignore, prefix="model.")
+
+
+def _rows_of_experts(cfg: Config, experts: int) -> list[Row]:
+    """Return the rows of a router and its experts, whose names are Qwen's or Mixtral's."""
+    is_qwen = cfg.query_norm
+    layer = "model.layers.{}." + ("mlp" if is_qwen else "block_sparse_moe")
+    names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    names = names if is_qwen else {"gate": "w1", "up": "w3", "down": "w2"}
+    each = layer + ".experts.{}."
+    return [
+        Row("layers/router", f"{layer}.gate.weight", (Transpose(),)),
+        *(
+            Row(f"layers/experts/{ours}", f"{each}{theirs}.weight", (Transpose(),), num_experts=experts)
+            for ours, theirs in names.items()
+        ),
+    ]
 
 
 def _norms(cfg: Config) -> dict[str, str]:
@@ -106,6 +157,9 @@ def _check(said: Mapping[str, Any]) -> None:
     refused = [name for name in _REFUSED if said.get(name)]
     if kind == "gemma3_text" and said.get("attn_logit_softcapping"):  # `transformers` ignores it
         refused.append("attn_logit_softcapping")
+    if kind == "qwen3_moe":
+        refused += [name for name in ("mlp_only_layers",) if said.get(name)]
+        refused += ["decoder_sparse_step"] if said.get("decoder_sparse_step", 1) != 1 else []
     if refused:
         raise CheckpointError(f"the decoder does not support {', '.join(refused)} of {kind}.")
     wanted, activation = ("silu", "swish"), said.get("hidden_act") or "silu"
@@ -120,11 +174,11 @@ def _check(said: Mapping[str, Any]) -> None:
 def _layer_types(said: Mapping[str, Any]) -> list[str]:
     """Return the type of each layer, sliding or full attention; files of version 4 do not list them.
 
-    LLaMA, Mistral and the first Gemma have layers of one type, whatever the file lists.
+    Mixtures, LLaMA, Mistral and the first Gemma have layers of one type, whatever the file lists.
     """
     layers = said["num_hidden_layers"]
-    if said["model_type"] in ("llama", "gemma", "mistral"):
-        return [SLIDING if said["model_type"] == "mistral" else FULL] * layers
+    if said["model_type"] in ("llama", "gemma", "mistral", "mixtral", "qwen3_moe"):
+        return [FULL if said["model_type"] in ("llama", "gemma") else SLIDING] * layers
     if said.get("layer_types"):
         return _checked(said["layer_types"], layers)
     if said["model_type"] in ("gemma2", "gemma3_text"):
@@ -143,7 +197,7 @@ def _checked(layer_types: list[str], layers: int) -> list[str]:
 
 
 def _windows(said: Mapping[str, Any]) -> tuple[int | None, ...]:
-    unused = said["model_type"] in ("qwen2", "qwen3") and not said.get("use_sliding_window")
+    unused = said["model_type"] in ("qwen2", "qwen3", "qwen3_moe") and not said.get("use_sliding_window")
     size = None if unused else said.get("sliding_window")
     return _shortened([size if kind == SLIDING else None for kind in _layer_types(said)])
 

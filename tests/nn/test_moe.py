@@ -1,0 +1,245 @@
+"""Mixtures of experts: each token goes to its experts, on whatever mesh, and none is lost on the way."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright.errors import LayoutError, UsageError
+
+D, F = 8, 12
+
+
+def block(weights, rows, dot):
+    return dot(jax.nn.silu(dot(rows, weights["gate"])) * dot(rows, weights["up"]), weights["down"])
+
+
+def arrays(num_experts=8, examples=8, length=6, seed=0):
+    random = np.random.default_rng(seed)
+    sizes = {"gate": (num_experts, D, F), "up": (num_experts, D, F), "down": (num_experts, F, D)}
+    experts = {name: jnp.asarray(random.normal(size=size), jnp.float32) for name, size in sizes.items()}
+    x = jnp.asarray(random.normal(size=(examples, length, D)), jnp.float32)
+    return experts, x, jnp.asarray(random.normal(size=(examples, length, num_experts)), jnp.float32)
+
+
+def objective(of, experts, x, logits):
+    y, routing = of(block, experts, x, logits)
+    wave = jnp.cos(jnp.arange(y.size)).reshape(y.shape)
+    return (y * wave).sum() + routing.balance_loss + 0.1 * routing.z_loss, (y, routing)
+
+
+def gradients(of):
+    return jax.jit(jax.grad(partial(objective, of), (0, 1, 2), has_aux=True))
+
+
+def every_expert(block, experts, x, logits, top_k=2):
+    """The definition: all experts compute all tokens."""
+    shares = jax.nn.softmax(logits)
+    is_chosen = shares >= jnp.sort(shares)[..., -top_k][..., None]
+    weights = jnp.where(is_chosen, shares, 0)
+    weights /= weights.sum(-1, keepdims=True)
+    each = jax.vmap(lambda w: block(w, x, jnp.matmul))(experts)
+    load = is_chosen.mean((0, 1)) / top_k
+    routing = mw.nn.Routing(
+        logits.shape[-1] * (load * shares.mean((0, 1))).sum(),
+        jnp.square(jax.nn.logsumexp(logits, axis=-1)).mean(),
+        load,
+        jnp.zeros(()),
+    )
+    return jnp.einsum("e...d,...e->...d", each, weights), routing
+
+
+def same(found, expected):
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), found, expected)
+
+
+def check(mesh, of, inputs):
+    """Hold a function on a mesh to itself on one device: results and gradients."""
+    expected = gradients(of)(*inputs)
+    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
+        found = gradients(of)(*inputs)
+    same(found, expected)
+
+
+@pytest.mark.slow
+def test_the_experts_of_a_token_give_their_weighted_sum():
+    same(gradients(partial(mw.moe, top_k=2))(*arrays()), gradients(every_expert)(*arrays()))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "form"),
+    [("data=4,expert=2", "ppermute"), pytest.param("expert=8", "all_to_all", marks=pytest.mark.slow)],
+)
+def test_tokens_are_sent_to_their_experts(mesh, form):
+    inputs = arrays()
+    expected, _ = every_expert(block, *inputs)
+    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
+        traced = jax.jit(partial(mw.moe, block, top_k=2)).trace(*inputs)
+        found, _ = traced.lower().compile()(*inputs)
+    same(found, expected)
+    assert form in str(traced.jaxpr)
+
+
+MESHES = ["expert=8", "data=2,expert=2,tensor=2", "fsdp=2,expert=4", "data=2,fsdp=2,expert=2",
+          "expert=4,sequence=2"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("top_k", [1, 2, 3, 8])
+def test_every_mesh_computes_what_one_device_does(mesh, top_k):
+    check(mesh, partial(mw.moe, top_k=top_k), arrays())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_no_token_is_lost_if_all_go_to_one_expert(mesh):
+    experts, x, logits = arrays()
+    check(mesh, partial(mw.moe, top_k=2), (experts, x, logits.at[..., 5].add(20)))
+
+
+@pytest.mark.slow
+def test_examples_that_no_axis_divides_are_computed_by_all():
+    check("data=2,expert=4", partial(mw.moe, top_k=2), arrays(examples=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["expert=8", "data=2,expert=4", "expert=4,sequence=2"])
+def test_the_same_tokens_are_dropped_on_every_mesh(mesh):
+    experts, x, logits = arrays()
+    check(mesh, partial(mw.moe, top_k=2, capacity=1.0), (experts, x, logits.at[..., 5].add(1)))
+
+
+def routing_of(logits, **asked):
+    experts, x, _ = arrays(logits.shape[-1], *logits.shape[:2])
+    return jax.jit(partial(mw.moe, block, **asked))(experts, x, logits)
+
+
+def test_an_expert_takes_the_first_tokens_that_it_has_room_for():
+    logits = jnp.broadcast_to(jnp.asarray([3.0, 1, 0, 0]), (2, 6, 4))
+    y, routing = routing_of(logits, top_k=1, capacity=2.0)  # 2 × 6 tokens / 4 experts: 3 of each example
+    assert [(y != 0).any(-1).sum(-1).tolist(), routing.dropped] == [[3, 3], 0.5]
+    assert (y[:, :3] != 0).any(-1).all()
+
+
+@pytest.mark.slow
+def test_a_first_choice_has_room_before_a_second_one():
+    logits = jnp.asarray([[[2.0, 3], [2, 3], [3, 2], [3, 2]]])
+    y, routing = routing_of(logits, top_k=2, capacity=0.5)  # 0.5 × 2 × 4 / 2: two tokens for each expert
+    alone, _ = routing_of(logits, top_k=1)
+    shares = jax.nn.softmax(jnp.asarray([3.0, 2]))[0]
+    same((y, routing.dropped), (alone * shares, 0.5))
+
+
+@pytest.mark.slow
+def test_a_bias_moves_the_choice_and_not_the_weights():
+    logits = jnp.broadcast_to(jnp.asarray([2.0, 1, 0]), (1, 4, 3))
+    y, routing = routing_of(logits, top_k=1, normalize=False, bias=jnp.asarray([0.0, 0, 1]))
+    assert routing.load.tolist() == [0, 0, 1]
+    other, _ = routing_of(logits[..., ::-1], top_k=1, normalize=False)  # its expert 2, with another weight
+    same(y, other * jnp.exp(-2.0))
+
+
+@pytest.mark.slow
+def test_an_even_load_costs_1_and_one_expert_of_four_alone_4():
+    of_expert = lambda number: 50 * np.eye(4, dtype=np.float32)[number]
+    costs = [
+        routing_of(of_expert(np.reshape(numbers, (2, 4))), top_k=1)[1].balance_loss
+        for numbers in ([0, 1, 2, 3] * 2, [1] * 8)
+    ]
+    assert costs == pytest.approx([1, 4])
+
+
+def test_no_scores_are_gathered():
+    with mw.sharding.in_mesh(mw.make_mesh("data=8")):
+        inputs = [jax.device_put(each, jax.P("data")) for each in arrays(16)[1:]]
+        compiled = jax.jit(partial(mw.moe, block, top_k=2)).lower(arrays(16)[0], *inputs).compile()
+    assert "all-gather" not in compiled.as_text()
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"top_k": 9}, r"top_k=9: expected a number from 1 to 8"),
+        ({"top_k": 2, "capacity": 0.0}, r"capacity=0.0: expected a number above 0"),
+        ({"top_k": 2, "logits": jnp.ones((8, 6, 4))}, r"logits \(8, 6, 4\), and experts down \(8, 12, 8\)"),
+        (
+            {"top_k": 2, "experts": {"a": jnp.ones((8, 2)), "b": jnp.ones((4, 2))}},
+            "must count experts; found",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(asked, message):
+    given = dict(zip(("experts", "x", "logits"), arrays(), strict=True)) | asked
+    with pytest.raises(UsageError, match=message):
+        mw.moe(block, **given)
+
+
+def test_experts_that_the_axis_does_not_divide_are_refused():
+    with mw.sharding.in_mesh(mw.make_mesh("expert=8")), pytest.raises(LayoutError) as caught:
+        mw.moe(block, *arrays(12), top_k=2)
+    assert "mesh axis 'expert' of size 8 does not divide 12 experts" in str(caught.value)
+
+
+# A user's model: a router and experts in layers, trained by the step.
+
+
+def init(key):
+    e, r, *keys = jax.random.split(key, 5)
+    shapes = {"gate": (2, 8, D, F), "up": (2, 8, D, F), "down": (2, 8, F, D)}
+    experts = {name: jax.random.normal(k, shapes[name]) / 3 for name, k in zip(shapes, keys, strict=True)}
+    router = jax.random.normal(r, (2, D, 8))
+    return {"embedding": jax.random.normal(e, (32, D)), "layers": {"router": router, "experts": experts}}
+
+
+def loss(params, batch):
+    def layer(layer, x):
+        y, routing = mw.moe(block, layer["experts"], x, x @ layer["router"], top_k=2)
+        return x + y, routing
+
+    x, routing = mw.layers(layer, params["layers"], params["embedding"][batch["tokens"]], has_aux=True)
+    fit = jnp.square(x @ params["embedding"].T).mean()
+    return fit + 0.01 * routing.balance_loss.mean(), {"busiest": routing.load.max()}
+
+
+def trained(mesh, **more):
+    devices = jax.devices()[:1] if mesh == "data=1" else None
+    rules = (
+        mw.match("gate|up", "pipeline", "expert", "fsdp", "tensor"),
+        mw.match("down", "pipeline", "expert", "tensor", "fsdp"),
+        mw.sharding.stages(),
+        mw.sharding.fsdp(min_size=1),
+    )
+    layout = mw.Layout(mw.make_mesh(mesh, devices), rules)
+    state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
+    batch = {"tokens": np.random.default_rng(0).integers(0, 32, (16, 6)).astype(np.int32)}
+    state, metrics = mw.make_step(loss, optax.sgd(0.1), layout, **more)(state, batch)
+    return jax.tree.map(np.asarray, state.params), float(metrics["loss"].value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,expert=4", "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"])
+def test_a_model_with_experts_trains_as_on_one_device(mesh):
+    same(trained(mesh), trained("data=1"))
+
+
+@pytest.mark.slow
+def test_experts_are_in_the_stages_of_a_pipeline():
+    mesh = "pipeline=2,expert=2,data=2"
+    same(trained(mesh, microbatches=2), trained("data=1", microbatches=2))
+
+
+@pytest.mark.parametrize("mesh", [pytest.param("data=8", marks=pytest.mark.slow), "fsdp=2,expert=4"])
+def test_rules_are_found_in_a_loss_that_is_traced_on_its_mesh(mesh):
+    params, tokens = jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((16, 6), jnp.int32)
+    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
+        rule = mw.auto(params, loss, {"tokens": tokens})
+    layout = mw.Layout(mw.make_mesh("data=2,expert=2,tensor=2"), (rule,))
+    specs = {name: layout.spec(name, x) for name, x in mw.tree.named_leaves(params).items()}
+    columns = jax.P(None, "expert", None, "tensor")
+    assert [specs[f"layers/experts/{name}"] for name in ("gate", "up")] == [columns] * 2
+    assert specs["layers/experts/down"] == jax.P(None, "expert", "tensor")
