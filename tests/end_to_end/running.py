@@ -80,7 +80,8 @@ def reached(run: Path, step: int) -> Callable[[], bool]:
     return happened
 
 
-def kill(child: subprocess.Popen) -> None:
+def kill(child: subprocess.Popen) -> str:
+    """Kill a process, and return what it has written to its standard error."""
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(signal.SIGKILL)
-    child.communicate()
+    return child.communicate()[1]

@@ -17,13 +17,15 @@ def train(shell, workdir, mesh, *more):
 
 @pytest.mark.slow
 def test_a_killed_run_with_split_rows_goes_on_with_stages_and_split_experts(shell):
-    whole = shell("train", "across:experiment", "workdir=whole", "mesh=data=2,fsdp=4", "--fake-devices", "8")
+    whole = shell(
+        "train", "across:experiment", "workdir=across-whole", "mesh=data=2,fsdp=4", "--fake-devices", "8"
+    )
     assert whole.returncode == 0, whole.stderr
-    killed = train(shell, "killed", "fsdp=2,sequence=4", "dies_at=5")
+    killed = train(shell, "across", "fsdp=2,sequence=4", "dies_at=5")
     assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
-    continued = train(shell, "killed", "data=2,pipeline=2,expert=2")
+    continued = train(shell, "across", "data=2,pipeline=2,expert=2")
     assert continued.returncode == 0, continued.stderr
     assert "continuing after step 4" in continued.stderr
-    found, expected = (losses(shell.folder / run) for run in ("killed", "whole"))
+    found, expected = (losses(shell.folder / run) for run in ("across", "across-whole"))
     assert list(found) == [*range(1, 9)]
     np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=1e-5)

@@ -16,8 +16,8 @@ def killed_again_and_again(shell):
     for moment in moments:
         child = shell.start(*command)
         wait_for(moment, child)
-        kill(child)
-        assert child.returncode == -signal.SIGKILL
+        said = kill(child)
+        assert child.returncode == -signal.SIGKILL, said
     done = shell(*command)
     assert done.returncode == 0, done.stderr
     assert "continuing after step" in done.stderr
