@@ -126,7 +126,7 @@ def test_an_example_generates_what_it_was_taught(name, score, least, printed):
     assert float(re.search(rf"{score} ([\d.]+)", printed(name))[1]) >= least
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)  # three programs
 def test_a_language_model_answers_and_learns_another_task_by_an_adapter(printed):
     programs = ("language_model.py", "language_model_inference.py", "language_model_lora.py")

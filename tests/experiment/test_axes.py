@@ -55,7 +55,9 @@ def test_two_evaluations_of_split_rows_in_a_run_are_those_of_whole_rows(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["pipeline=2,fsdp=4", "pipeline=2,data=2,sequence=2"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param("pipeline=2,fsdp=4", marks=pytest.mark.long), "pipeline=2,data=2,sequence=2"]
+)
 def test_a_run_with_split_rows_goes_on_as_a_pipeline(tmp_path, expected, mesh):
     mw.run(experiment(tmp_path, "fsdp=2,sequence=4", max_steps=3, microbatches=2))
     check(mw.run(experiment(tmp_path, mesh, microbatches=2)), expected)
