@@ -34,7 +34,8 @@ def key_of(seed: ArrayLike) -> jax.Array:
 
     `jax_default_prng_impl` is ignored, because a change of it between a run and its restart would change the
     random numbers and the types of keys in the state. For `rbg`, which is faster on TPUs, derive a key from
-    this one: `jax.random.wrap_key_data(jax.random.bits(key, (4,)), impl="rbg")`.
+    this one: `jax.random.wrap_key_data(jax.random.bits(key, (4,)), impl="rbg")`. On the mesh axis `pipeline`
+    such keys draw other numbers than without it, as under `jax.vmap`.
     """
     return jax.random.key(seed, impl=_IMPL)
 
