@@ -37,6 +37,8 @@ ENDS = {
     "full disk": (1, r"the save of step \d+ failed.*No space left on device"),
 }
 """The exit code and what the launcher says, by what ends a process."""
+IN_TURN = ("data", "lock", "save", "tracker", "branch", "interpreter")
+"""What test_in_turn.py plays, too."""
 LEAD_ALONE = ("save", "dead store", "tracker", "full disk")
 """What only process 0 does."""
 
@@ -67,7 +69,9 @@ def launched(run, what, who, steps=200, at=60):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("what", HANGS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.long) if what in IN_TURN else what for what in HANGS]
+)
 def test_who_stands_still_and_where_is_said_and_all_end_with_5(tmp_path, what):
     who = 0 if what in LEAD_ALONE else 2
     check_named(launched(tmp_path / "run", what, who), what, who)
