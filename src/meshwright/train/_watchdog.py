@@ -143,7 +143,8 @@ class RunningWatchdog:
     def __call__(self, tick: Tick) -> None:
         """Record that a step has finished."""
         self.clock.finish_step(tick.step)
-        self._cover(STEP)
+        if self._seconds[STEP] > self._backstop_seconds:
+            self.renew_backstop()
 
     def phase(self, name: str) -> "_Phase":
         """Measure the time of this block as the phase `name`. Call it from the thread that runs the steps."""
@@ -152,14 +153,11 @@ class RunningWatchdog:
     def enter(self, phase: str) -> str:
         """Measure the time from now on as `phase`, until a step is done, and return the phase before."""
         before = self.clock.enter(phase)
-        self._cover(phase)
-        return before
-
-    def _cover(self, phase: str) -> None:
         # Each renewal starts a thread. With four renewals per step, that was the largest overhead of a run.
         # The next check corrects a backstop that is later than this phase needs.
         if self._timeouts.get(phase, self._others_seconds) > self._backstop_seconds:
             self.renew_backstop()
+        return before
 
     def hear(self, word: str) -> None:
         """Handle a message of another process, which says that it is waiting or that it is working."""
