@@ -1,11 +1,13 @@
 """What a board tells of processes that go on, wait, stand still, cannot speak, or are gone."""
 
+import contextlib
 import dataclasses
 import gc
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -17,6 +19,7 @@ from meshwright.board._entry import birth_of, namespace
 from meshwright.board._look import compared
 from meshwright.cli import main
 from meshwright.errors import EXIT_HUNG
+from meshwright.launch._look_out import looking_out
 from meshwright.train import PhaseClock, on_board
 
 BEAT = 0.01
@@ -138,10 +141,9 @@ def wait_until(is_so):
 
 def test_a_hang_is_noticed_once_by_the_readers_clock():
     watched, told = LookOut(), {0: entry(0, still_seconds=1e9)}
-    answers = [watched.is_late(told, now) for now in (0.0, 29.0, 31.0, 32.0)]
-    assert answers == [False, False, True, False]
+    assert [watched.late(told, now) for now in (0.0, 29.0, 31.0, 32.0)] == [{}, {}, told, {}]
     later = {0: entry(0, turns=8)}
-    assert [watched.is_late(later, now) for now in (33.0, 60.0, 64.0)] == [False, False, True]
+    assert [watched.late(later, now) for now in (33.0, 60.0, 64.0)] == [{}, {}, later]
 
 
 def test_a_process_of_an_attempt_before_is_not_late(child):
@@ -149,7 +151,53 @@ def test_a_process_of_an_attempt_before_is_not_late(child):
     child.kill()
     child.wait()
     watched = LookOut()
-    assert [watched.is_late(told, now) for now in (0.0, 100.0)] == [False, False]
+    assert [watched.late(told, now) for now in (0.0, 100.0)] == [{}, {}]
+
+
+def told_again(directory, *entries, after):
+    """Write entries once more after some seconds, in a thread."""
+    timer = threading.Timer(after, lambda: [write_entry(directory, each) for each in entries])
+    timer.start()
+    return timer
+
+
+def test_a_process_that_gets_no_time_for_a_while_is_not_said_not_to_answer(tmp_path):
+    for number in range(3):
+        write_entry(tmp_path, entry(number))
+    again = told_again(tmp_path, *[entry(number, beat=2) for number in range(3)], after=20 * BEAT)
+    assert states(look(tmp_path)) == ["waits", "waits", "waits"]
+    again.join()
+
+
+@contextlib.contextmanager
+def launcher_says(folder, **later):
+    """Give what a launcher says of a process that is late and of one that waits for it.
+
+    The entries are written again after the launcher has noticed the first one, which then tells `later`.
+    """
+    said, board = [], folder / "board"
+    board.mkdir()
+    (folder / "progress.board").write_text(str(board))
+    late = entry(num_processes=2, limit_seconds=BEAT / 2, **STANDING)
+    waits = entry(1, num_processes=2, limit_seconds=None)
+    for each in (late, waits):
+        write_entry(board, each)
+    with looking_out(folder / "progress", said.append):
+        again = dataclasses.replace(waits, beat=2), dataclasses.replace(late, beat=2, **later)
+        told_again(board, *again, after=1.2).join()
+        yield said
+
+
+def test_a_launcher_says_nothing_of_a_process_that_went_on_while_it_looked(tmp_path):
+    with launcher_says(tmp_path, turns=8, limit_seconds=9) as said:
+        time.sleep(0.3)
+        assert said == []
+
+
+def test_a_launcher_says_where_a_process_stands_that_did_not_go_on(tmp_path):
+    with launcher_says(tmp_path) as said:
+        wait_until(lambda: said)
+        assert said[0].startswith("the run stands still:")
 
 
 def test_entries_are_read_as_written_and_damaged_ones_left_out(tmp_path):

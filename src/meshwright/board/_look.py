@@ -13,7 +13,10 @@ from meshwright.docstrings import documented
 GONE, LEFT, STOPPED, MUTE = "gone", "has left", "stopped by a signal", "does not answer"
 STANDS, WAITS, WORKS = "stands", "waits", "works"
 _BEATS = 3
-"""The time between two looks, in beats: a process that has not written by then cannot."""
+"""The time between two looks, in beats."""
+_MUTE_SECONDS = 3.0
+"""A process that has not written for this long, after two looks, cannot: on a machine with much to do, a
+process may get no time for a second or two."""
 
 
 @documented
@@ -31,7 +34,8 @@ class Seen:
 
 
 def look(directory: Path) -> list[Seen]:
-    """Return what each process of a run does. It reads the board twice, some seconds apart.
+    """Return what each process of a run does. It reads the board twice, some seconds apart, and again while
+    one of them seems not to answer.
 
     Args:
       directory: The folder of the board.
@@ -39,8 +43,13 @@ def look(directory: Path) -> list[Seen]:
     before = read_entries(directory)
     if not before:
         return []
-    time.sleep(_BEATS * max(entry.beat_seconds for entry in before.values()))
-    return compared(before, read_entries(directory))
+    beat = max(entry.beat_seconds for entry in before.values())
+    time.sleep(_BEATS * beat)
+    seen, over = compared(before, read_entries(directory)), time.monotonic() + _MUTE_SECONDS
+    while any(each.state == MUTE for each in seen) and time.monotonic() < over:
+        time.sleep(beat)
+        seen = compared(before, read_entries(directory))
+    return seen
 
 
 def compared(before: Mapping[int, Entry], after: Mapping[int, Entry]) -> list[Seen]:
@@ -78,15 +87,14 @@ class LookOut:
         self._since: dict[int, tuple[tuple[int, str], float]] = {}
         self._told: dict[int, tuple[int, str]] = {}
 
-    def is_late(self, entries: Mapping[int, Entry], now: float) -> bool:
-        """Return whether a process stands still for longer than is usual. Returns True only once for each
-        hang.
+    def late(self, entries: Mapping[int, Entry], now: float) -> Mapping[int, Entry]:
+        """Return the processes that stand still for longer than is usual, only once for each hang.
 
         Args:
           entries: What the processes tell.
           now: The time in seconds, on a clock of the caller.
         """
-        is_late = False
+        late = {}
         for number, entry in entries.items():
             turn = (entry.turns, entry.born)
             if self._since.get(number, (None, 0.0))[0] != turn:
@@ -94,7 +102,8 @@ class LookOut:
             limit, stood = entry.limit_seconds, now - self._since[number][1]
             if limit is None or stood <= limit or self._told.get(number) == turn:
                 continue
-            is_late |= _state_on_this_machine(entry) != GONE  # else it is of an attempt before
-        if is_late:
+            if _state_on_this_machine(entry) != GONE:  # else it is of an attempt before
+                late[number] = entry
+        if late:
             self._told = {number: (entry.turns, entry.born) for number, entry in entries.items()}
-        return is_late
+        return late

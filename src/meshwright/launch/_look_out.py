@@ -5,10 +5,10 @@ speak.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from meshwright.board import WORKS, LookOut, look, read_entries, verdict
+from meshwright.board import Entry, LookOut, Seen, look, read_entries, verdict
 
 _SECONDS = 1.0
 """The longest time between two readings of the board. It is read as often as it is written."""
@@ -41,7 +41,13 @@ def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event)
             board = Path(pointer.read_text())
             entries = read_entries(board)
             seconds = min((entry.beat_seconds for entry in entries.values()), default=_SECONDS)
-            if watched.is_late(entries, time.monotonic()):
+            if late := watched.late(entries, time.monotonic()):
                 seen = look(board)
-                if not over.is_set() and any(each.state != WORKS for each in seen):
+                if not over.is_set() and any(_is_still(late, each) for each in seen):
                     say(f"the run stands still:\n{verdict(seen)}")
+
+
+def _is_still(late: Mapping[int, Entry], seen: Seen) -> bool:
+    """Return whether a process that was late has not gone on since."""
+    before = late.get(seen.process)
+    return before is not None and seen.entry is not None and seen.entry.turns == before.turns
