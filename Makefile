@@ -3,7 +3,7 @@
 #   make test    lint, types and the suite, on as many processes as there are cores
 #   make test-newest   the suite, the pages and the slow tests on the newest Python found, where that is another
 #   make test-pages   run the code of the site's pages
-#   make test-slow   whole programs that take many seconds; `make test` tries their parts
+#   make test-slow   tests of some seconds whose parts `make test` tries, and further cases that are alike
 #   make test-notebooks   the notebooks of the docs, in a real kernel
 #   make test-clusters   runs on a real SLURM and a real Ray of three nodes on this machine, and pods of a JobSet
 #   make notebooks   run them and keep their outputs

@@ -5,6 +5,7 @@ compile quickly (`flags.py`); and what it has compiled is kept for all tests of 
 that they start.
 """
 
+import collections
 import gc
 import os
 import shutil
@@ -66,6 +67,17 @@ def devices_of_the_tests():
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Make slow tests of the cases of a test marked `daily(n)`, but for the first n."""
+    seen = collections.Counter()
+    for test in items:
+        if mark := test.get_closest_marker("daily"):
+            seen[test.function] += 1
+            if seen[test.function] > mark.args[0]:
+                test.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session):

@@ -94,6 +94,7 @@ def bound(model, *, train=False):
 
 
 @pytest.mark.parametrize("library", VAES)
+@pytest.mark.daily(1)
 def test_methods_and_modules_of_a_model_are_called_as_the_model_is(library):
     model = bound(VAES[library])
     mean, spread = model.encode(X)

@@ -114,6 +114,7 @@ def test_evaluation_normalises_by_the_statistics_given(library):
 
 
 @pytest.mark.parametrize("library", NORMS)
+@pytest.mark.daily(1)
 def test_dropout_follows_from_the_key(library):
     state = first(library).model_state
     one, again, other = (batched(library, state, jax.random.key(i), train=True)[0] for i in (1, 1, 2))

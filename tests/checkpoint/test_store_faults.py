@@ -24,6 +24,7 @@ def to(method, fragment, fault):
 
 
 @pytest.mark.parametrize("fault", [500, 503, "drop", "after 500", "after 503", "after drop"])
+@pytest.mark.daily(3)
 def test_a_fault_that_passes_changes_no_bit(s3_faults, s3_run, same_bytes, fault):
     s3_faults.fault = lambda request: fault if request.number % 3 == 0 else None
     with Checkpoints(s3_run, keep=last(1)) as checkpoints:

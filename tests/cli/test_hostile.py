@@ -91,6 +91,7 @@ def test_headers_that_no_program_writes_are_damage(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", ["a: &a {b: *a}", "x: " + "[" * 100_000])
+@pytest.mark.daily(1)
 def test_settings_that_are_nested_without_end_are_told(tmp_path, text):
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(OverrideError, match="nested too deeply, or contains itself"):

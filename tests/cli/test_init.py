@@ -34,6 +34,7 @@ def test_the_first_program_is_short_and_learns_what_it_makes_up(here, capsys, ki
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])
+@pytest.mark.daily(1)
 def test_it_runs_on_a_file_of_one_s_own(here, ending, python):
     x = np.random.default_rng(0).normal(size=(320, 3))
     y = x @ [1, 2, 3]

@@ -50,6 +50,7 @@ def test_the_document_holds_what_the_text_tells(on_four):
     assert on_four["planning_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_ends_with_1_and_the_cheapest_changes(shell):
     # Activations of 2**20 examples at a time; a GPU of 85 GB holds a few of their hundred layers.
     settings = ("batch_size=1048576", "--on", "h100:1x8", "--traced", "--json")

@@ -159,6 +159,7 @@ def test_a_wrong_setting_of_a_file_is_told_by_its_path_before_anything_starts(ca
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_from_a_shell_a_wrong_file_is_refused_and_a_reader_may_leave_early(python, tmp_path):
     (tmp_path / "s.yaml").write_text("learning_rate: 1e-3\nlayers: 4\n")
     meshwright, target = f"{shlex.join(python)} -m meshwright", "meshwright.demo.digits:experiment"

@@ -152,6 +152,7 @@ def test_the_log_has_the_details_all_the_same(trained, here):
     ],
     ids=["experiment", "trainer", "fit"],
 )
+@pytest.mark.slow
 def test_in_a_file_the_first_step_is_a_line_and_no_report(here, tmp_path, command, metrics):
     for name in ("gpt.py", "trainer.py", "loop.py"):
         (tmp_path / name).write_text((here / name).read_text())

@@ -34,6 +34,7 @@ def undisturbed(tmp_path_factory):
     return losses(run)
 
 
+@pytest.mark.clusters
 def test_a_job_continues_when_its_time_is_nearly_over_and_stays_cancelled(slurm, tmp_path, undisturbed):
     job = submitted(slurm, tmp_path)
     reach(job, 30)

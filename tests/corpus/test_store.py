@@ -108,6 +108,7 @@ def test_a_process_that_tokenizes_ends_when_its_parent_does(tmp_path):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_second_process_for_the_same_store_ends_in_good_order(tmp_path):
     texts = write(tmp_path / "a.jsonl", json_lines(["word " * 200] * 20_000))
     store = mw.corpus.tokenized(texts, words(), store=tmp_path)
@@ -250,6 +251,7 @@ def test_documents_of_an_object_are_tokenized_as_those_of_files(tmp_path):
     assert len({store.what, *(each.what for each in others)}) == 3
 
 
+@pytest.mark.slow
 def test_documents_of_an_object_are_sent_again_to_a_process_that_continues(tmp_path):
     texts = [f"word {i}" + " word" * 200 for i in range(1500)]
     store = mw.corpus.tokenized(Indexed(texts), words(), store=tmp_path)

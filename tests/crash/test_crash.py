@@ -54,6 +54,7 @@ def test_a_save_may_be_interrupted_before_each_of_its_lines(play, directory, the
     assert play("interrupted_before_each_line", directory, then=then)["lines"] > 100
 
 
+@pytest.mark.slow
 def test_a_run_may_be_killed_at_each_file_operation_of_going_back(play, directory):
     assert play("killed_while_going_back", directory)["operations"] > 4
 

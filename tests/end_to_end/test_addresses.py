@@ -29,6 +29,7 @@ def undisturbed(tmp_path_factory):
     return losses(run)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(
     s3_run, python, tmp_path, undisturbed
 ):

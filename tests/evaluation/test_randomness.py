@@ -30,6 +30,7 @@ def noisy(model, batch, key):
         *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("data=2,tensor=4", "tensor=8")),
     ],
 )
+@pytest.mark.daily(1)
 def test_what_a_loss_draws_in_evaluation_does_not_depend_on_the_mesh(mesh, num_examples):
     of_meshes = [
         trainer(mesh=each, loss=noisy).evaluate(first(num_examples), batch_size=16)
@@ -49,6 +50,7 @@ def test_nor_do_the_scores_of_a_fit():
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.daily(1)
 def test_nor_on_how_many_devices_there_are(num_devices):
     def loss(params, batch, key):
         return (jax.random.normal(key, batch["y"].shape) * apply(params, batch["x"])).mean()

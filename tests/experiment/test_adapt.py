@@ -55,6 +55,7 @@ def test_longer_arrays_are_cut_at_either_end(pretrained):
     assert params["position"].sharding.spec == P("fsdp")
 
 
+@pytest.mark.slow
 def test_shorter_arrays_come_first_and_the_rest_is_as_from_scratch(pretrained):
     path, saved = pretrained
     state = begun(path, 12, ("params/position", replace_prefix()), ("params/right", replace_prefix(1)))

@@ -143,6 +143,7 @@ def test_a_store_that_checkpoints_cannot_be_in_needs_another_for_them():
         mw.run(experiment("https://h/x"))
 
 
+@pytest.mark.slow
 def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
     assert main(["train", TARGET, f"workdir={at}", "profile.steps=[2]", "steps=4"]) == 0
     assert main(["resume", at, TARGET, "steps=6"]) == 0

@@ -118,6 +118,7 @@ def test_a_policy_alone_is_chosen_for_the_given_microbatches(tmp_path):
     assert chosen(tmp_path) == ("None", "2")
 
 
+@pytest.mark.slow
 def test_a_plan_of_such_a_run_takes_the_best_estimate(tmp_path):
     found = plan.plan(experiment(tmp_path), "h100:8", compiled=False)
     assert (found.settings["remat"], found.settings["microbatches"]) == (None, 1)

@@ -80,6 +80,7 @@ def test_averages_may_be_taken_with_all_else_that_is_saved(ema):
     ],
     ids=["nested", "by path", "of some"],
 )
+@pytest.mark.daily(1)
 def test_averages_are_found_wherever_they_are(tx, tmp_path):
     state = trained(tx)
     path = saved(state, tmp_path)

@@ -213,6 +213,7 @@ def test_the_average_is_evaluated_where_there_is_one_and_the_raw_parameters_if_t
 
 
 @pytest.mark.parametrize(("train", "evaluation"), [("bfloat16", None), (None, "bfloat16")])
+@pytest.mark.daily(1)
 def test_an_evaluation_computes_in_a_dtype_of_its_own(tmp_path, train, evaluation):
     seen = []
 

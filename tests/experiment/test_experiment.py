@@ -69,6 +69,7 @@ def test_a_finished_run_continues_when_it_is_told_to_go_further(finished):
     assert np.array_equal(after.state.params["w"], undisturbed.state.params["w"])
 
 
+@pytest.mark.slow
 def test_under_another_default_implementation_of_keys_a_run_goes_on_to_the_bit(tmp_path):
     def with_dropout(params, batch, key):
         return loss(params, {"x": batch["x"] * jax.random.bernoulli(key, 0.5, batch["x"].shape)}, key)
@@ -201,6 +202,7 @@ def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypat
     assert checkpoints_of("run") == str(tmp_path / "elsewhere" / "run")
 
 
+@pytest.mark.slow
 def test_checkpoints_may_be_in_an_object_store(tmp_path, s3_run):
     save = mw.Save(when=4, directory=s3_run)
     mw.run(experiment(tmp_path / "first", max_steps=5, save=save))
@@ -211,6 +213,7 @@ def test_checkpoints_may_be_in_an_object_store(tmp_path, s3_run):
 
 
 @pytest.mark.parametrize("cast", ["bfloat16", [("params/w", jnp.bfloat16)]])
+@pytest.mark.daily(1)
 def test_parameters_are_saved_in_another_dtype_and_cast_back(tmp_path, cast):
     save = mw.Save(cast=cast)
     mw.run(experiment(tmp_path, max_steps=2, save=save))

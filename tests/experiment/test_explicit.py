@@ -88,6 +88,7 @@ def loss(tmp_path_factory):
     return mw.run(experiment(tmp_path_factory.mktemp("plain"), False, "data=8")).scores["all/loss"]
 
 
+@pytest.mark.slow
 def test_they_train_on_explicit_axes_where_the_model_places_its_weights(tmp_path, loss):
     outcome = mw.run(experiment(tmp_path, True, f"explicit: {MESH}"))
     assert outcome.scores["all/loss"] == pytest.approx(loss, rel=1e-5)

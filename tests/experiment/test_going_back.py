@@ -47,6 +47,7 @@ def test_later_checkpoints_and_reports_are_kept_beside(tmp_path):
     assert not mw.formats.verify(later.rename(tmp_path / "step_00000008")).damage
 
 
+@pytest.mark.slow
 def test_it_is_told_on_the_screen_and_among_the_attempts_of_the_page(tmp_path, capsys):
     mw.run(described(tmp_path))
     mw.run(described(tmp_path), from_step=4)
@@ -89,6 +90,7 @@ def test_the_same_command_given_again_after_it_was_cut_off_goes_on(tmp_path, mon
     assert [back.to for back in times_back(tmp_path)] == [2]
 
 
+@pytest.mark.slow
 def test_with_other_settings_it_goes_back_once_more(tmp_path):
     mw.run(described(tmp_path))
     with pytest.raises(Interrupted):

@@ -41,6 +41,7 @@ def arrays(outcome):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", range(cases(few=2, many=100)))
+@pytest.mark.daily(1)
 def test_a_run_that_is_changed_and_hit_comes_to_the_same_bits(tmp_path, case):
     random = rng(f"changed {case}")
     legs = history(random)

@@ -43,6 +43,7 @@ def in_order(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.daily(2)
 def test_what_is_read_in_any_way_trains_alike_and_goes_on_to_the_bit(kind, tmp_path, in_order):
     for max_steps in (3, 7, 10):
         described = mw.Input(INPUTS[kind](), 16, shuffle=False)
@@ -56,6 +57,7 @@ def test_a_stream_ends_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("examples", [mw.Batched(DataLoader(LISTED, 16)), lambda: iter(LISTED), LISTED])
+@pytest.mark.daily(1)
 def test_any_examples_can_be_evaluated_on(examples, tmp_path):
     evaluation = mw.Evaluation(measure, examples, when=10, batch_size=16)
     outcome = mw.run(experiment(tmp_path, evaluations={"all": evaluation}))
@@ -111,6 +113,7 @@ def reading(run, **more):
     return experiment(run, **described | more)
 
 
+@pytest.mark.slow
 def test_examples_of_several_lengths_train_and_go_on_to_the_bit(tmp_path, caplog):
     whole = mw.run(reading(tmp_path / "whole"))
     for max_steps in (3, 10):

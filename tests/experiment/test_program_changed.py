@@ -65,12 +65,14 @@ def test_another_loss_of_the_same_name_is_told_and_the_run_goes_on(tmp_path, cap
     [{}, {"input": mw.Input({"x": np.ones((64, 4), np.float32)}, batch_size=8)}, {"mesh": "data=2,fsdp=4"}],
     ids=["nothing", "another batch", "another mesh"],
 )
+@pytest.mark.daily(1)
 def test_the_same_code_is_not_told_whatever_it_trains_on(tmp_path, capsys, more):
     assert said(tmp_path, capsys, max_steps=4) == []
     assert said(tmp_path, capsys, max_steps=8, **more) == []
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": [[[]]], "b": 3}', None])
+@pytest.mark.daily(2)
 def test_a_record_that_is_missing_or_damaged_says_nothing(tmp_path, capsys, content):
     said(tmp_path, capsys, max_steps=4)
     record = tmp_path / "programs.json"

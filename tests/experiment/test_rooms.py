@@ -106,6 +106,7 @@ def test_without_rules_all_is_replicated(tmp_path):
 
 
 @pytest.mark.parametrize("names", [None, ("data",), ("data", "fsdp")])
+@pytest.mark.daily(1)
 def test_the_batch_is_split_over_its_axes(tmp_path, names):
     seen = []
 
@@ -181,6 +182,7 @@ def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(
     assert ("mfu=" in capsys.readouterr().err) == (peak is not None)
 
 
+@pytest.mark.slow
 def test_profiles_are_where_tensorboard_looks_and_one_cut_by_the_end_is_closed(tmp_path):
     mw.run(experiment(tmp_path / "first", profile=mw.Profile((2, 9))))
     mw.run(experiment(tmp_path / "second", profile=mw.Profile((1,), num_steps=1), max_steps=1))
@@ -188,6 +190,7 @@ def test_profiles_are_where_tensorboard_looks_and_one_cut_by_the_end_is_closed(t
     assert found == ["step_1", "step_2", "step_9"]
 
 
+@pytest.mark.slow
 def test_a_profile_cut_by_an_error_is_closed_and_the_next_run_can_take_one(tmp_path):
     def failing(epoch):
         yield from ({"x": row} for row in EXAMPLES["x"][:48])
@@ -273,6 +276,7 @@ def hanging_in(phase, hang):
 
 
 @pytest.mark.parametrize("phase", ["start", "first_batch", "restore", "compile", "evaluation", "save"])
+@pytest.mark.daily(3)
 def test_the_watchdog_sees_a_hang_in_any_phase_and_names_it(tmp_path, phase):
     heard = Heard(f"process 0: {phase} has taken ")
     logging.getLogger("meshwright").addHandler(heard)
@@ -327,6 +331,7 @@ def test_a_rematerialisation_policy_that_there_is_not_is_named(tmp_path):
 
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("restored", [True, False])
+@pytest.mark.daily(2)
 def test_a_run_goes_on_with_or_without_the_place_of_its_data(tmp_path, saved, restored):
     mw.run(experiment(tmp_path, max_steps=5, save=mw.Save(data_position=saved)))
     mw.run(experiment(tmp_path, max_steps=6, save=mw.Save(data_position=restored)))
@@ -432,6 +437,7 @@ def test_a_batch_that_is_wider_than_train_dtype_is_told_before_the_first_step(tm
 @pytest.mark.parametrize(
     "how", [{}, {"mesh": "fsdp=4,tensor=2"}, {"remat": "nothing"}], ids=["plain", "sharded", "remat"]
 )
+@pytest.mark.daily(1)
 def test_a_loss_that_draws_nothing_need_not_take_a_key(tmp_path, how):
     ours = mw.run(experiment(tmp_path / "ours", loss=lambda params, batch: loss(params, batch, None), **how))
     theirs = mw.run(experiment(tmp_path / "theirs", **how))

@@ -37,6 +37,7 @@ def test_the_batches_around_each_spike_are_left_out(spiked):
     assert [each["examples"] for each in found] == [[*range(n, n + 3 * spikes.BATCH)] for n in numbers]
 
 
+@pytest.mark.daily(1)
 def test_the_run_is_that_of_data_without_these_batches(spiked, tmp_path):
     _, outcome = spiked
     kept = np.ones(len(spikes.examples("none")["x"]), bool)
@@ -88,6 +89,7 @@ def test_the_rule_needs_the_position_of_the_data(tmp_path):
         dataclasses.replace(experiment, save=mw.Save(data_position=False))
 
 
+@pytest.mark.daily(1)
 def test_without_a_checkpoint_the_run_goes_back_to_its_first_state(spiked, tmp_path):
     experiment = dataclasses.replace(spikes.experiment(str(tmp_path)), save=mw.Save(when=1000))
     outcome = mw.run(experiment)
@@ -95,6 +97,7 @@ def test_without_a_checkpoint_the_run_goes_back_to_its_first_state(spiked, tmp_p
     assert outcome.state.params["w"].tolist() == spiked[1].state.params["w"].tolist()
 
 
+@pytest.mark.daily(1)
 def test_the_newest_state_to_go_back_to_may_be_in_memory(spiked, tmp_path, monkeypatch):
     save_in_memory = Checkpoints._save_in_memory
 
@@ -110,6 +113,7 @@ def test_the_newest_state_to_go_back_to_may_be_in_memory(spiked, tmp_path, monke
     assert outcome.state.params["w"].tolist() == spiked[1].state.params["w"].tolist()
 
 
+@pytest.mark.daily(1)
 def test_a_checkpoint_that_has_seen_a_batch_to_leave_out_is_set_aside(spiked, tmp_path):
     outcome = mw.run(dataclasses.replace(spikes.experiment(str(tmp_path)), save=mw.Save(when=7)))
     assert [each["continued_after"] for each in decisions(tmp_path)] == [42, 84]  # and not 49
@@ -118,6 +122,7 @@ def test_a_checkpoint_that_has_seen_a_batch_to_leave_out_is_set_aside(spiked, tm
 
 
 @pytest.mark.parametrize("text", ["{", '{"step": 1}', '{"step": 1, "batches": "ab"}', "[1]"])
+@pytest.mark.daily(2)
 def test_a_damaged_record_of_spikes_ends_the_run_before_it_begins(tmp_path, text):
     (tmp_path / "spikes.jsonl").write_text(text + "\n")
     with pytest.raises(InputError, match=r"spikes\.jsonl, which says .* is damaged"):

@@ -32,6 +32,7 @@ def test_saves_that_evaluations_miss_are_a_warning_with_what_to_write(tmp_path, 
     ],
     ids=["each is evaluated", "by the evaluation", "dropped", "by no score", "few"],
 )
+@pytest.mark.daily(2)
 def test_saves_that_are_scored_or_not_kept_are_no_warning(tmp_path, caplog, save, when):
     caplog.set_level("INFO", "meshwright")
     assert not warnings(tmp_path, caplog, save, when)

@@ -63,6 +63,7 @@ def test_of_many_only_the_first_are_named(tmp_path, caplog):
 @pytest.mark.parametrize(
     "options", [{"microbatches": 2}, {"compute_dtype": "bfloat16"}, {"norms": ".*"}], ids=str
 )
+@pytest.mark.daily(1)
 def test_they_are_found_with_every_form_of_the_step(tmp_path, caplog, options):
     if "norms" in options:
         options = {"logging": mw.Logging(norms=".*")}
@@ -133,6 +134,7 @@ def test_batch_statistics_that_change_or_are_frozen_are_no_warning(tmp_path, cap
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.daily(3)
 def test_of_a_model_of_real_size_only_what_is_forgotten_is_named(name):
     case, layout, optimizer = CASES[name](), mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.1)
     params = {"model": case.params, "spare": jax.ShapeDtypeStruct((3,), jnp.float32)}

@@ -65,6 +65,7 @@ def test_the_program_without_meshwright_has_about_ten_lines(script):
     assert len(script.strip().splitlines()) <= 12
 
 
+@pytest.mark.slow
 def test_a_program_runs_where_meshwright_cannot_be_imported(model):
     found = by_a_program(INSIDE, model, TOKENS)
     np.testing.assert_allclose(found, decoder.logits(CFG, PARAMS, TOKENS), atol=1e-5)

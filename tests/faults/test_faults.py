@@ -86,6 +86,7 @@ def all_launched(python, tmp_path_factory):
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
+@pytest.mark.daily(1)
 def test_a_fault_of_one_of_four_ends_all_soon_and_is_named(all_launched, number):
     what, where, who = CASES[number]
     ended = all_launched[number].result()

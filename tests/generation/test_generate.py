@@ -149,6 +149,7 @@ UNIGRAM = Model(
         (Decoding(4000, temperature=1.0, min_p=0.2), None),
     ],
 )
+@pytest.mark.daily(2)
 def test_tokens_are_drawn_as_often_as_their_probability_says(decoding, kept):
     logits = np.array([1.0, 0.2, -0.5, 2.0, 0.0, 1.5, -1.0, 0.7], np.float32)
     wanted = np.exp(logits / decoding.temperature) / np.exp(logits / decoding.temperature).sum()

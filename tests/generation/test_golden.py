@@ -45,6 +45,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("name", "how"), [*cases()])
+@pytest.mark.daily(1)
 def test_tokens_are_those_of_transformers(name, how):
     model, params = restored(name)
     golden, decoding = expected(name), Decoding(max_new_tokens=NEW, stop=(END,), **HOW[how])

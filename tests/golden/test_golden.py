@@ -108,6 +108,7 @@ def test_the_page_of_an_old_run_is_drawn_anew_with_its_scores(name, here, capsys
 
 
 @both
+@pytest.mark.daily(1)
 def test_an_old_run_goes_on_as_the_old_code_would_have_gone_on(name, here):
     before = reports(here / name)
     if name == "small":

@@ -72,6 +72,7 @@ KINDS = {
 
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.daily(2)
 def test_after_any_crashes_and_resizes_every_sample_is_read_exactly_once_in_order(kind, data):
     examples, order = KINDS[kind]
     state, read = None, []

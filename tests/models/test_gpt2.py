@@ -46,6 +46,7 @@ def test_the_loss_is_the_cross_entropy_of_each_token_but_the_first(params):
     assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_texts_have_the_losses_that_each_has_alone(params):
     lengths = 5, 4
     packed = {

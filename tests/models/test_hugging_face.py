@@ -47,6 +47,7 @@ def bits(arrays):
 
 
 @pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.daily(5)
 def test_logits_of_decoders_are_those_of_pytorch(name):
     cfg, golden = hugging_face.config(GOLDEN / name), expected(name)
     params = restored(name, decoder, cfg)
@@ -61,6 +62,7 @@ def test_logits_of_gpt2_are_those_of_pytorch():
 
 
 @pytest.mark.parametrize("name", ["t5", "t5v1_1", "umt5"])
+@pytest.mark.daily(1)
 def test_logits_of_t5_are_those_of_pytorch(name):
     cfg, golden = hugging_face.config(GOLDEN / name), expected(name)
     logits = jax.jit(functools.partial(t5.logits, cfg))(

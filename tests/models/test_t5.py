@@ -47,6 +47,7 @@ def test_split_over_a_mesh_it_computes_the_same(params, mesh):
     np.testing.assert_allclose(found, logits(params, INPUTS, TARGETS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_cross_entropy_of_each_target_given_those_before_it(params):
     is_target = np.arange(12) < np.full((8, 1), 9)
     found = t5.loss(CFG, params, {"inputs": INPUTS, "targets": TARGETS, "is_target": is_target})
@@ -62,6 +63,7 @@ def test_the_loss_is_the_cross_entropy_of_each_target_given_those_before_it(para
     assert float(t5.loss(CFG, params, batch)) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_is_as_large_as_the_square_of_the_length():
     cfg, rows = (
         dataclasses.replace(CFG, layers=1, decoder_layers=1),

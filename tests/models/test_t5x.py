@@ -55,6 +55,7 @@ def random_params(cfg, seed=0):
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.daily(1)
 def test_logits_are_those_of_pytorch_from_the_same_parameters(name):
     golden, theirs = read(open_source(GOLDEN / name / "expected.safetensors")), theirs_of(name)
     found = logits_of(t5x.to_ours(theirs), t5x.config(theirs), golden)
@@ -62,6 +63,7 @@ def test_logits_are_those_of_pytorch_from_the_same_parameters(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.daily(1)
 def test_to_hugging_face_and_back_changes_no_byte(name, tmp_path):
     theirs, hf, ours, again = (tmp_path / each for each in ("theirs", "hf", "ours", "again"))
     export_t5x(theirs_of(name), theirs, step=7)

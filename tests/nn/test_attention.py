@@ -120,6 +120,7 @@ def test_a_bias_that_is_computed_is_that_of_an_array_and_has_its_gradient():
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.daily(1)
 def test_a_query_that_sees_no_key_gives_nothing_and_has_no_gradient(form):
     q, k, v = arrays((1, 4, 2, 4))
     segments = jnp.array([[1, 1, 7, 1]]), jnp.array([[1, 1, 1, 2]])
@@ -466,6 +467,7 @@ def test_splash_is_refused_by_name_where_there_is_no_tpu():
         {"causal": True, "softcap": 3.0, "scale": 0.2},
     ],
 )
+@pytest.mark.daily(1)
 def test_splash_comes_to_what_the_definition_says(asked):
     q, k, v = arrays((1, 256, 2, 64), heads_of_keys=1)
     forms = plain, lambda given: (splash(given, interpret=True), jnp.zeros(()))
@@ -488,6 +490,7 @@ def by_values(form, q, k, v, **asked):
 
 
 @pytest.mark.parametrize("mesh", ["data=2,fsdp=2,tensor=2", "data=4", "tensor=2"])
+@pytest.mark.daily(1)
 def test_splash_is_split_over_rows_and_heads_without_an_exchange(mesh):
     q, k, v = arrays((4, 128, 4, 64), heads_of_keys=2)
     segments = jnp.asarray(np.arange(4 * 128).reshape(4, 128) // 100)

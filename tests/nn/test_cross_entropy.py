@@ -92,6 +92,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_definition():
     ("mesh", "gather"),
     [("data=2,fsdp=2,tensor=2", "once"), ("fsdp=8", "per chunk"), ("tensor=8", "once"), ("data=8", "once")],
 )
+@pytest.mark.daily(2)
 def test_it_is_the_same_on_a_mesh(mesh, gather):
     given = arrays((8, 17, 16), 32)
     mesh = mw.make_mesh(mesh)
@@ -136,6 +137,7 @@ def compiled(length, gather="once"):
     return sum(each.times * each.sent_nbytes for each in found), program.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_what_devices_send_does_not_grow_with_the_length_of_rows():
     (short, _), (long, memory), (often, less) = compiled(256), compiled(1024), compiled(1024, "per chunk")
     head = 1024 * 32 * 4

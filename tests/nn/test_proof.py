@@ -14,6 +14,7 @@ TPU = Hardware("tpu")
 
 
 @pytest.mark.soak
+@pytest.mark.slow
 def test_each_form_comes_to_the_definition_in_random_cases():
     by: Counter[str] = Counter()
 

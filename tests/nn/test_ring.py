@@ -130,6 +130,7 @@ def test_the_bytes_of_a_ring_are_those_of_keys_values_and_their_gradients(ways, 
     assert ring_nbytes(given, ways) == sends * keys_and_values
 
 
+@pytest.mark.slow
 def test_a_ring_in_the_microbatches_of_a_pipeline_is_a_program():
     x = jax.ShapeDtypeStruct((2, 2, 32, 4, 8), jnp.float32)
     attend = partial(mw.attention, causal=True, form="ring")

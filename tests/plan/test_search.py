@@ -71,6 +71,7 @@ def test_settings_that_cannot_be_are_left_out():
 
 
 @pytest.mark.parametrize("settings", [{"microbatches": 2}, {"offloaded": True}])
+@pytest.mark.daily(1)
 def test_changes_for_memory_take_less_of_it(settings):
     here = site(mesh="data=4")
     (change,) = plan.tried(here, [settings])
@@ -97,6 +98,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize(("available", "last"), [(64, None), (8, 8), (1, 64), (0, 64)])
+@pytest.mark.daily(2)
 def test_a_search_takes_as_few_microbatches_as_fit_and_at_most_64(small, available, last):
     found = small(available)
     found.fewest_microbatches({"remat": "dots"})

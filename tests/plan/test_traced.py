@@ -302,6 +302,7 @@ def by_axes(found):
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 1, 4), (1, 4, 2)], ids=str)
+@pytest.mark.daily(2)
 def test_axes_carry_the_bytes_that_they_do_when_compiled_for_cpus(sizes):
     mesh = mw.make_mesh(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
     layout = mw.Layout(mesh, rules=RULES)

@@ -227,6 +227,7 @@ def test_a_model_with_a_state_asks_for_it():
         predictor.predict(ROWS[:, 0], 2, {"w": np.float32(2)})
 
 
+@pytest.mark.slow
 def test_parameters_in_another_wrapping_are_told_what_to_give():
     run, rows = deployer(), {"x": ROWS[:, :4]}
     called = lambda model, batch: model(batch["x"])

@@ -117,6 +117,7 @@ def launched(python, program, *, out=False):
     return done.returncode, time.monotonic() - started, said
 
 
+@pytest.mark.slow
 def test_a_script_that_would_wait_for_ever_ends_with_the_code_of_a_mistake(python):
     exit_code, seconds, said = launched(python, TRAINED)
     assert exit_code == 2
@@ -132,6 +133,7 @@ def test_processes_that_jax_brought_together_compare_as_well(python):
     assert "[0] meshwright.errors.InputError: process 1: this one has no data" in said
 
 
+@pytest.mark.slow
 def test_flags_are_compared_before_jax_joins_but_for_paths(python):
     exit_code, _, said = launched(python, FLAGGED)
     assert exit_code == 2

@@ -67,6 +67,7 @@ def launched(python, tmp_path, *arguments, program=PROGRAM):
     return done.returncode, by_process(done.stdout) + by_process(done.stderr)
 
 
+@pytest.mark.slow
 def test_examples_that_end_together_end_the_run(python, tmp_path):
     exit_code, out = launched(python, tmp_path, "experiment,trainer,loop", "40", "40")
     assert exit_code == 0, out

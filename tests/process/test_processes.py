@@ -87,6 +87,7 @@ def test_sigterm_before_the_first_step_is_not_lost(terminated):
     assert terminated.exit_code == 75
 
 
+@pytest.mark.slow
 def test_training_fitting_and_predicting_on_two_are_as_on_one(terminated):
     expected = trained()
     for said in terminated.said:
@@ -123,6 +124,7 @@ def test_ctrl_c_to_one_stops_both_after_one_step(ctrl_c):
     assert ctrl_c.exit_code == 130
 
 
+@pytest.mark.slow
 def test_an_uncaught_error_in_one_ends_all_with_its_own_message(python, tmp_path, capfd):
     assert run(python, tmp_path, 0, "fail").exit_code == 1
     report = capfd.readouterr().err.partition("process 1 of 2 failed first, with exit code 1.")[2]

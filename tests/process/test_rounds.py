@@ -43,6 +43,7 @@ def test_a_process_that_dies_in_a_round_leaves_the_rounds_before_it(killed):
     assert [path.name for path in (killed / "rounds").glob("step_????????")] == ["step_00000002"]
 
 
+@pytest.mark.slow
 def test_begun_anew_on_two_processes_they_come_to_the_same_bits(play, undisturbed, killed, tmp_path):
     workdir = shutil.copytree(killed, tmp_path / "again")
     assert play(2, workdir) == (0, undisturbed)

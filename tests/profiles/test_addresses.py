@@ -20,6 +20,7 @@ def put(at):
     ]
 
 
+@pytest.mark.slow
 def test_each_window_is_put_at_the_address_when_it_ends(at, tmp_path):
     seen = {}
 

@@ -70,6 +70,7 @@ def test_a_real_profile_has_its_layers_forward_and_backward(traced):  # noqa: F8
     assert found["optimizer"].other_seconds > 0
 
 
+@pytest.mark.slow
 def test_scopes_have_the_time_of_all_operations(traced):  # noqa: F811
     found = profile.summarize(*profile.find_profiles(traced))
     assert sum(each.seconds for each in found.scopes) == pytest.approx(sum(op.seconds for op in found.ops))

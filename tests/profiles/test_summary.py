@@ -43,6 +43,7 @@ def test_a_real_profile_has_its_steps_its_devices_and_their_collectives(traced):
     assert 0 < found.input_wait_seconds < found.seconds
 
 
+@pytest.mark.slow
 def test_the_command_tells_it(traced, capsys):
     assert main(["trace", str(traced)]) == 0
     shown = capsys.readouterr().out

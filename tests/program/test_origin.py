@@ -32,6 +32,7 @@ ROWS = jnp.full((2, 3), 50.0)
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.checkpoint, jax.value_and_grad])
+@pytest.mark.daily(2)
 def test_the_layer_of_a_scan_is_its_iteration(transform):
     of = found(transform(network), weights(bad=2), ROWS, names={0: "params/w"})
     assert (of.eqn.primitive.name, loops(of), list(of.near)) == ("log", [2], ["params/w"])

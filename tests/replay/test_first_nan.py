@@ -18,6 +18,7 @@ QUICK = ("masked_row", "gradient_of_sqrt", "layer")
 @pytest.mark.parametrize(
     "fault", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in nans.EXPECTED]
 )
+@pytest.mark.daily(1)
 def test_a_planted_nan_is_named(tmp_path, fault):
     experiment = nans.experiment(str(tmp_path / "run"), fault)
     with pytest.raises(DivergedError):

@@ -54,6 +54,7 @@ def test_layers_of_any_model_keep_what_they_are_told(loss):
 
 @pytest.mark.parametrize("loss", [scanned, unrolled])
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.daily(3)
 def test_no_policy_of_layers_changes_the_gradient(loss, policy):
     with_policy = jax.jit(jax.grad(remat(loss, f"layers:{policy}")))(PARAMS, X)
     plain = jax.jit(jax.grad(loss))(PARAMS, X)

@@ -67,6 +67,7 @@ SGD = {
 
 
 @pytest.mark.parametrize("tx", SGD.values(), ids=SGD)
+@pytest.mark.daily(6)
 def test_it_is_what_a_step_of_sgd_moves_by(tx):
     moves, said = trained(tx)
     assert said == [{"learning_rate": like(moved["w"])} for moved in moves]
@@ -188,6 +189,7 @@ def test_a_run_that_goes_on_reports_the_one_of_its_step(tmp_path):
     assert reports(tmp_path, "learning_rate") == expected(COSINE, 6)
 
 
+@pytest.mark.slow
 def test_a_trainer_reports_it_without_being_told(tmp_path):
     fit(trainer(tmp_path, optimizer=optax.adam(COSINE), microbatches=2), logging=mw.Logging(every=1))
     assert reports(tmp_path, "learning_rate") == expected(COSINE, 6)

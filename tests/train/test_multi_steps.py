@@ -41,6 +41,7 @@ def test_experiments_and_trainers_refuse_both(tmp_path):
         fit(trainer(optimizer=tx, microbatches=2))
 
 
+@pytest.mark.slow
 def test_the_learning_rate_reported_is_that_of_the_last_update(tmp_path):
     rate = lambda step: jnp.asarray([1.0, 0.5, 0.25])[step]
     made = trainer(tmp_path, optimizer=every_other(optax.sgd(rate)), lr_schedule=rate)

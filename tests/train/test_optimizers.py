@@ -49,6 +49,7 @@ def test_descent_after_a_clip_and_its_average_are_the_numbers_of_a_calculation_b
 
 @pytest.mark.parametrize("rule", ["none", "optimizer", "state", "all"])
 @pytest.mark.parametrize(("name", "other"), [("w", "b"), ("b", "w")])
+@pytest.mark.daily(4)
 def test_what_is_excluded_has_no_gradient_and_no_place_in_the_optimizer(name, other, rule):
     tx = mw.train.update_rules([(name, rule)], optax.sgd(0.1, momentum=0.9))
     state, metrics = trained(tx)

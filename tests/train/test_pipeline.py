@@ -104,6 +104,7 @@ def test_gradients_of_narrow_weights_add_up_in_float32():
     np.testing.assert_allclose(gradient, 2.0, rtol=1e-2)  # bfloat16 has no 257
 
 
+@pytest.mark.slow
 def test_an_evaluation_sends_one_layer_at_a_time():
     layout = layout_of("data=2,pipeline=4")
     params, batch = init(jax.random.key(0)), batch_of(16)

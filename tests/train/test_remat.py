@@ -31,6 +31,7 @@ def plain():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.daily(3)
 def test_no_policy_changes_the_update(name, plain):
     state, metrics = trained(mw.train.remat(loss, name))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), state.params, plain[0].params)

@@ -140,6 +140,7 @@ def test_metrics_come_back_beside_the_loss():
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.daily(1)
 def test_a_loss_may_return_histograms_and_scalars_of_any_dtype(microbatches):
     def counting(params, batch, key):
         errors = batch["x"] @ params["w"] - batch["y"] - 100  # all negative: 0 is not their max
@@ -290,6 +291,7 @@ def keyless(params, batch):
 
 
 @pytest.mark.parametrize("how", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
+@pytest.mark.daily(1)
 def test_a_loss_that_draws_nothing_need_not_take_a_key(how):
     ours, theirs = trained("data=8", loss=keyless, **how), trained("data=8", **how)
     jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])
@@ -311,6 +313,7 @@ def test_nor_need_one_of_a_model_with_a_state():
     ],
     ids=["noise", "remat"],
 )
+@pytest.mark.daily(1)
 def test_a_loss_without_a_key_may_be_wrapped(around):
     ours, theirs = trained("data=8", loss=around(keyless)), trained("data=8", loss=around(loss))
     jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])

@@ -26,6 +26,7 @@ def trained(tx, microbatches=2):
 
 @pytest.mark.parametrize("w", ["optimizer", "all"])
 @pytest.mark.parametrize("bias", ["none", "optimizer", "state", "all"])
+@pytest.mark.daily(4)
 def test_what_a_rule_names_moves_and_nothing_else_by_a_bit(w, bias):
     state = trained(mw.train.update_rules([("bias", bias), ("w", w)], optax.adam(0.01)))
     for name, rule in {"w": w, "bias": bias}.items():

@@ -69,6 +69,7 @@ def test_calls_of_equal_shapes_trace_and_compile_nothing():
         *(pytest.param(sigterm, step, marks=pytest.mark.long) for step in (2, 6, 8)),
     ],
 )
+@pytest.mark.daily(2)
 def test_whenever_it_is_stopped_the_same_calls_come_to_the_same_bits(tmp_path, undisturbed, act, step):
     first = trainer(given=deployer(tmp_path, trackers=[at(step, act)]))
     with pytest.raises((Interrupted, Crash)):
@@ -125,6 +126,7 @@ def test_older_calls_return_at_once_too_and_the_last_one_goes_on(tmp_path, few_k
     assert six_calls(trainer(tmp_path)) == six_calls(trainer())
 
 
+@pytest.mark.slow
 def test_older_calls_with_other_examples_are_told(tmp_path, few_kept, monkeypatch):
     made = trainer(tmp_path)
     for _ in range(5):

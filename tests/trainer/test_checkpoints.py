@@ -96,6 +96,7 @@ def test_a_checkpoint_has_the_scores_of_its_step(tmp_path):
 
 
 @pytest.mark.parametrize("end", [{"epochs": 2}, {"max_steps": 6, "epochs": 9}])
+@pytest.mark.daily(1)
 def test_the_last_checkpoint_has_the_scores_of_the_end(tmp_path, end):
     made = trainer(tmp_path)
     scores = fit(made, eval_examples=EXAMPLES, eval_when=4, save_when=3, **end)

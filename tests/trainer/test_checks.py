@@ -82,6 +82,7 @@ def test_an_optimizer_state_of_another_optimizer_is_told():
         ({}, {"best": {"los": "min"}, "eval_examples": EXAMPLES}, "Did you mean 'loss'"),
     ],
 )
+@pytest.mark.daily(3)
 def test_parts_that_do_not_fit_are_found_before_the_first_step(tmp_path, options, fitting, says):
     made = trainer(tmp_path, **options)
     with pytest.raises((UsageError, ExamplesError, KeyError), match=says):
@@ -99,6 +100,7 @@ def test_parts_that_do_not_fit_are_found_before_the_first_step(tmp_path, options
         (lambda preds: {"loss": 1.0}, "returned 'loss', which is the name of an average"),
     ],
 )
+@pytest.mark.daily(2)
 def test_a_metric_function_is_tried_before_the_first_step(metric, says):
     made = trainer()
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))

@@ -24,6 +24,7 @@ def calls_of(made, calls, **options):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", range(cases(few=2, many=100)))
+@pytest.mark.daily(1)
 def test_however_often_it_is_hit_the_same_calls_come_to_the_same_bits(tmp_path, case):
     random = rng(f"histories {case}")
     calls = history(random)

@@ -45,6 +45,7 @@ def test_a_workdir_that_holds_a_run_of_its_own_goes_on_with_that(half, tmp_path)
     assert made.step == 12
 
 
+@pytest.mark.slow
 def test_what_is_given_and_not_used_is_told_or_refused_where_it_is_of_a_later_step(half, tmp_path):
     fit(trainer(tmp_path, **half, last_ckpt_info=HALF), epochs=3)
     fit(trainer(tmp_path, **half, last_ckpt_info=HALF), epochs=4)

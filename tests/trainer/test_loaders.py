@@ -38,6 +38,7 @@ def in_order():
 
 
 @pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.daily(1)
 def test_a_loaders_batches_train_as_the_same_examples_do(kind, in_order):
     made = trainer()
     scores = fit(made, mw.Batched(LOADERS[kind]()), epochs=4, eval_examples=mw.Batched(LOADERS[kind]()))
@@ -55,6 +56,7 @@ def test_a_stream_ends_the_run(in_order):
 
 @pytest.mark.parametrize("kind", ["stream", *LOADERS])
 @pytest.mark.parametrize("stop", [2, 3, 7])
+@pytest.mark.daily(4)
 def test_a_run_on_batches_goes_on_in_the_middle_to_the_bit(kind, stop, tmp_path, in_order):
     options = {"epochs": None if kind == "stream" else 4, "save_when": 2}
     for max_steps in (stop, 12):
@@ -193,6 +195,7 @@ def test_padding_changes_nothing_but_what_is_computed():
 
 
 @pytest.mark.parametrize("stop", [1, 4])
+@pytest.mark.daily(1)
 def test_a_run_on_several_lengths_goes_on_to_the_bit(stop, tmp_path):
     whole = reader()
     fit(whole, texts(), epochs=3)

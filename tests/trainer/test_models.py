@@ -40,12 +40,14 @@ def expected():
 
 
 @pytest.mark.parametrize("library", MLPS)
+@pytest.mark.daily(2)
 def test_a_model_of_any_library_trains_alike(library):
     made = trainer(model=MLPS[library], loss=loss, params=models.init(jax.random.key(7)))
     assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(expected(), rel=1e-4)
 
 
 @pytest.mark.parametrize("library", NORMS)
+@pytest.mark.daily(1)
 def test_statistics_move_in_training_and_stay_in_evaluation(library):
     made = trainer(model=NORMS[library], loss=loss)
     before = jax.tree.map(np.asarray, made.model_state)
@@ -70,6 +72,7 @@ def test_evaluation_uses_the_statistics_and_no_dropout():
     [nnx.Linear(4, 3, rngs=nnx.Rngs(7)), eqx.nn.Linear(4, 3, key=jax.random.key(7))],
     ids=["nnx", "eqx"],
 )
+@pytest.mark.daily(1)
 def test_a_module_that_is_there_starts_from_its_own_values_and_keeps_them(module):
     leaves = lambda tree: sorted(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(tree))
     before = leaves(eqx.filter(module, eqx.is_array) if isinstance(module, eqx.Module) else nnx.state(module))
@@ -90,6 +93,7 @@ def test_a_model_may_name_the_dimensions_of_its_parameters():
     assert made.params["kernel"].sharding.spec == P("fsdp", "tensor")
 
 
+@pytest.mark.slow
 def test_a_loss_says_which_parameters_are_split_over_tensor():
     made = trainer(mesh="data=4,tensor=2", model=models.NnxMlp, loss=loss)
     fit(made, max_steps=1)
@@ -107,6 +111,7 @@ def test_a_model_may_say_how_its_batch_is_split_also_in_the_last_of_an_evaluatio
     assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(exact_loss(made.params), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_randomness_of_evaluation_is_the_same_each_time_and_of_each_batch_its_own():
     def loss(model, batch, key):
         return model(batch["x"]).mean() * 0 + jax.random.uniform(key)

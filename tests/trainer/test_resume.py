@@ -57,6 +57,7 @@ def stopped(folder, step, act, error, **options):
     return made
 
 
+@pytest.mark.slow
 def test_interrupted_in_the_middle_of_an_epoch(tmp_path, undisturbed):
     first = stopped(tmp_path, 5, sigterm, Interrupted)
     assert (first.step, saved(tmp_path)) == (5, [5])
@@ -65,6 +66,7 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, undisturbed):
     assert everything(second, tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 def test_killed_with_its_newest_steps_in_memory_only(tmp_path, undisturbed):
     folder, root = tmp_path / "run", tmp_path / "memory"
     root.mkdir()
@@ -100,6 +102,7 @@ def test_two_runs_cannot_share_a_workdir_nor_an_experiment_s_directory(tmp_path)
             fit(trainer(tmp_path), **SAVED)
 
 
+@pytest.mark.slow
 def test_crashed_between_two_saves(tmp_path, undisturbed):
     stopped(tmp_path, 9, crash, Crash)
     assert saved(tmp_path) == [8]

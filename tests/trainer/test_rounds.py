@@ -67,6 +67,7 @@ def test_a_workdir_changes_no_bits(tmp_path, undisturbed):
         *(pytest.param(place, marks=pytest.mark.long) for place in ("1 begins", "2 ends", "4 half way")),
     ],
 )
+@pytest.mark.daily(1)
 def test_a_program_that_begins_anew_comes_to_the_same_bits(tmp_path, undisturbed, place):
     with pytest.raises(Crash):
         play(deployer(tmp_path), hit=crash_at(place))
@@ -100,6 +101,7 @@ def test_a_second_loop_of_one_program_makes_more_rounds(tmp_path):
     assert made.step == 12
 
 
+@pytest.mark.slow
 def test_in_one_program_a_round_that_an_error_cut_off_is_made_again(tmp_path, undisturbed):
     shared = deployer(tmp_path)
     actor, critic = (trainer(given=shared, name=name) for name in ("actor", "critic"))
@@ -221,6 +223,7 @@ def test_a_fit_that_asks_for_what_the_loop_over_rounds_does_is_refused(tmp_path,
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", range(cases(few=2, many=60)))
+@pytest.mark.daily(1)
 def test_however_often_it_is_hit(tmp_path, undisturbed, case):
     random = rng(f"rounds {case}")
     for _ in range(random.randint(1, 4)):

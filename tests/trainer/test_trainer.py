@@ -190,6 +190,7 @@ def test_a_state_that_a_step_took_with_it_is_told_lost():
 
 
 @pytest.mark.parametrize("mesh", ["data=-1,tensor=2", "fsdp=4,tensor=2"])
+@pytest.mark.daily(1)
 def test_every_mesh_trains_to_the_same_loss(mesh):
     def init(key):
         hidden, out = jax.random.split(key)

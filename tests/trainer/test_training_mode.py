@@ -55,6 +55,7 @@ def warnings(folder, model, loss):
 
 
 @pytest.mark.parametrize("library", MODELS)
+@pytest.mark.daily(1)
 def test_dropout_and_batch_statistics_that_a_loss_leaves_out_are_told(library, tmp_path):
     found = warnings(
         tmp_path, MODELS[library], lambda model, batch: (model(batch["x"], train=False) ** 2).mean()
@@ -65,6 +66,7 @@ def test_dropout_and_batch_statistics_that_a_loss_leaves_out_are_told(library, t
 
 
 @pytest.mark.parametrize("library", MODELS)
+@pytest.mark.daily(1)
 def test_a_model_in_training_mode_is_no_warning(library, tmp_path):
     assert not warnings(tmp_path, MODELS[library], lambda model, batch: (model(batch["x"]) ** 2).mean())
 

@@ -76,6 +76,7 @@ def experiment(name, workdir, **more):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.daily(1)
 def test_a_model_of_a_library_begins_as_it_is_and_has_gradients_of_its_adapter_alone(name, tmp_path):
     whole, run = experiment(name, tmp_path)
     layout = mw.Layout(mw.make_mesh("data=-1"))

@@ -51,6 +51,7 @@ def test_an_adapter_begins_as_the_model():
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 8}, {"alpha": 8, "rslora": True}, {"dora": True}])
+@pytest.mark.daily(2)
 def test_the_products_are_those_with_merged_weights(options):
     adapter = mw.lora("w", rank=2, **options)
     params = moved(adapter)

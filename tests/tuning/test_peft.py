@@ -53,6 +53,7 @@ def some(names):
 
 
 @pytest.mark.parametrize("name", some(NAMES))
+@pytest.mark.daily(1)
 def test_logits_with_an_adapter_of_peft_are_those_of_pytorch(name):
     lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
     base = mw.arrays.load(base_of(name))
@@ -60,6 +61,7 @@ def test_logits_with_an_adapter_of_peft_are_those_of_pytorch(name):
 
 
 @pytest.mark.parametrize("name", some(["llama", "gemma", "gpt2"]))
+@pytest.mark.daily(1)
 def test_logits_of_merged_weights_are_those_of_the_adapter(name):
     lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
     assert_logits(name, mw.arrays.load(merged_source(base_of(name), adapter, lora)))

@@ -74,6 +74,7 @@ def test_a_store_is_read_as_a_directory_is(foreign):
 
 
 @pytest.mark.parametrize("write", [written.safetensors, written.npz_compressed, written.seqax, written.t5x])
+@pytest.mark.daily(2)
 def test_stores_elsewhere_are_read_too(write, tmp_path, s3_run):
     source = open_source(put(write(tmp_path), s3_run))
     w = source.read(stored(source, "params/w"), (slice(3, 9), slice(2, 4)))
