@@ -17,24 +17,36 @@ from meshwright.plan._estimate import Work
 from meshwright.program import peak_flops
 from meshwright.sharding import SEQUENCE
 
-# The share of the data sheet's peak that large matrix products reach in a whole step, by chip. They were
-# fixed on the half `fit` of benchmarks/published_runs.py: six runs on H100, two on v5e, one each on v5p and
-# v6e. The shares below are plausible figures that a coarse grid on the same runs did not contradict. Other
-# chips were not compared with any run: v4 takes the share of v5p, and all GPUs that of H100.
-PRODUCT_SHARES = {"v4": 0.75, "v5e": 0.8, "v5p": 0.75, "v6e": 0.65}
-GPU_PRODUCT_SHARE = 0.55
-# Fused attention kernels by the speed of products. FlashAttention-2 reaches 350 of an H100's 989 TFLOP/s
-# (Shah et al., arXiv:2407.08608).
-ATTENTION_SHARE = 0.6
-MEMORY_SHARE, LINK_SHARE = 0.8, 0.8
-# The rest of the traffic over the batch's axes waits: the first and last gathers, and what takes cores from
-# products.
-OVERLAP_SHARE = 0.9
-# XLA fuses part of the other operations into products, whose memory time this then is.
-MEMORY_OVERLAP_SHARE = 0.5
+
+@dataclass(frozen=True)
+class _Shares:
+    """What a kind of chip reaches in a whole step."""
+
+    products: float
+    """Of the data sheet's peak, in large matrix products."""
+    attention: float
+    """Of that speed, in fused attention kernels."""
+    overlap: float
+    """Of the traffic over the batch's axes that hides behind computing. The rest waits: the first and last
+    gathers, and what takes cores from products."""
+    memory_overlap: float
+    """Of the shorter of products and other operations that hides behind the longer."""
+
+
+# Fixed on the half `fit` of benchmarks/published_runs.py: those of H100 on six runs by least squares
+# (benchmarks/fit_rates.py), those of TPUs on two runs on v5e, one each on v5p and v6e. What all TPUs have in
+# common is plausible, and a coarse grid on the same runs did not contradict it. Other chips were not
+# compared with any run: v4 takes the shares of v5p, and all GPUs those of H100. A GPU runs one kernel after
+# the other, so that no memory time hides; XLA for TPUs fuses other operations into products.
+_GPU = _Shares(products=0.625, attention=0.4, overlap=0.5, memory_overlap=0.0)
+_TPUS = {
+    name: _Shares(products, attention=0.6, overlap=0.9, memory_overlap=0.5)
+    for name, products in {"v4": 0.75, "v5e": 0.8, "v5p": 0.75, "v6e": 0.65}.items()
+}
+_MEMORY_SHARE, _LINK_SHARE = 0.8, 0.8
 # Delays of one hop: over NVLink, over InfiniBand. They are assumed, not fixed on runs. Collectives of TPUs
 # run along each axis of the torus: a slice of 256 has 32 hops of a microsecond, not 256.
-GPU_MEMBER_SECONDS, TPU_MEMBER_SECONDS, GROUP_SECONDS = 1e-6, 1e-7, 5e-6
+_GPU_MEMBER_SECONDS, _TPU_MEMBER_SECONDS, _GROUP_SECONDS = 1e-6, 1e-7, 5e-6
 
 
 @dataclass(frozen=True)
@@ -118,21 +130,21 @@ def published_rates(chip: Chip) -> Rates:
     dtypes = ("bfloat16", "float16", "float32")
     peaks = {dtype: peak_flops(chip.device_kind, dtype) for dtype in dtypes}
     is_tpu = isinstance(chip.target, Tpu)
-    share = PRODUCT_SHARES[chip.name] if is_tpu else GPU_PRODUCT_SHARE
+    shares = _TPUS[chip.name] if is_tpu else _GPU
     return Rates(
-        flops={dtype: share * peak for dtype, peak in peaks.items() if peak},
-        memory=MEMORY_SHARE * chip.memory_bandwidth,
-        link=LINK_SHARE * chip.link_bandwidth,
-        network=LINK_SHARE * chip.network_bandwidth,
-        source=f"{share:.0%} of its peak FLOP/s, {ATTENTION_SHARE * share:.0%} in fused attention, "
-        f"{MEMORY_SHARE:.0%} of its memory's bandwidth and {LINK_SHARE:.0%} of its links' and network's, as "
-        f"on the data sheet of {chip.device_kind}",
-        member_seconds=TPU_MEMBER_SECONDS if is_tpu else GPU_MEMBER_SECONDS,
-        group_seconds=GROUP_SECONDS,
-        attention=ATTENTION_SHARE,
-        overlap=OVERLAP_SHARE,
-        memory_overlap=MEMORY_OVERLAP_SHARE,
-        host=LINK_SHARE * chip.host_bandwidth,
+        flops={dtype: shares.products * peak for dtype, peak in peaks.items() if peak},
+        memory=_MEMORY_SHARE * chip.memory_bandwidth,
+        link=_LINK_SHARE * chip.link_bandwidth,
+        network=_LINK_SHARE * chip.network_bandwidth,
+        source=f"{shares.products:.0%} of its peak FLOP/s, {shares.attention * shares.products:.0%} in fused "
+        f"attention, {_MEMORY_SHARE:.0%} of its memory's bandwidth and {_LINK_SHARE:.0%} of its links' and "
+        f"network's, as on the data sheet of {chip.device_kind}",
+        member_seconds=_TPU_MEMBER_SECONDS if is_tpu else _GPU_MEMBER_SECONDS,
+        group_seconds=_GROUP_SECONDS,
+        attention=shares.attention,
+        overlap=shares.overlap,
+        memory_overlap=shares.memory_overlap,
+        host=_LINK_SHARE * chip.host_bandwidth,
     )
 
 

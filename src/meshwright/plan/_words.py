@@ -160,13 +160,13 @@ def _table(changes: Iterable[Change]) -> list[str]:
         )
         for change in changes
     ]
-    return aligned(rows, right=(1, 2, 3), indent="  ")
+    return aligned(rows, right=(1, 2), indent="  ")
 
 
 def _mfu(plan: Plan) -> str:
     fits = "" if plan.memory.fits else "  does not fit"
     compiled = "  compiled" if plan.compiled else ""
-    return ("" if plan.mfu is None else f"MFU {plan.mfu:.0%}") + compiled + fits
+    return ("" if plan.mfu is None else f"MFU {plan.mfu:>3.0%}") + compiled + fits
 
 
 def _is_compiled(change: Change) -> bool:
