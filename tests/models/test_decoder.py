@@ -313,6 +313,22 @@ def test_tokens_of_a_mixture_are_sent_to_their_experts(shape):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), found, expected)
 
 
+def test_experts_without_room_for_all_drop_tokens_in_a_loss_and_none_in_generation():
+    params, tight = params_of(MIXTURE), dataclasses.replace(MIXTURE, expert_capacity=0.5)
+    _, routing = jax.jit(functools.partial(decoder.loss_and_routing, tight))(params, {"tokens": TOKENS})
+    assert (routing.dropped > 0.4).all()
+    prompts, asked = [TOKENS[0, :9]], mw.Decoding(max_new_tokens=3)
+    found, expected = (
+        mw.generate(mw.models.with_cache(cfg), params, prompts, asked)[0].tolist() for cfg in (tight, MIXTURE)
+    )
+    assert found == expected
+
+
+def test_a_capacity_of_experts_that_is_none_is_refused():
+    with pytest.raises(mw.errors.UsageError, match="expert_capacity is 0; it must be above 0"):
+        dataclasses.replace(MIXTURE, expert_capacity=0)
+
+
 def test_more_experts_of_a_token_than_there_are_are_refused():
     with pytest.raises(mw.errors.UsageError, match="experts_per_token is 5, but there are 4 experts"):
         dataclasses.replace(MIXTURE, experts_per_token=5)

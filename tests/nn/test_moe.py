@@ -126,6 +126,17 @@ def test_an_expert_takes_the_first_tokens_that_it_has_room_for():
     assert (y[:, :3] != 0).any(-1).all()
 
 
+def test_with_room_for_all_it_is_as_without_a_capacity():
+    found = gradients(partial(mw.moe, top_k=2, capacity=4.0))(*arrays())
+    same(found, gradients(partial(mw.moe, top_k=2))(*arrays()))
+
+
+def test_with_a_capacity_each_expert_multiplies_as_many_rows_at_once():
+    traced = str(jax.make_jaxpr(partial(mw.moe, block, top_k=2, capacity=2.0))(*arrays()))
+    assert f"f32[8,{8 * 3},{F}] = dot_general" in traced  # of 8 examples 2 × 2 × 6 / 8 tokens
+    assert "ragged_dot" not in traced
+
+
 @pytest.mark.slow
 def test_a_first_choice_has_room_before_a_second_one():
     logits = jnp.asarray([[[2.0, 3], [2, 3], [3, 2], [3, 2]]])

@@ -115,6 +115,10 @@ class Config:
     """The number of experts that a token goes to."""
     normalize_experts: bool = True
     """True if the weights of a token's experts add up to 1, as in Mixtral."""
+    expert_capacity: float | None = None
+    """The number of tokens that an expert takes from each row at most, as a factor of the mean; None for all.
+    Further tokens lack its part. It makes steps faster where `jax.lax.ragged_dot` has no kernel, as on GPUs.
+    In generation no token is dropped."""
     balance_factor: float = 0.01
     """The factor of the balancing loss, the mean over the layers of `mw.nn.Routing.balance_loss`, which
     `loss` adds."""
@@ -125,6 +129,10 @@ class Config:
         if self.experts is not None and self.experts_per_token > self.experts:
             raise UsageError(
                 f"Config.experts_per_token is {self.experts_per_token}, but there are {self.experts} experts."
+            )
+        if self.expert_capacity is not None and not 0 < self.expert_capacity < math.inf:
+            raise UsageError(
+                f"Config.expert_capacity is {self.expert_capacity!r}; it must be above 0, or None."
             )
         if self.heads % self.num_key_heads:
             raise UsageError(

@@ -45,6 +45,8 @@ def with_cache(cfg: Config) -> Model:
 
 
 def _decoder(cfg: decoder.Config) -> Model:
+    cfg = replace(cfg, expert_capacity=None)  # how rows are padded must not change what is generated
+
     def apply(params: PyTree, tokens: jax.Array, cache: PyTree, starts: jax.Array) -> tuple[Any, Any]:
         def layer(x: jax.Array, given: Any, cached: nn.CachedAttention) -> jax.Array:
             weights, frequencies, window = given

@@ -10,7 +10,9 @@ forms:
                  devices leave out if nothing is left anywhere. A round sends 1.25 × m × k × d / n values to
                  each of n - 1 devices, and as many back.
 
-No token is dropped in either. Rows are moved by permutations, so no sum depends on the order of its parts.
+No token is dropped in either. If the tokens of an expert are limited, its rows lie in slots, as many for
+each expert. Otherwise `jax.lax.ragged_dot` multiplies them, and rows are moved by permutations, so that no
+sum depends on the order of its parts.
 
 Shapes: m tokens on one device, d features, k experts of a token, n devices of the axis, e experts on each.
 """
@@ -46,13 +48,16 @@ class Tokens(NamedTuple):
     """float32[m, k]."""
 
 
-def computed(block: Block, weights: PyTree, tokens: Tokens, first: Any = 0, ways: int = 1) -> jax.Array:
+def computed(
+    block: Block, weights: PyTree, tokens: Tokens, limit: int | None, first: Any = 0, ways: int = 1
+) -> jax.Array:
     """Return what the experts of this device add to tokens, [m, d].
 
     Args:
       block: What an expert computes.
       weights: Of the experts of this device, [e, ...].
       tokens: The tokens.
+      limit: How many of these tokens each expert takes at most; None for all.
       first: The number of the first expert of this device.
       ways: The number of devices that compute these tokens, each with its own experts.
     """
@@ -60,6 +65,8 @@ def computed(block: Block, weights: PyTree, tokens: Tokens, first: Any = 0, ways
     local = tokens.experts - first
     is_here = (local >= 0) & (local < e)
     ids = jnp.where(is_here, local, e).reshape(-1)
+    if limit is not None:
+        return _weighted(_in_slots(block, weights, _copies(tokens.x, k), ids, limit), tokens)
     order, places = _sorted(ids)
     num_rows = m * min(k, e)  # a token goes to different experts
     rows = _copies(tokens.x, k).at[order[:num_rows]].get(unique_indices=True)
@@ -69,14 +76,20 @@ def computed(block: Block, weights: PyTree, tokens: Tokens, first: Any = 0, ways
     return _weighted(jnp.where(is_here.reshape(-1, 1), found, 0), tokens)
 
 
-def ring(block: Block, weights: PyTree, tokens: Tokens) -> jax.Array:
+def ring(block: Block, weights: PyTree, tokens: Tokens, limit: int | None) -> jax.Array:
     """Return what all experts add to the tokens of this device, [m, d]; the tokens visit all devices.
 
     The gradient computes the experts again, instead of keeping the hidden features of each turn.
+
+    Args:
+      block: What an expert computes.
+      weights: Of the experts of this device, [e, ...].
+      tokens: The tokens of this device.
+      limit: How many of these tokens each expert takes at most; None for all.
     """
     ways = jax.lax.axis_size(EXPERT)
     first = jax.lax.axis_index(EXPERT) * num_experts(weights)
-    one = jax.checkpoint(partial(computed, block, first=first, ways=ways), prevent_cse=False)
+    one = jax.checkpoint(partial(computed, block, limit=limit, first=first, ways=ways), prevent_cse=False)
 
     def turn(carry: PyTree, _: None) -> tuple[PyTree, None]:
         tokens, total = carry
@@ -92,19 +105,23 @@ def ring(block: Block, weights: PyTree, tokens: Tokens) -> jax.Array:
     return own + _sent(total, ways)
 
 
-def exchanged(block: Block, weights: PyTree, tokens: Tokens, most: int, axes: tuple[str, ...]) -> jax.Array:
+def exchanged(
+    block: Block, weights: PyTree, tokens: Tokens, limit: int | None, axes: tuple[str, ...]
+) -> jax.Array:
     """Return what all experts add to the tokens of this device, [m, d]; choices go to their experts' devices.
 
     Args:
       block: What an expert computes.
       weights: Of the experts of this device, [e, ...].
       tokens: The tokens of this device.
-      most: The largest number of choices of these tokens that may fall on one device.
+      limit: How many of these tokens each expert takes at most; None for all.
       axes: The axes of the `shard_map`, along which all devices make the same number of rounds.
     """
     ways = jax.lax.axis_size(EXPERT)
     (m, k), e = tokens.experts.shape, num_experts(weights)
+    most = most_of_a_device(m, k, e, limit)
     room = min(most, room_of_a_round(m, k, ways))
+    of_expert = None if limit is None else ways * min(limit, room)
     ids = tokens.experts.reshape(-1)
     devices = ids // e
     order, places = _sorted(ids)
@@ -119,8 +136,8 @@ def exchanged(block: Block, weights: PyTree, tokens: Tokens, most: int, axes: tu
         is_used = (slots < counts[:, None]).reshape(-1)
         rows = _copies(tokens.x, k)[taken]
         local = jnp.where(is_used, ids[taken] % e, e)
-        with _used(m * k, ways * room):
-            found = _of_rows(block, weights, _swapped(rows), _swapped(local))
+        with _used(m * k if limit is None else ways * room, ways * room):
+            found = _of_rows(block, weights, _swapped(rows), _swapped(local), of_expert)
         is_in = (places >= begin) & (places < begin + room) & (devices < ways)
         at = jnp.where(is_in, devices * room + places - begin, 0)
         return _weighted(jnp.where(is_in[:, None], _swapped(found)[at], 0), tokens)
@@ -146,6 +163,18 @@ def room_of_a_round(m: int, k: int, ways: int) -> int:
     return min(m * k, math.ceil(_SLACK * m * k / ways))
 
 
+def most_of_a_device(m: int, k: int, e: int, limit: int | None) -> int:
+    """Return the largest number of choices of m tokens that may fall on one device.
+
+    Args:
+      m: The number of tokens.
+      k: The number of experts of a token, which are different ones.
+      e: The number of experts on a device.
+      limit: How many of the tokens each expert takes at most; None for all.
+    """
+    return m * min(k, e) if limit is None else min(m * min(k, e), limit * e)
+
+
 def sends_fewer(m: int, k: int, ways: int, most: int) -> bool:
     """Return whether a round of the all-to-all sends fewer bytes than the ring.
 
@@ -163,8 +192,18 @@ def num_experts(weights: PyTree) -> int:
     return jax.tree.leaves(weights)[0].shape[0]
 
 
-def _of_rows(block: Block, weights: PyTree, rows: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return the result of each row, given the number of its expert on this device; e for none."""
+def _of_rows(block: Block, weights: PyTree, rows: jax.Array, ids: jax.Array, slots: int | None) -> jax.Array:
+    """Return the result of each row, given the number of its expert on this device; e for none.
+
+    Args:
+      block: What an expert computes.
+      weights: Of the experts, [e, ...].
+      rows: [n, d].
+      ids: int32[n].
+      slots: At least the number of rows of an expert; None if that has no limit.
+    """
+    if slots is not None:
+        return _in_slots(block, weights, rows, ids, slots)
     order, places = _sorted(ids)
     sizes = _sizes(ids, num_experts(weights))
     found = _found(block, weights, rows.at[order].get(unique_indices=True), sizes)
@@ -177,6 +216,30 @@ def _found(block: Block, weights: PyTree, rows: jax.Array, sizes: jax.Array) -> 
     return jnp.where((jnp.arange(rows.shape[0]) < sizes.sum())[:, None], found, 0)
 
 
+def _in_slots(block: Block, weights: PyTree, rows: jax.Array, ids: jax.Array, slots: int) -> jax.Array:
+    """Return the result of each row; each expert has some slots for its rows, and all are computed.
+
+    The product of all experts is one batched product of the same size for each, which all hardware has
+    kernels for.
+
+    Args:
+      block: What an expert computes.
+      weights: Of the experts, [e, ...].
+      rows: [n, d].
+      ids: The number of the expert of each row; e for none, whose result is 0.
+      slots: The number of slots of an expert, at least that of its rows.
+    """
+    e = num_experts(weights)
+    order, places = _sorted(ids)
+    counts = _sizes(ids, e)
+    starts, numbers = jnp.cumsum(counts) - counts, jnp.arange(slots)
+    taken = order.at[(starts[:, None] + numbers).reshape(-1)].get(mode="clip")
+    is_used = (numbers < counts[:, None]).reshape(-1, 1)
+    found = block(weights, jnp.where(is_used, rows[taken], 0), partial(_batched_dot, slots))
+    at = ids * slots + places - starts.at[ids].get(mode="clip")
+    return jnp.where((ids < e)[:, None], found.at[at].get(mode="clip"), 0)
+
+
 def _used(count: int, rows: int) -> AbstractContextManager[Any]:
     """Return a scope that tells plans for how many of the rows there are choices, on average."""
     return nullcontext() if count == rows else jax.named_scope(f"used_{count}_of_{rows}_rows")
@@ -186,6 +249,12 @@ def _dot(sizes: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Array:
     dtype = jnp.promote_types(rows.dtype, weight.dtype)
     product = _product_in_a_pipeline if in_microbatch() else jax.lax.ragged_dot
     return product(rows.astype(dtype), weight.astype(dtype), sizes)
+
+
+def _batched_dot(slots: int, rows: jax.Array, weight: jax.Array) -> jax.Array:
+    dtype = jnp.promote_types(rows.dtype, weight.dtype)
+    of_experts = rows.reshape(-1, slots, rows.shape[-1]).astype(dtype)
+    return jnp.einsum("eri,eio->ero", of_experts, weight.astype(dtype)).reshape(rows.shape[0], -1)
 
 
 def _product_in_a_pipeline(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:

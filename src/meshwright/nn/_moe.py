@@ -11,7 +11,16 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.errors import AxisError, UsageError
-from meshwright.nn._experts import Block, Tokens, computed, exchanged, num_experts, ring, sends_fewer
+from meshwright.nn._experts import (
+    Block,
+    Tokens,
+    computed,
+    exchanged,
+    most_of_a_device,
+    num_experts,
+    ring,
+    sends_fewer,
+)
 from meshwright.nn._routing import Routing, Score, room_of, routed
 from meshwright.nn._shadows import seen, with_shadows
 from meshwright.sharding import EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
@@ -33,7 +42,8 @@ def moe(
     """Return, for each token, the weighted sum of what its experts compute, and how even their load is.
 
     Each token goes to the `top_k` experts with the largest scores. No token is dropped, unless there is a
-    `capacity`: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies them.
+    `capacity`: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies them. XLA has a kernel for it
+    on TPUs; elsewhere it multiplies each token with all experts of a device, and a `capacity` saves that.
 
     On a mesh with the axis `expert` each device holds a part of the experts, and tokens are sent to them, not
     experts to tokens. Either the tokens of each device visit all others in a ring, or each choice is sent to
@@ -55,7 +65,7 @@ def moe(
         with little load balances them without a loss (Wang et al., arXiv:2408.15664).
       capacity: If given, an expert takes from each example, which is a row of `x`, at most this factor of the
         mean number of tokens. It drops those after, which then lack its part. If `x` has two dimensions, it
-        is one example.
+        is one example. Each expert then multiplies as many rows, in one batched product.
 
     Returns:
       The tokens, [..., D'], as `block` makes them, and a `mw.nn.Routing` with the losses that keep the
@@ -180,16 +190,15 @@ def _computed(block: Block, weights: PyTree, tokens: Tokens, over: _Over, limit:
       limit: How many of these tokens each expert takes at most; None for all.
     """
     if over.ways == 1:
-        return computed(block, weights, tokens)
+        return computed(block, weights, tokens, limit)
     (m, k), e = tokens.experts.shape, num_experts(weights)
     if EXPERT not in over.axes:  # all devices along it have the same tokens
         first = jax.lax.axis_index(EXPERT) * e
-        return jax.lax.psum(computed(block, weights, tokens, first, over.ways), EXPERT)
-    most = m * min(k, e) if limit is None else min(m * min(k, e), limit * e)
+        return jax.lax.psum(computed(block, weights, tokens, limit, first, over.ways), EXPERT)
     # Mapped over microbatches, a round could not be left out.
-    if sends_fewer(m, k, over.ways, most) and not in_microbatch():
-        return exchanged(block, weights, tokens, most, over.manual)
-    return ring(block, weights, tokens)
+    if sends_fewer(m, k, over.ways, most_of_a_device(m, k, e, limit)) and not in_microbatch():
+        return exchanged(block, weights, tokens, limit, over.manual)
+    return ring(block, weights, tokens, limit)
 
 
 def _check(experts: PyTree, x: jax.Array, logits: jax.Array, top_k: Any, capacity: Any) -> None:

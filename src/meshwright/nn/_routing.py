@@ -32,6 +32,22 @@ class Routing:
     dropped: jax.Array
     """The share of the choices that no expert had room for. It is 0 without a capacity."""
 
+    def balanced_bias(self, bias: jax.Array, rate: float = 0.001) -> jax.Array:
+        """Return the bias for the next step: higher for experts with less load than the mean, else lower.
+
+        It balances experts without a loss (Wang et al., arXiv:2408.15664). Keep it in the model's state.
+
+        Args:
+          bias: [E], what `mw.moe` took as `bias`.
+          rate: The number by which each value moves.
+
+        Example:
+          >>> routing = mw.nn.Routing(jnp.ones(()), jnp.ones(()), jnp.array([0.7, 0.1, 0.2]), jnp.zeros(()))
+          >>> routing.balanced_bias(jnp.zeros(3), rate=0.5).tolist()
+          [-0.5, 0.5, 0.5]
+        """
+        return bias + rate * jnp.sign(1 / self.load.shape[-1] - self.load)
+
 
 class Choice(NamedTuple):
     """The experts of each token."""
