@@ -9,6 +9,7 @@ nothing, unless the search finds something better. Beside each stands the best p
 `sequence`, `pipeline` and `expert`, if one fits.
 """
 
+import argparse
 import functools
 import sys
 import time
@@ -66,13 +67,19 @@ CASES = (
 )
 
 
-def main(words: Sequence[str]) -> None:
-    wanted = [word for word in words if not word.startswith("--")]
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="only the cases that have one of these words")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/how-to/which-axes.md")
+    asked = parser.parse_args()
+    wanted = asked.words
     cases = [case for case in CASES if not wanted or any(word in case.title for word in wanted)]
     print(f"{'':<48}{'plans':>6}{'core s':>8}  best, peak, step, MFU", flush=True)
     lines = [row(case, shown(case)) for case in cases]
     table = "".join(f"{line}\n" for line in [*HEAD, *lines])
-    if "--write" in words:
+    if asked.write:
         PAGE.write_text(written(PAGE.read_text(), table))
     print(f"\n{table}")
 
@@ -141,4 +148,4 @@ def written(page: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

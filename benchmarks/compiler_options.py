@@ -8,6 +8,7 @@ collectives with a computation between start and end, in the order of the schedu
 installed: `meshwright[cuda13]`, `meshwright[tpu]`. No speed is measured: nothing runs.
 """
 
+import argparse
 import dataclasses
 import os
 import sys
@@ -35,8 +36,12 @@ ON = ("a100:8", "h100:8", "b200:8", "v5e:4x4", "v6e:4x4")
 COMPUTATIONS = ("fusion", "custom-call", "dot", "convolution", "while")
 
 
-def main(places: list[str]) -> None:
-    for on in places or ON:
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("places", nargs="*", default=ON, help="hardware, as for meshwright plan --on")
+    for on in parser.parse_args().places:
         experiment = decoder.experiment(size="7b", batch_size=64, length=1024, mesh="fsdp=-1")
         site = site_of(experiment, on)
         if missing := missing_compiler(site.hardware):
@@ -91,4 +96,4 @@ def overlaps(computation: Computation) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -6,6 +6,7 @@ Each plan is a `meshwright plan` of its own, compiled and traced. For the compil
 installed: `meshwright[cuda13]`, `meshwright[tpu]`. What is not is left out, and said.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -27,6 +28,9 @@ CASES = (
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(f"{'':<44}{'seconds':>9}{'GB here':>9}{'peak GiB':>10}{'sent GiB':>10}{'step':>9}{'MFU':>6}")
     for size, batch_size, on, mesh in CASES:
         title = f"{size}, {batch_size} rows, {on}, {mesh}"

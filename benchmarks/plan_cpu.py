@@ -6,6 +6,7 @@ The machine is shared, so the steps are timed before and after the rates that th
 Each mesh has several processes of its own, in turns; told are medians, and the ratio furthest from one.
 """
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -18,6 +19,13 @@ ROUNDS, STEPS = 3, 10
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("case", nargs="*", help="hardware and mesh: only this one, once, in this process")
+    if case := parser.parse_args().case:
+        compare(*case)
+        return
     times: dict[tuple[str, str], list[tuple[float, float]]] = {case: [] for case in CASES}
     for _ in range(ROUNDS):
         for case in CASES:
@@ -73,4 +81,4 @@ def compare(on: str, mesh: str) -> None:
 
 
 if __name__ == "__main__":
-    compare(*sys.argv[1:]) if len(sys.argv) > 1 else main()
+    main()

@@ -39,6 +39,7 @@ run, and are stated where these runs are (docs/performance.md):
   the price of power.
 """
 
+import argparse
 import functools
 import math
 from dataclasses import dataclass, replace
@@ -146,6 +147,9 @@ OF_THE_KERNEL = (
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(f"{'':<44}{'seconds':>9}{'peak GiB':>10}{'sent GiB':>10}{'MFU':>7}{'published':>11}")
     for run in OF_THE_KERNEL:
         shown("kernel", run)

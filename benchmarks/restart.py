@@ -12,6 +12,7 @@ that are left; in another run, two at once. Each step must be reported once, wit
 resized at those steps.
 """
 
+import argparse
 import contextlib
 import os
 import re
@@ -227,11 +228,17 @@ def equal_to_a_resized_run(kills):
 
 
 def main():
-    if "--equal" in sys.argv:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--equal", action="store_true", help="only look at the end, not at the time")
+    parser.add_argument("--ahead", action="store_true", help="only the deep network that goes on with three")
+    asked = parser.parse_args()
+    if asked.equal:
         for kills in KILLED_IN_TURN:
             equal_to_a_resized_run(kills)
         return
-    if "--ahead" not in sys.argv:
+    if not asked.ahead:
         same_number()
     for name, options in {"ahead": (), "not ahead": ("--no-compile-ahead",)}.items():
         found = [go_on_with_three(*options) for _ in range(REPETITIONS)]

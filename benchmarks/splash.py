@@ -6,8 +6,8 @@ Compiles the gradient of causal attention for one device of each, at several len
 kernels, the temporary memory and the seconds of compiling. Needs `meshwright[tpu]`; nothing runs.
 """
 
+import argparse
 import os
-import sys
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -25,9 +25,16 @@ CASES = ((2048, 64), (2048, 128), (8192, 128), (8192, 256))  # tokens, features 
 HEADS = 8
 
 
-def main(places: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "places", nargs="*", default=["v5e:4x4"], help="the hardware, as for --on of meshwright plan"
+    )
+    places = parser.parse_args().places
     print(f"{'':<28}{'form':>10}{'kernels':>9}{'temporary MiB':>15}{'seconds':>9}")
-    for on in places or ("v5e:4x4",):
+    for on in places:
         hardware = hardware_named(on)
         if missing := missing_compiler(hardware):
             print(f"{on}: install {missing}")
@@ -57,4 +64,4 @@ def show(title: str, mesh: Mesh, length: int, features: int, form: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
