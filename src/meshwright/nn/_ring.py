@@ -90,8 +90,8 @@ def ring(given: AttentionInputs, ways: int, block: int = BLOCK) -> tuple[jax.Arr
         # by an axis of the `shard_map` only.
         frozenset({SEQUENCE, PIPELINE} if in_microbatch() else {SEQUENCE}),
     )
-    exchange = _mapped(_to_zigzag, (_SPLIT,), _SPLIT, static) if is_zigzag else lambda x: x
-    back = _mapped(_from_zigzag, (_SPLIT,), _SPLIT, static) if is_zigzag else lambda x: x
+    exchange = _exchanged(_to_zigzag, static) if is_zigzag else lambda x: x
+    back = _exchanged(_from_zigzag, static) if is_zigzag else lambda x: x
     q, k, v = (exchange(x) for x in (given.q, given.k, given.v))
     marks: PyTree = {"window": None if window is not None else given.window, "segments": None}
     if given.segments is not None:
@@ -135,24 +135,33 @@ def _mapped(
     )
 
 
-def _to_zigzag(static: _Static, x: jax.Array) -> jax.Array:
+def _exchanged(function: Callable[..., jax.Array], static: _Static) -> Callable[[jax.Array], jax.Array]:
+    """Return a function of whole rows that exchanges their chunks.
+
+    Whether a device is an even one is an operand: XLA may move the exchange of segments, the same for each
+    layer, out of loops, and does not know `axis_index` there.
+    """
+    is_even = jnp.arange(static.ways) % 2 == 0
+    return partial(_mapped(function, (P(SEQUENCE), _SPLIT), _SPLIT, static), is_even)
+
+
+def _to_zigzag(static: _Static, is_even: jax.Array, x: jax.Array) -> jax.Array:
     """Return the chunks i and 2n - 1 - i of device i, [B, T, ...], given the chunks 2i and 2i + 1."""
     ways = static.ways
     first, second = jnp.split(x, 2, axis=1)
     homes = [min(chunk, 2 * ways - 1 - chunk) for chunk in range(2 * ways)]
     sent = [_permuted(half, enumerate(homes[i::2])) for i, half in enumerate((first, second))]
-    is_even = jax.lax.axis_index(SEQUENCE) % 2 == 0  # an even device's early chunk has an even number
-    early, late = (jnp.where(is_even, sent[i], sent[1 - i]) for i in (0, 1))
+    # An even device's early chunk has an even number.
+    early, late = (jnp.where(is_even[0], sent[i], sent[1 - i]) for i in (0, 1))
     return jnp.concatenate([early, late], axis=1)
 
 
-def _from_zigzag(static: _Static, x: jax.Array) -> jax.Array:
+def _from_zigzag(static: _Static, is_even: jax.Array, x: jax.Array) -> jax.Array:
     """Undo `_to_zigzag`."""
     ways = static.ways
     early, late = jnp.split(x, 2, axis=1)
-    is_even = jax.lax.axis_index(SEQUENCE) % 2 == 0
     homes = [min(chunk, 2 * ways - 1 - chunk) for chunk in range(2 * ways)]
-    halves = jnp.where(is_even, early, late), jnp.where(is_even, late, early)
+    halves = jnp.where(is_even[0], early, late), jnp.where(is_even[0], late, early)
     back = [[(home, i) for i, home in enumerate(homes[of::2])] for of in (0, 1)]
     return jnp.concatenate([_permuted(half, pairs) for half, pairs in zip(halves, back, strict=True)], axis=1)
 
