@@ -23,11 +23,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import AxisError
 from meshwright.program import CALLS, bind, equations, evaluate, jaxprs_in, scan_counts
 from meshwright.sharding import MICROBATCH, PIPELINE, indivisible
+from meshwright.train._places import along, num_stages, sent_on, split_over_stages
 
 CHECKPOINTS = ("checkpoint", "remat", "remat2")
 """The names that `jax.checkpoint` has in a jaxpr."""
@@ -102,28 +102,30 @@ class Ring:
             return state, queue
         column = jax.tree.map(lambda x: _column(x, tick % self.queued), queue)
         state, column = self._swapped(state, column)
-        column = jax.tree.map(_sent_on, column)
+        column = jax.tree.map(sent_on, column)
         return state, self._put(queue, column, tick)
 
     def moved_out(self, state: Any, queue: Any, tick: Any) -> tuple[Any, Any]:
         """Undo `moved_in`."""
         if not self.queued:
             return state, queue
-        column = jax.tree.map(lambda x: _sent_on(_column(x, tick % self.queued), -1), queue)
+        column = jax.tree.map(lambda x: sent_on(_column(x, tick % self.queued), -1), queue)
         state, column = self._swapped(state, column)
         return state, self._put(queue, column, tick)
 
     def _swapped(self, state: Any, column: Any) -> tuple[Any, Any]:
         def one(x: Any, y: Any) -> Any:
-            is_first = _along(jnp.arange(self.stages) == 0, x)
-            return _split(jnp.where(is_first, y, x))
+            is_first = along(jnp.arange(self.stages) == 0, x)
+            return split_over_stages(jnp.where(is_first, y, x))
 
         return jax.tree.map(one, state, column), jax.tree.map(one, column, state)
 
     def _put(self, queue: Any, column: Any, tick: Any) -> Any:
         at = tick % self.queued
         return jax.tree.map(
-            lambda x, new: _split(jax.lax.dynamic_update_index_in_dim(x, new, at, 1)), queue, column
+            lambda x, new: split_over_stages(jax.lax.dynamic_update_index_in_dim(x, new, at, 1)),
+            queue,
+            column,
         )
 
 
@@ -141,7 +143,7 @@ def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[An
       microbatches in their natural order.
     """
     p, M, s = ring.stages, ring.places, jnp.arange(ring.stages)
-    rings = jax.tree.map(lambda x: _split(x.reshape(p, -1, *x.shape[1:])), state)
+    rings = jax.tree.map(lambda x: split_over_stages(x.reshape(p, -1, *x.shape[1:])), state)
     at, queue = jax.tree.map(lambda x: x[:, 0], rings), jax.tree.map(lambda x: x[:, 1:], rings)
 
     def tick(carry: Any, t: Any) -> tuple[Any, Any]:
@@ -150,11 +152,11 @@ def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[An
         is_active = (n >= 0) & (n < ring.rounds * M)
         with jax.named_scope(f"busy_{ring.microbatches * ring.rounds}_of_{ring.ticks}_ticks"):
             new, aux = stage(jnp.clip(n // M, 0, ring.rounds - 1), n % M, at)
-        kept = jax.tree.map(lambda new, old: jnp.where(_along(is_active, new), new, old), new, at)
-        return (jax.tree.map(_sent_on, kept), queue), aux
+        kept = jax.tree.map(lambda new, old: jnp.where(along(is_active, new), new, old), new, at)
+        return (jax.tree.map(sent_on, kept), queue), aux
 
     def back(carry: Any, t: Any) -> tuple[Any, None]:
-        at = jax.tree.map(lambda x: _sent_on(x, -1), carry[0])
+        at = jax.tree.map(lambda x: sent_on(x, -1), carry[0])
         return ring.moved_out(at, carry[1], t), None
 
     carry, auxs = jax.lax.scan(tick, (at, queue), jnp.arange(ring.ticks))
@@ -163,9 +165,9 @@ def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[An
     turned = ring.rounds * M % ring.queued if ring.queued else 0
     at, queue = carry
     out = jax.tree.map(
-        lambda x, q: _split(jnp.concatenate([x[:, None], jnp.roll(q, -turned, 1)], 1)), at, queue
+        lambda x, q: split_over_stages(jnp.concatenate([x[:, None], jnp.roll(q, -turned, 1)], 1)), at, queue
     )
-    return jax.tree.map(lambda x: _split(x.reshape(M, *x.shape[2:])), out), jax.tree.map(
+    return jax.tree.map(lambda x: split_over_stages(x.reshape(M, *x.shape[2:])), out), jax.tree.map(
         lambda y: _by_microbatch(ring, y), auxs
     )
 
@@ -176,34 +178,11 @@ def _by_microbatch(ring: Ring, y: Any) -> Any:
     y = jnp.pad(y, [(0, max(0, total + ring.stages - 1 - ring.ticks)), *[(0, 0)] * (y.ndim - 1)])
     parts = [y[s : s + total, s] for s in range(ring.stages)]
     out = jnp.stack(parts)
-    return _split(out.reshape(ring.stages, ring.rounds, ring.places, *out.shape[2:]))
+    return split_over_stages(out.reshape(ring.stages, ring.rounds, ring.places, *out.shape[2:]))
 
 
 def _column(x: Any, at: Any) -> Any:
     return jax.lax.dynamic_index_in_dim(x, at, 1, keepdims=False)
-
-
-def _along(mask: Any, x: Any) -> Any:
-    return mask.reshape(-1, *(1,) * (x.ndim - 1))
-
-
-def _split(x: Any) -> Any:
-    """Return an array whose first dimension is split over the stages, and others as XLA likes."""
-    return jax.lax.with_sharding_constraint(x, P(PIPELINE, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
-
-
-def _sent_on(x: Any, by: int = 1) -> Any:
-    """Return an array whose first dimension is split over the stages, after each device has sent its part on.
-
-    A `jnp.roll` would do the same, but its gradient would be sent as two arrays.
-    """
-    stages = _num_stages()
-
-    def one(part: Any) -> Any:
-        return jax.lax.ppermute(part, PIPELINE, [(i, (i + by) % stages) for i in range(stages)])
-
-    split = P(PIPELINE)
-    return jax.shard_map(one, in_specs=split, out_specs=split, axis_names={PIPELINE}, check_vma=False)(x)
 
 
 def pipelined_scan(
@@ -221,13 +200,9 @@ def pipelined_scan(
     Raises:
       AxisError: The layers do not divide over the stages.
     """
-    scan = _Scan(eqn, operands, batched, Ring(_num_stages(), microbatches, rounds))
+    scan = _Scan(eqn, operands, batched, Ring(num_stages(), microbatches, rounds))
     out, aux = run_stages(scan.ring, scan.state, scan.stage)
     return [*out[: scan.num_carry], *map(scan.in_place, aux)]
-
-
-def _num_stages() -> int:
-    return jax.sharding.get_abstract_mesh().shape[PIPELINE]
 
 
 class _Scan:
@@ -236,18 +211,18 @@ class _Scan:
     def __init__(self, eqn: Any, operands: Sequence[Any], batched: Sequence[bool], ring: Ring) -> None:
         self.eqn, self.ring = eqn, ring
         num_consts, self.num_carry = scan_counts(eqn)
-        self.keys = [_key_type(var.aval) for var in eqn.invars]
-        self.each = _num_layers(eqn.params["length"], ring)
-        plain = [_plain(x) for x in operands]
+        self.keys = [key_type(var.aval) for var in eqn.invars]
+        self.each = num_layers(eqn.params["length"], ring.stages, ring.rounds)
+        numbers = [plain(x) for x in operands]
         first, last = num_consts, num_consts + self.num_carry
         carry = [
             x if is_batched else jnp.broadcast_to(x, (ring.places, *x.shape))
-            for x, is_batched in zip(plain[first:last], batched[first:last], strict=True)
+            for x, is_batched in zip(numbers[first:last], batched[first:last], strict=True)
         ]
         self.moving = [i for i in range(num_consts) if batched[i]]
-        self.shared = {i: plain[i] for i in range(num_consts) if not batched[i]}
-        self.state = [*carry, *(plain[i] for i in self.moving)]
-        self.xs = {i: self._of_stages(plain[i], batched[i]) for i in range(last, len(plain))}
+        self.shared = {i: numbers[i] for i in range(num_consts) if not batched[i]}
+        self.state = [*carry, *(numbers[i] for i in self.moving)]
+        self.xs = {i: self._of_stages(numbers[i], batched[i]) for i in range(last, len(numbers))}
         self.is_own = {i: batched[i] for i in self.xs}
 
     def _of_stages(self, x: Any, is_own: bool) -> Any:
@@ -257,10 +232,10 @@ class _Scan:
         """
         p, r = self.ring.stages, self.ring.rounds
         if not is_own:
-            return _summed(_split(jnp.swapaxes(x.reshape(r, p, self.each, *x.shape[1:]), 0, 1)))
+            return _summed(split_over_stages(jnp.swapaxes(x.reshape(r, p, self.each, *x.shape[1:]), 0, 1)))
         x = x[np.argsort(self.ring.order())]
         x = x.reshape(x.shape[0], r, p, self.each, *x.shape[2:])
-        return (_split(jnp.transpose(x, (2, 1, 0, *range(3, x.ndim)))),)
+        return (split_over_stages(jnp.transpose(x, (2, 1, 0, *range(3, x.ndim)))),)
 
     def stage(self, round_of: Any, microbatch_of: Any, state: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return the state after one stage on each device."""
@@ -294,7 +269,7 @@ class _Scan:
             for x, key in zip(operands, self.keys, strict=True)
         ]
         results = _without_checkpoints if self.ring.rounds > 1 else bind
-        return [_plain(x) for x in evaluate(self.eqn.params["jaxpr"], arguments, results)]
+        return [plain(x) for x in evaluate(self.eqn.params["jaxpr"], arguments, results)]
 
     @property
     def policy(self) -> Any:
@@ -345,18 +320,22 @@ _of_sum.defvjp(
 )
 
 
-def _num_layers(total: int, ring: Ring) -> int:
-    stages = ring.stages * ring.rounds
-    if total % stages:
-        raise AxisError(indivisible(total, ring.stages, ring.rounds), PIPELINE)
-    return total // stages
+def num_layers(total: int, stages: int, rounds: int = 1) -> int:
+    """Return the number of layers of a stage.
+
+    Raises:
+      AxisError: The layers do not divide over the stages.
+    """
+    if total % (stages * rounds):
+        raise AxisError(indivisible(total, stages, rounds), PIPELINE)
+    return total // (stages * rounds)
 
 
-def _key_type(aval: Any) -> Any:
+def key_type(aval: Any) -> Any:
     is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
     return str(jax.random.key_impl(jnp.zeros((), aval.dtype))) if is_key else None
 
 
-def _plain(x: Any) -> Any:
+def plain(x: Any) -> Any:
     """Return the numbers of keys, and anything else as it is."""
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
