@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from meshwright.errors import UsageError
 from models.on_meshes import of_one_device, updated
 from pairs import pairs
 
@@ -21,6 +22,32 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh, rounds):
     found, other = updated(name, mesh, 8, pipeline_rounds=rounds)
     assert other == pytest.approx(loss, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("decoder", "pipeline=2,fsdp=2,tensor=2"),
+        ("decoder", "pipeline=2,sequence=2,tensor=2"),
+        ("gpt2", "data=2,pipeline=4"),
+        ("mixture", "pipeline=2,expert=2,fsdp=2"),
+        pytest.param("mixture", "data=2,pipeline=4", marks=pytest.mark.long),
+        pytest.param("nnx", "pipeline=2,fsdp=2,tensor=2", marks=pytest.mark.long),
+        pytest.param("equinox", "data=2,pipeline=4", marks=pytest.mark.long),
+    ],
+)
+def test_losses_and_gradients_by_1f1b_are_those_of_one_device(name, mesh):
+    expected, loss = of_one_device(name)
+    found, other = updated(name, mesh, 8, pipeline_schedule="1f1b")
+    assert other == pytest.approx(loss, rel=1e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), found, expected)
+
+
+@pytest.mark.slow
+def test_a_model_of_two_stacks_is_refused_by_1f1b():
+    with pytest.raises(UsageError, match=r"calls mw\.layers 2 times"):
+        updated("t5", "data=2,pipeline=4", 8, pipeline_schedule="1f1b")
 
 
 @pytest.mark.slow

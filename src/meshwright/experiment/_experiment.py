@@ -33,6 +33,7 @@ from meshwright.train import (
     Builder,
     Init,
     Loss,
+    PipelineSchedule,
     StatefulLoss,
     Std,
     Tx,
@@ -301,6 +302,9 @@ class Experiment:
     pipeline_rounds: int = 1
     """How often a microbatch goes around the stages of the mesh axis `pipeline`. With more rounds the devices
     idle less."""
+    pipeline_schedule: PipelineSchedule = "gpipe"
+    """When the stages of the mesh axis `pipeline` go back. By "gpipe" they do so when all microbatches have
+    gone forward. By "1f1b" they do so as soon as the first ones have, and keep less."""
     remat: str | None = None
     """The intermediate values that are kept for the gradient, such as "dots"; see `mw.train.remat`. None
     keeps all of them. "layers:dots" is what each layer keeps, instead of what the model says. "auto"

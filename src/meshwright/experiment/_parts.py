@@ -117,6 +117,7 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Seque
         layout,
         microbatches=int(experiment.microbatches),  # no longer "auto": see `settled`
         pipeline_rounds=experiment.pipeline_rounds,
+        pipeline_schedule=experiment.pipeline_schedule,
         compute_dtype=experiment.compute_dtype,
         norms=experiment.logging.norms,
         compiler_options=compiler.options,

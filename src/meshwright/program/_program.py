@@ -19,6 +19,8 @@ _TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
 """The scope of a pipeline's stages, as `mw.make_step` names it."""
 _USED = re.compile(r"used_(\d+)_of_(\d+)_rows")
 """The scope of products with room for more rows than they compute, as `mw.moe` names it."""
+_AGAIN = "computed_again"
+"""The scope of stages that are computed again for their gradient, as `mw.make_step` names it."""
 _FUSED_ATTENTION = "fused_attention"
 """Name of the scope (`jax.named_scope`) of attention in blocks, which hardware may run as one kernel."""
 _SELDOM = "seldom"
@@ -107,9 +109,11 @@ class Operation:
 
     @property
     def is_recomputed(self) -> bool:
-        """True if `jax.checkpoint` computes it a second time, as the name in profiles shows."""
-        stacks = (eqn.source_info.name_stack for eqn in (*self.callers, self.eqn))
-        return any("rematted_computation" in str(stack) for stack in stacks)
+        """True if `jax.checkpoint` or 1F1B computes it a second time, as the name in profiles shows."""
+        stacks = [str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn)]
+        if any("rematted_computation" in stack for stack in stacks):
+            return True
+        return any(_AGAIN in stack for stack in stacks) and not self.is_backward
 
     @property
     def is_backward(self) -> bool:

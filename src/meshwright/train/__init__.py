@@ -26,6 +26,7 @@ from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, na
 from meshwright.train._recommended import recommended_for, recommended_options
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._ring import Ring
+from meshwright.train._schedule import OneForwardOneBackward, PipelineSchedule
 from meshwright.train._schedules import schedule
 from meshwright.train._state import (
     Init,
@@ -64,8 +65,10 @@ __all__ = [
     "Loss",
     "Metrics",
     "Norms",
+    "OneForwardOneBackward",
     "Params",
     "PhaseClock",
+    "PipelineSchedule",
     "RematPolicy",
     "Ring",
     "RunningWatchdog",

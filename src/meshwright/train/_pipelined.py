@@ -10,12 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import AxisError, LayoutError, UsageError
 from meshwright.program import CALLS, bind, equations, evaluate, is_stack, jaxprs_in
 from meshwright.sharding import MICROBATCH, PIPELINE, Layout, axes_of
+from meshwright.train._cut import Cut
+from meshwright.train._one_forward_one_backward import loss_and_gradients
+from meshwright.train._places import along
 from meshwright.train._ring import Ring, pipelined_scan
+from meshwright.train._schedule import OneForwardOneBackward, PipelineSchedule, check_schedule
 from meshwright.tree import PyTree
 
 _CHECKPOINTS = ("checkpoint", "remat", "remat2")
@@ -27,53 +32,101 @@ def has_pipeline(layout: Layout) -> bool:
 
 
 def over_pipeline(
-    objective: Callable[..., Any], layout: Layout, microbatches: int, pipeline_rounds: int
-) -> Callable[..., Any]:
-    """Return an `Objective` of a whole batch that sends its microbatches through pipelines.
+    layout: Layout, microbatches: int, pipeline_rounds: int, pipeline_schedule: PipelineSchedule
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the function of an `Objective` of one microbatch that makes one of a whole batch of it.
 
-    The total, the metrics and the keys are those of the microbatches one after the other.
+    It sends the microbatches through pipelines. The total, the metrics and the keys are those of the
+    microbatches one after the other. Without the axis `pipeline`, objectives stay as they are.
 
     Args:
-      objective: The objective of one microbatch.
-      layout: The layout, whose mesh has the axis `pipeline`.
+      layout: The layout.
       microbatches: The number of microbatches.
       pipeline_rounds: How often each microbatch goes around the stages.
+      pipeline_schedule: When the stages go back.
 
-    Raises (when called):
-      UsageError: The model has a state.
-      LayoutError: The loss has no `mw.layers`, or has one where it cannot be a pipeline; or its layers do not
-        divide over the stages.
+    Raises:
+      UsageError: The schedule is not known, or has no rounds. When the made objective is called: the model
+        has a state, or the loss has several stacks of layers for "1f1b".
+      LayoutError: When the made objective is called: The loss has no `mw.layers`, or has one where it cannot
+        be a pipeline; or its layers do not divide over the stages.
     """
+    check_schedule(pipeline_schedule, pipeline_rounds)
+    if not has_pipeline(layout):
+        return lambda objective: objective
+    if pipeline_schedule == "1f1b":
+        schedule = OneForwardOneBackward(layout.mesh.shape[PIPELINE], microbatches)
+        return lambda objective: _with_own_gradient(objective, layout, schedule)
     ring = Ring(layout.mesh.shape[PIPELINE], microbatches, pipeline_rounds)
+    return lambda objective: _all_forward(objective, layout, ring)
+
+
+def _all_forward(objective: Callable[..., Any], layout: Layout, ring: Ring) -> Callable[..., Any]:
+    """Return an `Objective` in which all microbatches go forward before one goes back."""
+    order = ring.order()
 
     def total(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> Any:
-        if jax.tree.leaves(model_state):
-            raise UsageError(
-                "a model with a state cannot be trained on the axis 'pipeline': its microbatches are "
-                "computed side by side, and each would need the state that the one before returned.\n"
-                "  Give the devices to another axis, such as fsdp."
-            )
-        order = ring.order()
-        rows = tuple(axis for axis in axes_of(layout.batch_sharding.spec[0]) if axis != PIPELINE)
-        pieces = jax.tree.map(lambda x: _pieces(x, order % microbatches, microbatches, rows), batch)
-        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(order % microbatches))
-        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pieces)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), (params, model_state))
-        traced, out = jax.make_jaxpr(objective, axis_env=[(MICROBATCH, ring.places)], return_shape=True)(
-            *shapes, first, jax.eval_shape(lambda: key)
-        )
-        _check(traced)
+        pieces = _pieces(batch, key, order, ring.microbatches, layout)
+        traced, out = _traced(objective, (params, model_state), pieces, ring.places)
         weights = jax.tree.leaves((params, model_state))
 
-        def one(piece: PyTree, key: jax.Array) -> Any:
-            leaves = evaluate(traced, [*weights, *jax.tree.leaves(piece), key], _stacks_by(ring))
-            return jax.tree.unflatten(jax.tree.structure(out), leaves)
+        def one(*piece: PyTree) -> Any:
+            leaves = evaluate(traced, [*weights, *jax.tree.leaves(piece)], _stacks_by(ring))
+            return jax.tree.unflatten(out, leaves)
 
-        found = jax.vmap(one, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)(pieces, keys)
-        is_real = order < microbatches
-        return jax.tree.map(lambda x: jnp.where(_along(is_real, x), x, 0).sum(0), found)
+        found = jax.vmap(one, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)(*pieces)
+        is_real = order < ring.microbatches
+        return jax.tree.map(lambda x: jnp.where(along(is_real, x), x, 0).sum(0), found)
 
     return total
+
+
+def _with_own_gradient(
+    objective: Callable[..., Any], layout: Layout, schedule: OneForwardOneBackward
+) -> Callable[..., Any]:
+    """Return an `Objective` whose gradient is computed together with its value, by 1F1B."""
+    without_gradient = _all_forward(objective, layout, Ring(schedule.stages, schedule.microbatches))
+    order = np.arange(schedule.places).reshape(-1, schedule.stages)
+
+    def total(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> Any:
+        @jax.custom_vjp
+        def value(params: PyTree) -> Any:
+            return without_gradient(params, model_state, batch, key)
+
+        def forward(params: PyTree) -> tuple[Any, list[Any]]:
+            pieces = _pieces(batch, key, order, schedule.microbatches, layout)
+            firsts = jax.tree.map(lambda x: x[0], pieces)
+            traced, out = _traced(objective, (params, model_state), firsts, schedule.stages)
+            weights = jax.tree.leaves(params)
+            cut = Cut(traced, len(weights), schedule.stages)
+            leaves, gradients = loss_and_gradients(cut, weights, jax.tree.leaves(pieces), schedule)
+            return jax.tree.unflatten(out, leaves), gradients
+
+        def backward(gradients: list[Any], cotangent: Any) -> tuple[PyTree]:
+            scaled = [None if x is None else (x * cotangent[0]).astype(x.dtype) for x in gradients]
+            return (jax.tree.unflatten(jax.tree.structure(params), scaled),)
+
+        value.defvjp(forward, backward)
+        return value(params)
+
+    return total
+
+
+def _traced(objective: Callable[..., Any], state: PyTree, pieces: PyTree, places: int) -> tuple[Any, Any]:
+    """Return the jaxpr of the objective of one microbatch, and the structure of its results."""
+    if jax.tree.leaves(state[1]):
+        raise UsageError(
+            "a model with a state cannot be trained on the axis 'pipeline': its microbatches are "
+            "computed side by side, and each would need the state that the one before returned.\n"
+            "  Give the devices to another axis, such as fsdp."
+        )
+    first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], pieces))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), state)
+    traced, out = jax.make_jaxpr(objective, axis_env=[(MICROBATCH, places)], return_shape=True)(
+        *shapes, *first
+    )
+    _check(traced)
+    return traced, jax.tree.structure(out)
 
 
 def refuse_stacks(jaxpr: Any) -> None:
@@ -90,14 +143,20 @@ def refuse_stacks(jaxpr: Any) -> None:
         )
 
 
-def _pieces(x: jax.Array, order: Any, microbatches: int, rows: tuple[str, ...]) -> jax.Array:
-    """Return [B, ...] as microbatches, [places, rows, ...], in the order of the ring."""
-    x = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)[order]
-    return jax.lax.with_sharding_constraint(x, P(PIPELINE, rows))
+def _pieces(batch: PyTree, key: jax.Array, order: Any, microbatches: int, layout: Layout) -> tuple[Any, Any]:
+    """Return the rows and the keys of microbatches in some order, whose last dimension is split over stages.
 
+    [B, ...] becomes [*order, rows, ...]. Places after the last microbatch get the first ones again.
+    """
+    rows = tuple(axis for axis in axes_of(layout.batch_sharding.spec[0]) if axis != PIPELINE)
+    split, at = P(*(None,) * (order.ndim - 1), PIPELINE, rows), order % microbatches
 
-def _along(mask: Any, x: Any) -> Any:
-    return jnp.asarray(mask).reshape(-1, *(1,) * (x.ndim - 1))
+    def of_rows(x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)[at]
+        return jax.lax.with_sharding_constraint(x, split)
+
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(at.reshape(-1)))
+    return jax.tree.map(of_rows, batch), keys.reshape(order.shape)
 
 
 def _stacks_by(ring: Ring) -> Callable[[Any, list[Any]], Sequence[Any]]:

@@ -40,6 +40,7 @@ from meshwright.train._offload import on_devices
 from meshwright.train._pipelined import has_pipeline, over_pipeline, refuse_stacks
 from meshwright.train._placed import placed, refuse_donated, shardings_of
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
+from meshwright.train._schedule import PipelineSchedule
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
 from meshwright.train._state import TrainState
 from meshwright.train._trainable import Tx, as_trainable, joined
@@ -273,6 +274,7 @@ def make_step(
     *,
     microbatches: int = 1,
     pipeline_rounds: int = 1,
+    pipeline_schedule: PipelineSchedule = "gpipe",
     compute_dtype: ComputeDtype = None,
     norms: str | None = None,
     idle: Callable[[LayoutError], None] = refused,
@@ -291,6 +293,9 @@ def make_step(
         with the axis `pipeline` several are computed at a time, each in another stage of `mw.layers`.
       pipeline_rounds: How often each microbatch goes around the stages of the axis `pipeline`. With more
         rounds each device has more but shorter stages, and idles less.
+      pipeline_schedule: When the stages go back. By "gpipe" they do so when all microbatches have gone
+        forward, and keep of each what the layers keep. By "1f1b" they keep the inputs of at most 3 p - 1
+        microbatches, for p stages, and what the layers keep of one. It needs a loss with one `mw.layers`.
       compute_dtype: The dtype of the parameters that the loss receives, such as "bfloat16", or a table by
         path; see `ComputeDtype`. Only wider floating parameters are cast, including frozen ones. Integers,
         complex and narrower parameters, the model state and the batch are not cast. (The product of float32
@@ -307,9 +312,10 @@ def make_step(
       and `Histogram`s on the devices.
 
     Raises:
-      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When the
-        step is compiled: both `microbatches` and an `optax.MultiSteps` in `optimizer` accumulate gradients,
-        or a pattern of `compute_dtype` or `norms` has no effect.
+      UsageError: `compute_dtype` is not a floating dtype, `norms` is not a regular expression, or the
+        schedule is not known or has no rounds. When the step is compiled: both `microbatches` and an
+        `optax.MultiSteps` in `optimizer` accumulate gradients, a pattern of `compute_dtype` or `norms` has no
+        effect, or the loss has several stacks for "1f1b".
 
     Example:
       >>> layout, optimizer = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.5)
@@ -319,6 +325,7 @@ def make_step(
       >>> print(state.params["w"])
       [0.5 0.5]
     """
+    over_stages = over_pipeline(layout, microbatches, pipeline_rounds, pipeline_schedule)
     only, narrow = as_trainable(optimizer), narrowing(compute_dtype)
     minimised = splitting_sequences(objective(loss), layout, batch_at=2)
     norms_by_name = norms_of(norms)
@@ -333,10 +340,7 @@ def make_step(
             total, (metrics, new) = minimised(narrow(joined(trained, frozen)), model_state, *rest)
             return total, (metrics, only.updated(model_state, new))
 
-        is_pipeline = has_pipeline(layout)
-        total = (
-            over_pipeline(of_trained, layout, microbatches, pipeline_rounds) if is_pipeline else of_trained
-        )
+        total, is_pipeline = over_stages(of_trained), has_pipeline(layout)
         grads, metrics, model_state = mean_gradients(
             total, trained, state.model_state, batch, key, microbatches, at_once=is_pipeline
         )
