@@ -83,12 +83,13 @@ class MadeUp:
     """Plans by a formula of the sizes of a mesh, or an error for axes that do not apply."""
 
     def __init__(self, site, seconds, peak=lambda sizes: 1, refused=()):
-        self.asked, self._base = [], site.plan()
+        self.asked, self.settings, self._base = [], [], site.plan()
         self._seconds, self._peak, self._refused = seconds, peak, refused
 
     def __call__(self, settings):
         sizes = mw.sharding.mesh_sizes(settings["mesh"], 16)
         self.asked.append(dict(sizes))
+        self.settings.append(settings)
         for axis in self._refused:
             if axis in sizes:
                 return AxisError("no", axis)
@@ -116,6 +117,13 @@ def test_an_axis_that_does_not_apply_is_asked_for_once(here):
     made = MadeUp(here, lambda sizes: 16 / sizes.get("tensor", 1), refused=("sequence", "pipeline"))
     Meshes(here, made).run()
     assert [sum(axis in sizes for sizes in made.asked) for axis in ("sequence", "pipeline")] == [1, 1]
+
+
+def test_the_best_pipeline_is_planned_with_rounds_and_by_1f1b(here):
+    made = MadeUp(here, lambda sizes: 16 / sizes.get("pipeline", 1))
+    Meshes(here, made).run()
+    assert [each["pipeline_schedule"] for each in made.settings if "pipeline_schedule" in each] == ["1f1b"]
+    assert any("pipeline_rounds" in each for each in made.settings)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from experiment.runs import EXAMPLES
-from meshwright import plan
+from meshwright import plan, train
 from meshwright.errors import LayoutError, UsageError
 from meshwright.hlo import collectives
 
@@ -203,6 +203,16 @@ def test_a_plan_says_what_fits_and_what_bounds_it():
     assert "A step takes" in text
     assert "data 2 × fsdp 2 × tensor 2" in text
     assert "round" in text
+
+
+def test_a_plan_draws_the_schedule_of_1f1b():
+    schedule = train.OneForwardOneBackward(2, 4)
+    text = plan.described(dataclasses.replace(planned("h100:1x8"), pipeline=schedule))
+    assert "4 microbatches by 1F1B take 5 ticks forward and as many back ('), in 20% of which" in text
+    assert "the inputs of 4 at most" in text
+    assert ["stage", "1", ".", "0", "1", "2", "0'", "3", "1'", "2'", "3'", "."] in [
+        line.split() for line in text.splitlines()
+    ]
 
 
 def test_what_is_over_the_chip_does_not_fit():

@@ -3,7 +3,7 @@
 Each axis that splits a model is tried alone, and longer as long as that helps. Then the axes of the best
 meshes are made longer, one at a time, until nothing better is found. Of the other devices, as few are `fsdp`
 as hold the state. Last, the best meshes get more and less fsdp, and their pipelines other numbers of
-microbatches and rounds.
+microbatches, rounds and 1F1B.
 """
 
 import math
@@ -167,7 +167,7 @@ class Meshes:
                 last = made if made is not None and is_better else last
 
     def _run_pipelines(self, sizes: Sizes) -> None:
-        """Plan a pipeline with other numbers of microbatches, and the best of them with rounds."""
+        """Plan a pipeline with other numbers of microbatches, the best of them with rounds or 1F1B."""
         stages, best = sizes.get(PIPELINE, 1), self._best_of(sizes)
         if stages == 1 or best is None:
             return
@@ -176,6 +176,7 @@ class Meshes:
         best = ranked(_made(best, *made))[0]
         for rounds in ROUNDS:
             self._planned(sizes, {**best.settings, "pipeline_rounds": rounds})
+        self._planned(sizes, {**best.settings, "pipeline_schedule": "1f1b"})
 
 
 def _made(*changes: Change | None) -> list[Change]:

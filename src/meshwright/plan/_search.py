@@ -118,7 +118,7 @@ class Search:
 
     def _has(self, name: str, value: Any) -> bool:
         return (
-            name in ("remat", "microbatches", "pipeline_rounds")
+            name in ("remat", "microbatches", "pipeline_rounds", "pipeline_schedule")
             and getattr(self._site.experiment, name) == value
         )
 

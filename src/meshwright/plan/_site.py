@@ -33,7 +33,7 @@ from meshwright.sharding import (
     mesh_rule,
 )
 from meshwright.shown import human_bytes
-from meshwright.train import Ring, recommended_for
+from meshwright.train import OneForwardOneBackward, Ring, recommended_for
 from meshwright.tree import PyTree, nbytes
 
 _TRITON, _NO_TILES = "xla_gpu_enable_triton_gemm", "Couldn't find output tile sizes"
@@ -187,7 +187,7 @@ class Site:
             mfu=_mfu(counted, time, self.hardware),
             assumptions=self.rates.source,
             checkpoint=self._checkpoint(),
-            pipeline=_ring(self.experiment, self.parts.layout.mesh),
+            pipeline=_schedule(self.experiment, self.parts.layout.mesh),
             recommended=recommended_for(self.hardware.chip.device_kind, self.hardware.num_slices),
             notes=(
                 *(() if compiled is None else compiled.notes),
@@ -302,10 +302,12 @@ def _exchanges(found: Sequence[Collective], over: Mapping[str, int]) -> tuple[Ex
     return tuple(sorted(exchanges, key=lambda each: -each.sent_bytes))
 
 
-def _ring(experiment: Experiment, mesh: Mesh) -> Ring | None:
+def _schedule(experiment: Experiment, mesh: Mesh) -> Ring | OneForwardOneBackward | None:
     stages = mesh.shape.get(PIPELINE, 1)
     if stages == 1:
         return None
+    if experiment.pipeline_schedule == "1f1b":
+        return OneForwardOneBackward(stages, int(experiment.microbatches))
     return Ring(stages, int(experiment.microbatches), experiment.pipeline_rounds)
 
 

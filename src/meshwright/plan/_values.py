@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from meshwright import tree
 from meshwright.arrays import Casts, cast_dtypes
 from meshwright.plan._roofline import StepTime
-from meshwright.train import CompilerOptions, Ring
+from meshwright.train import CompilerOptions, OneForwardOneBackward, Ring
 from meshwright.tree import PyTree
 
 
@@ -143,7 +143,7 @@ class Plan:
     """Cost of one checkpoint."""
     notes: tuple[str, ...]
     """Remarks for the reader, such as work that was not counted, and why the step was not compiled."""
-    pipeline: Ring | None = None
+    pipeline: Ring | OneForwardOneBackward | None = None
     """The schedule of the stages; None without the axis `pipeline`."""
     recommended: CompilerOptions = field(default_factory=dict)
     """XLA options that `mw.train.recommended_options` recommends for this hardware."""

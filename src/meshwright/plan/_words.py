@@ -6,7 +6,7 @@ from meshwright.plan._changes import Change
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.shown import human_bytes
 from meshwright.tables import aligned
-from meshwright.train import Ring
+from meshwright.train import OneForwardOneBackward, Ring
 
 COLUMN = 24
 NUM_SHOWN = 10
@@ -130,11 +130,18 @@ def _time(plan: Plan) -> list[str]:
     ]
 
 
-def _pipeline(ring: Ring) -> list[str]:
-    rounds = f" in {ring.rounds} rounds" if ring.rounds > 1 else ""
-    numbers = f"{ring.microbatches} microbatches{rounds} take {ring.ticks} ticks"
-    head = f"A pipeline of {ring.stages} stages: {numbers}, in {ring.idle_share:.0%} of which a device idles"
-    return [head, *(f"  stage {stage:<4}{line}" for stage, line in enumerate(ring.drawn()))]
+def _pipeline(schedule: Ring | OneForwardOneBackward) -> list[str]:
+    if isinstance(schedule, Ring):
+        how, inputs = f" in {schedule.rounds} rounds" if schedule.rounds > 1 else "", []
+        ticks = f"{schedule.ticks} ticks"
+    else:
+        inputs = [f"  of which a stage keeps the inputs of {schedule.in_flight} at most"]
+        how, ticks = " by 1F1B", f"{schedule.ticks} ticks forward and as many back (')"
+    head = (
+        f"A pipeline of {schedule.stages} stages: {schedule.microbatches} microbatches{how} take {ticks}, in "
+        f"{schedule.idle_share:.0%} of which a device idles"
+    )
+    return [head, *inputs, *(f"  stage {stage:<4}{line}" for stage, line in enumerate(schedule.drawn()))]
 
 
 def _checkpoint(plan: Plan) -> list[str]:
