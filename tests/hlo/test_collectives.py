@@ -282,6 +282,14 @@ def test_of_a_condition_the_larger_branch_counts(mesh):
     assert (found.kind, found.axes) == ("all-reduce", ("data",))
 
 
+def test_of_a_condition_that_is_said_to_be_seldom_true_the_smaller_branch_counts(mesh):
+    def update(x):
+        with jax.named_scope("seldom"):
+            return jax.lax.cond(x.sum() > 0, lambda x: jax.lax.psum(jnp.sin(x), "data"), lambda x: x, x)
+
+    assert not collectives(on_devices(update, mesh, (8, 8), "data"), mesh)
+
+
 def test_a_ring_of_permutations_is_along_its_axis(mesh):
     def shift(x):
         return jax.lax.ppermute(x, "fsdp", [(0, 1), (1, 0)])

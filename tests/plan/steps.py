@@ -37,8 +37,8 @@ def costs(function, shapes, batch, mesh):
     return traced(step, abstract(shapes, layout), batch, layout)
 
 
-def descent(loss, shapes, batch, mesh, **settings):
-    """What one step of gradient descent takes."""
+def descent(loss, shapes, batch, mesh, how=None, **settings):
+    """What one step of gradient descent takes; `how` it is estimated."""
     layout = layout_of(mesh)
     tx = optax.sgd(0.1)
     params = abstract(shapes, layout)
@@ -49,12 +49,12 @@ def descent(loss, shapes, batch, mesh, **settings):
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=layout.replicated),
     )
     step = mw.make_step(lambda params, x, key: loss(params, x), tx, layout, **settings)
-    return traced(step, state, batch, layout)
+    return traced(step, state, batch, layout, **(how or {}))
 
 
-def traced(step, state, batch, layout):
+def traced(step, state, batch, layout, **how):
     batch = jax.ShapeDtypeStruct(batch, jnp.float32)
-    return traced_costs(step.trace(state, batch).jaxpr, state, layout)
+    return traced_costs(step.trace(state, batch).jaxpr, state, layout, **how)
 
 
 def sent(found):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from plan.steps import F32, GIB, costs, decoder_costs, descent, layers
+from plan.steps import F32, GIB, costs, decoder_costs, descent, layers, sent
 
 
 def test_arguments_take_what_their_shards_do():
@@ -58,6 +58,68 @@ def test_a_costly_activation_in_bfloat16_is_stored_for_the_backward_pass(functio
     is_read_later = "one_minus_square" in str(jax.make_jaxpr(jax.grad(function))(1.0))
     stored = (peak(function) - peak(jnp.exp)) / (4096 * 64 * 2)
     assert stored == pytest.approx(len(shapes) - is_read_later if is_stored else 0, abs=0.01)
+
+
+def test_a_shard_map_takes_what_its_operations_do_outside():
+    def hidden(x, w):
+        return jnp.sin(jnp.exp(x @ w) * 2) + 1
+
+    def peak(function):
+        loss = lambda params, x: (function(x, params["a"]) @ params["b"]).sum()
+        shapes = {"a": ((64, 512), P()), "b": ((512, 16), P())}
+        return descent(loss, shapes, (4096, 64), {"data": 4}).memory.peak
+
+    mapped = jax.shard_map(hidden, in_specs=(P("data"), P()), out_specs=P("data"), check_vma=False)
+    assert peak(mapped) == pytest.approx(peak(hidden), rel=0.02)
+
+
+def test_a_loop_adds_products_into_one_array():
+    def summed(state, x):
+        add = lambda total, row: (total + jnp.outer(row, row) @ state["w"], None)
+        return jax.lax.scan(add, jnp.zeros((512, 512)), x)[0].sum()
+
+    found = costs(summed, {"w": ((512, 512), P())}, (8, 512), {"data": 1})
+    sum_and_factor = 2 * 512 * 512 * F32
+    assert found.memory.temporary == pytest.approx(sum_and_factor, rel=0.01)
+
+
+def test_zeros_are_made_when_they_are_added_to():
+    def looked_up(state, x):
+        y = jnp.sin(x @ state["w"]) @ state["v"]
+        return jnp.zeros((256, 1024)).at[:, :16].add(y[:, :16]).sum()
+
+    shapes = {"w": ((16, 1024), P()), "v": ((1024, 1024), P())}
+    found = costs(looked_up, shapes, (256, 16), {"data": 1})
+    assert found.memory.temporary == 2 * 256 * 1024 * F32
+
+
+def test_a_partial_sum_of_an_activation_is_let_go_when_the_next_product_reads_it():
+    specs = {"in": (None, "tensor"), "out": ("tensor", None)}
+    shapes = {f"{name}{i}": ((512, 512), P(*spec)) for i in range(8) for name, spec in specs.items()}
+
+    def model(params, x):
+        for i in range(8):
+            x = jax.lax.with_sharding_constraint(x, P())
+            x = jnp.sin(x @ params[f"in{i}"]) @ params[f"out{i}"]
+            x = jax.lax.with_sharding_constraint(x, P("tensor"))
+        return x.sum()
+
+    found = costs(model, shapes, (64, 512), {"tensor": 4})
+    assert sent(found.collectives)["reduce-scatter", ("tensor",)] == 8 * 64 * 512 * F32 * 3 // 4
+    assert found.memory.gradients <= 64 * 512 * F32
+
+
+def test_rows_of_experts_are_kept_for_the_gradient_unless_memory_is_short():
+    def loss(params, x):
+        sizes = jnp.full(4, 256)
+        return jnp.sin(jax.lax.ragged_dot(jnp.tanh(x @ params["a"]), params["w"], sizes)).sum()
+
+    shapes = {"a": ((64, 64), P()), "w": ((4, 64, 64), P())}
+    of = lambda **how: descent(loss, shapes, (1024, 64), {"data": 1}, how=how).memory.peak
+    masked = 4 * 1024 * 64 * F32
+    peaks = of(), of(ample_nbytes=0), of(ragged_kernel=True)
+    assert peaks[0] - peaks[2] > 2 * masked
+    assert peaks[0] > peaks[1] > peaks[2]
 
 
 def test_what_nothing_is_split_over_is_held_whole():

@@ -53,7 +53,8 @@ def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) ->
     """Return the collectives of a compiled program.
 
     Async pairs count once, and so do several fusions that share one collective on a TPU. Of a condition's
-    branches only the one that makes most bytes counts. A collective of a device with itself is left out.
+    branches only the one that makes most bytes counts, or the one that makes least if the condition is in a
+    `jax.named_scope("seldom")`. A collective of a device with itself is left out.
 
     Args:
       hlo: HLO text, such as `compiled.as_text()`.

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from meshwright.hlo._program import Computation, Instruction, Program, nbytes, root_of
 
+_SELDOM = "/seldom/"
+"""Scope of a condition that seldom does the larger part of its work, as in the estimates of a plan."""
 KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -36,7 +38,8 @@ class Execution(NamedTuple):
 def executions(program: Program) -> Iterator[Execution]:
     """Yield the entry computation and all that it calls, without the insides of fusions.
 
-    Of a condition's branches only the one that makes most bytes is included.
+    Of a condition's branches only the one that makes most bytes is included; of a condition in a
+    `jax.named_scope("seldom")`, such as the further rounds of `mw.moe`, the one that makes least.
     """
     return _called(program, Execution(program.computations[program.entry], 1, False))
 
@@ -56,7 +59,8 @@ def _calls(program: Program, computation: Computation, op: Instruction) -> list[
         trips = trip_count(program, computation, op)
         return [(op.attribute(name) or "", trips) for name in ("condition", "body")]
     if op.opcode == "conditional":
-        return [(max(_branches(op), key=lambda name: _bytes_made(program, name)), 1)]
+        usual = min if _SELDOM in op.source else max
+        return [(usual(_branches(op), key=lambda name: _bytes_made(program, name)), 1)]
     if op.opcode in ("call", "async-start"):
         return [(op.attribute("to_apply") or op.attribute("calls") or "", 1)]
     return []

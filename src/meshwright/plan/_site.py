@@ -36,6 +36,9 @@ from meshwright.shown import human_bytes
 from meshwright.train import OneForwardOneBackward, Ring, recommended_for
 from meshwright.tree import PyTree, nbytes
 
+_AMPLE = 0.76
+"""The share of a GPU's memory from which on XLA computes values again: 95 % of 80 %, `base_limit` in its
+xla/service/gpu/gpu_hlo_schedule.cc."""
 _TRITON, _NO_TILES = "xla_gpu_enable_triton_gemm", "Couldn't find output tile sizes"
 _NOT_TRITON = (
     f"compiled with {_TRITON}=False: XLA's compiler, without a GPU to try it on, finds no tiles for some "
@@ -120,7 +123,10 @@ class Site:
     def traced(self) -> TracedCosts:
         """Costs of the step, estimated from its jaxpr."""
         is_tpu = isinstance(self.hardware.chip.target, Tpu)
-        return traced_costs(self.jaxpr, self.parts.target, self.parts.layout, ragged_kernel=is_tpu)
+        ample = _AMPLE * self.hardware.chip.memory_bytes
+        return traced_costs(
+            self.jaxpr, self.parts.target, self.parts.layout, ragged_kernel=is_tpu, ample_nbytes=ample
+        )
 
     @property
     def ruled(self) -> list[str]:

@@ -135,11 +135,11 @@ TABLE: dict[str, Primitive] = {
         "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan xor"
     ),
     # What devices send each other.
-    **_each("all_gather all_gather_invariant", exchange="all-gather"),
-    "all_to_all": Primitive(exchange="all-to-all"),
-    **_each("pmax pmin psum psum2 psum_invariant", exchange="all-reduce"),
-    "ppermute": Primitive(exchange="collective-permute"),
-    "reduce_scatter": Primitive(memory=Memory.REDUCED, exchange="reduce-scatter"),
+    **_each("all_gather all_gather_invariant", memory=_W, exchange="all-gather"),
+    "all_to_all": Primitive(memory=_W, exchange="all-to-all"),
+    **_each("pmax pmin psum psum2 psum_invariant", memory=_W, exchange="all-reduce"),
+    "ppermute": Primitive(memory=_W, exchange="collective-permute"),
+    "reduce_scatter": Primitive(memory=_W, exchange="reduce-scatter"),
     **_each("axis_index pbroadcast pvary pcast"),
 }  # fmt: skip
 """Properties of JAX's primitives, by name."""

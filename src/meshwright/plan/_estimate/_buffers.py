@@ -5,6 +5,7 @@ where it is read. What takes long to compute is stored if both passes read it. I
 products, loops, lookups and collectives are stored.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable
 
 from meshwright.program import Memory, Operation, Program, Value, known_of
@@ -13,40 +14,48 @@ from meshwright.program import Memory, Operation, Program, Value, known_of
 class Buffers:
     """The stored values of a program, without those of its loop bodies."""
 
-    def __init__(self, program: Program, kept: list[Value], exchanged: Iterable[Value]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        kept: list[Value],
+        exchanged: Iterable[Value],
+        carried: Container[Value] = (),
+    ) -> None:
         """Find the stored values.
 
         Args:
           program: The program.
           kept: Its results that stay in memory.
           exchanged: Values that devices send each other.
+          carried: Its inputs that a loop carries.
         """
         self._program = program
         self._roots: dict[Value, Value] = {}
         exchanged = set(exchanged)
         for operation in program.operations:
             if _is_view(operation, exchanged) and len(operation.outputs) == 1:
-                self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
-        self._held = set(map(self._root, (*program.inputs, *kept, *exchanged)))
+                self._roots[operation.outputs[0]] = self.root(operation.inputs[0])
+        self._held = set(map(self.root, (*program.inputs, *kept, *exchanged)))
         for operation in program.operations:
             if is_whole(operation):
-                self._held.update(map(self._root, operation.values))
+                self._held.update(map(self.root, operation.values))
             elif known_of(operation).memory in (Memory.WRITTEN, Memory.REDUCED):
                 self._held.update(operation.outputs)
         self._held |= _costly(program)
+        self._held -= _added(program, carried)
         self._read: dict[Value, set[Value]] = {}
         self._reduced: set[Value] = set()
         for operation in program.operations:
             read = self.sources(operation)
             if known_of(operation).memory is Memory.REDUCED:
                 self._reduced |= read
-            self._read |= {value: read for value in operation.outputs if self._root(value) not in self._held}
+            self._read |= {value: read for value in operation.outputs if self.root(value) not in self._held}
 
     def sources(self, operation: Operation) -> set[Value]:
         """Return the stored values that an operation reads, directly or through fused operations."""
         found: set[Value] = set()
         for value in operation.inputs:
-            root = self._root(value)
+            root = self.root(value)
             found |= {root} if root in self._held else self._read.get(value, set())
         return found
 
@@ -60,7 +69,7 @@ class Buffers:
 
     def makes(self, operation: Operation) -> list[Value]:
         """Return the results of an operation that get memory of their own."""
-        return [x for x in operation.outputs if x in self._held and self._root(x) is x]
+        return [x for x in operation.outputs if x in self._held and self.root(x) is x]
 
     def last_reads(self, kept: Iterable[Value]) -> dict[Value, int]:
         """Return for each stored value the index of the last operation that reads it."""
@@ -68,9 +77,9 @@ class Buffers:
         for i, operation in enumerate(self._program.operations):
             if is_whole(operation) or self.makes(operation):
                 last |= dict.fromkeys(self.sources(operation), i)
-        return last | dict.fromkeys(map(self._root, kept), len(self._program.operations))
+        return last | dict.fromkeys(map(self.root, kept), len(self._program.operations))
 
-    def _root(self, value: Value) -> Value:
+    def root(self, value: Value) -> Value:
         """Return the value whose memory a value shares."""
         return self._roots.get(value, value)
 
@@ -80,6 +89,23 @@ def _is_view(operation: Operation, exchanged: Container[Value]) -> bool:
     if operation.kind == "sharding_constraint":  # which changes nothing where the operand is split like that
         return operation.outputs[0] not in exchanged
     return known_of(operation).memory is Memory.VIEW
+
+
+def _added(program: Program, carried: Container[Value]) -> set[Value]:
+    """Return the results of products that a loop only adds to what it carries.
+
+    They are not stored: the product writes the sum.
+    """
+    uses = Counter(x for of in program.operations for x in of.inputs)
+    uses.update(program.outputs)
+    made = {x for of in program.operations if known_of(of).work for x in of.outputs if uses[x] == 1}
+    return {
+        x
+        for of in program.operations
+        if of.kind in ("add", "add_any") and any(other in carried for other in of.inputs)
+        for x in of.inputs
+        if x in made
+    }
 
 
 def _costly(program: Program) -> set[Value]:

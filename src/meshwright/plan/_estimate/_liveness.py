@@ -5,14 +5,25 @@ its body.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Container, Iterable
+from enum import Enum
 
 from meshwright.plan._estimate._buffers import Buffers, is_whole
+from meshwright.plan._estimate._inlined import inlined
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._schedule import scheduled
 from meshwright.plan._estimate._traffic import Traffic, is_product
 from meshwright.program import Memory, Operation, Program, Value, known_of
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
+
+
+class Masked(Enum):
+    """How often XLA makes the rows of ragged products, once for each expert."""
+
+    NOT_MADE = "never: there is a kernel"
+    ONCE = "once, and keeps them for the gradient of the experts"
+    AT_EACH_USE = "at each use, to save memory"
 
 
 class Timeline:
@@ -41,8 +52,8 @@ class Timeline:
 class Liveness:
     """The memory of programs whose values are split over a mesh."""
 
-    def __init__(self, specs: Propagation, traffic: Traffic, *, ragged_kernel: bool = False) -> None:
-        self._specs, self._traffic, self._ragged_kernel = specs, traffic, ragged_kernel
+    def __init__(self, specs: Propagation, traffic: Traffic, masked: Masked) -> None:
+        self._specs, self._traffic, self._masked = specs, traffic, masked
         self.passed_nbytes = 0
         """Total bytes read and written by operations that are neither matrix products nor loops.
 
@@ -50,22 +61,25 @@ class Liveness:
         """
         self.attention_nbytes = 0
 
-    def peak(self, program: Program, kept: list[Value], times: int = 1) -> Counter[str]:
+    def peak(
+        self, program: Program, kept: list[Value], times: int = 1, carried: Container[Value] = ()
+    ) -> Counter[str]:
         """Return the bytes at the fullest moment, by use, without those of the inputs.
 
         Args:
           program: The program.
           kept: The results that get memory of their own.
           times: Number of runs of the program, for `passed_nbytes`.
+          carried: The inputs that a loop carries, whose memory is free when nothing reads them any more.
         """
-        program = scheduled(program)
+        program = scheduled(inlined(program, self._traffic.copies))
         copied = [x for of in program.operations for x, _ in self._traffic.copies.get(of, [])]
-        buffers = Buffers(program, kept, copied)
+        buffers = Buffers(program, kept, copied, carried)
         timeline = Timeline()
-        self._add_values(timeline, program, buffers, kept)
+        self._add_values(timeline, program, buffers, kept, carried)
         self._add_copies(timeline, program)
-        if not self._ragged_kernel:
-            self._add_masked(timeline, program)
+        if self._masked is not Masked.NOT_MADE:
+            self._add_masked(timeline, program, buffers)
         self._add_sums(timeline, program)
         for operation in program.operations:
             passed = times * self._passed(operation, buffers)
@@ -88,30 +102,51 @@ class Liveness:
         stacked = {tie.source for tie in operation.leaving if tie.target_stacked}
         turns = times * operation.turns
         kept = [[x for x in body.outputs if x not in stacked] for body in operation.bodies]
-        peaks = [self.peak(*of, turns) for of in zip(operation.bodies, kept, strict=True)]
+        carried = {tie.target for tie in operation.carried}
+        peaks = [self.peak(*of, turns, carried) for of in zip(operation.bodies, kept, strict=True)]
         return max(peaks, key=Counter.total, default=Counter())
 
-    def _add_values(self, timeline: Timeline, program: Program, buffers: Buffers, kept: list[Value]) -> None:
+    def _add_values(
+        self,
+        timeline: Timeline,
+        program: Program,
+        buffers: Buffers,
+        kept: list[Value],
+        carried: Container[Value],
+    ) -> None:
         last = buffers.last_reads(kept)
+        in_loop = {x for x in program.inputs if x in carried}
+        """Values in the memory of what the loop carries, which is counted outside."""
         ending: dict[int, list[Value]] = defaultdict(list)
+        for value in in_loop & last.keys():
+            ending[last[value]].append(value)
         for i, operation in enumerate(program.operations):
             for value in buffers.makes(operation):
                 end = last.get(value, i)
-                in_place = self._takes_over(operation, value, buffers, ending[i])
-                timeline.add(_use(program, i, end), self._specs.nbytes(value), i, end, in_place=in_place)
+                taken = self._taken_over(operation, value, buffers, ending[i])
                 ending[end].append(value)
+                if taken in in_loop:
+                    in_loop.add(value)
+                else:
+                    # The results of a condition are those of a branch, which counts them until it ends.
+                    in_place = taken is not None or operation.kind == "cond"
+                    nbytes = self._specs.nbytes(value)
+                    timeline.add(_use(program, i, end), nbytes, i, end, in_place=in_place)
 
-    def _takes_over(self, operation: Operation, value: Value, buffers: Buffers, ending: list[Value]) -> bool:
-        """Return whether a result reuses the memory of a value in `ending`, which nothing reads later."""
+    def _taken_over(
+        self, operation: Operation, value: Value, buffers: Buffers, ending: list[Value]
+    ) -> Value | None:
+        """Return the value whose memory a result reuses: one of `ending`, which nothing reads later."""
         if is_whole(operation) and not operation.bodies:
-            return known_of(operation).memory is Memory.IN_PLACE
+            is_in_place = known_of(operation).memory is Memory.IN_PLACE
+            return buffers.root(operation.inputs[0]) if is_in_place else None
         if any(tie.target is value and tie.target_stacked for tie in operation.leaving):
-            return False
+            return None
         nbytes, replaceable = self._specs.nbytes(value), buffers.replaceable(operation)
-        free = [x for x in ending if x in replaceable and self._specs.nbytes(x) == nbytes]
+        free = next((x for x in ending if x in replaceable and self._specs.nbytes(x) == nbytes), None)
         if free:
-            ending.remove(free[0])
-        return bool(free)
+            ending.remove(free)
+        return free
 
     def _add_copies(self, timeline: Timeline, program: Program) -> None:
         """Add gathered operands, which exist from their first use to their last."""
@@ -122,38 +157,72 @@ class Liveness:
         for (_, nbytes), found in uses.items():
             timeline.add(GATHERED, nbytes, found[0], found[-1])
 
-    def _add_masked(self, timeline: Timeline, program: Program) -> None:
+    def _add_masked(self, timeline: Timeline, program: Program, buffers: Buffers) -> None:
         """Add the rows of ragged products, once for each expert, with zeros for the rows of the others.
 
-        A product with the experts also needs a copy of them in another order. The gradient of the experts
-        needs both of its operands so.
+        The gradient of the experts needs both of its operands so. Other products need their rows in another
+        order: a copy, if such a gradient also reads them, which are then kept for it.
         """
-        uses: dict[tuple[Value, bool, bool], list[int]] = defaultdict(list)
+        kept: dict[Value, list[int]] = defaultdict(list)
+        copied: dict[Value, list[int]] = defaultdict(list)
         ragged = {i: of for i, of in enumerate(program.operations) if of.kind == "ragged_dot_general"}
         for i, operation in ragged.items():
-            rows, other = operation.inputs[:2]
             has_groups = operation.eqn.params["ragged_dot_dimension_numbers"].rhs_group_dimensions
-            second = (rows, True) if has_groups else (other, False)
-            for value, is_reordered in ((rows, False), second):
-                uses[value, is_reordered, operation.is_recomputed].append(i)
-        for (value, *_), found in uses.items():
+            for value in map(buffers.root, operation.inputs[: 1 if has_groups else 2]):
+                (copied if has_groups else kept)[value].append(i)
+        for value in kept.keys() & copied.keys():
+            kept[value] = [copied[value][0], *kept[value]]
+        for value, found in (*kept.items(), *copied.items()):
             num_experts = ragged[found[0]].inputs[2].shape[-1]
-            timeline.add(WORKSPACE, num_experts * self._specs.nbytes(value), found[0], found[-1])
+            nbytes = num_experts * self._specs.nbytes(value)
+            uses = [[i] for i in found] if self._masked is Masked.AT_EACH_USE else [found]
+            for use in uses:
+                timeline.add(WORKSPACE, nbytes, min(use), max(use))
 
     def _add_sums(self, timeline: Timeline, program: Program) -> None:
         """Add gradients before they are summed and scattered.
 
-        They wait for each other: XLA sends them together.
+        They wait for each other, as XLA sends them together, until a product or a loop needs one. Where a
+        device has only one term of a sum, that term is the partial sum.
         """
+        waiting = {of for of in program.operations if self._traffic.sums.get(of)}
+        ends = _first_needed(program, waiting)
         for i, operation in enumerate(program.operations):
+            terms = map(self._specs.nbytes, operation.inputs)
+            is_reduction = known_of(operation).memory is Memory.REDUCED
             for nbytes in self._traffic.sums.get(operation, []):
-                timeline.add(GRADIENTS, nbytes, i, len(program.operations))
+                is_term = is_reduction and nbytes in terms
+                timeline.add(GRADIENTS, nbytes, i, ends[operation], in_place=is_term)
 
     def _passed(self, operation: Operation, buffers: Buffers) -> int:
         made = buffers.makes(operation)
         if operation.bodies or is_product(operation) or not made:
             return 0
         return sum(map(self._specs.nbytes, (*made, *buffers.sources(operation))))
+
+
+def _first_needed(program: Program, makers: Iterable[Operation]) -> dict[Operation, int]:
+    """Return for each maker the index of the first product or loop that reads what is made of its results.
+
+    The end of the program, if there is none.
+    """
+    places = {operation: i for i, operation in enumerate(program.operations)}
+    readers: dict[Value, list[Operation]] = defaultdict(list)
+    for operation in program.operations:
+        for value in operation.inputs:
+            readers[value].append(operation)
+    found = {}
+    for maker in makers:
+        seen, reached = {maker}, [maker]
+        found[maker] = len(places)
+        for operation in reached:  # grows
+            for reader in {of for value in operation.outputs for of in readers[value]} - seen:
+                seen.add(reader)
+                if is_product(reader) or reader.bodies:
+                    found[maker] = min(found[maker], places[reader])
+                else:
+                    reached.append(reader)
+    return found
 
 
 def _use(program: Program, start: int, end: int) -> str:

@@ -6,15 +6,16 @@ xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc. So a layer's backward pa
 that the layer before it waits for. The gradients of its weights come last, and until then the factors of
 those products stay in memory.
 
-All other operations run as soon as possible, since XLA fuses operations that read the same arrays.
+All other operations run as soon as possible, since XLA fuses operations that read the same arrays. Those of
+constants alone, such as zeros to add to, run when their results are first read.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshwright.plan._estimate._buffers import is_whole
-from meshwright.program import Operation, Program
+from meshwright.program import Operation, Program, Value
 
 Needed = dict[Operation, list[Operation]]
 """For each operation, the operations that make its operands."""
@@ -30,7 +31,34 @@ def scheduled(program: Program) -> Program:
     results = [makers[value] for value in program.outputs if value in makers]
     # Operations with only a side effect lead to no result.
     order = _depth_first([*results, *program.operations], needed)
-    return replace(program, operations=_at_once(order, needed))
+    constant = _constant(program, makers)
+    varying = {x: [y for y in needed[x] if y not in constant] for x in order if x not in constant}
+    return replace(program, operations=_when_read(_at_once(list(varying), varying), needed))
+
+
+def _constant(program: Program, makers: Mapping[Value, Operation]) -> set[Operation]:
+    """Return the operations whose results depend on no input."""
+    found, given = set[Operation](), set(program.inputs)
+    for operation in program.operations:
+        is_alone = all(makers[x] in found if x in makers else x not in given for x in operation.inputs)
+        if is_alone and not is_whole(operation) and not operation.eqn.effects:
+            found.add(operation)
+    return found
+
+
+def _when_read(order: Iterable[Operation], needed: Needed) -> list[Operation]:
+    """Insert the operations that are missing in `order`, each just before the first that needs it."""
+    done: dict[Operation, None] = {}
+
+    def add(operation: Operation) -> None:
+        for x in needed[operation]:
+            if x not in done:
+                add(x)
+        done[operation] = None
+
+    for operation in order:
+        add(operation)
+    return list(done)
 
 
 def _depth_first(results: Iterable[Operation], needed: Needed) -> list[Operation]:

@@ -1,5 +1,7 @@
 """The costs of a traced step for one device: its matrix products, collectives and memory."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +10,14 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meshwright.hlo import Collective
-from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
+from meshwright.plan._estimate._liveness import (
+    GATHERED,
+    GRADIENTS,
+    KEPT,
+    WORKSPACE,
+    Liveness,
+    Masked,
+)
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic, exchange_of
 from meshwright.program import Operation, Program, known_of, product_flops, program_of, walk
@@ -101,7 +110,14 @@ class TracedCosts:
     """Primitives without a rule for their dimensions; each device is assumed to do all of their work."""
 
 
-def traced_costs(jaxpr: Any, state: PyTree, layout: Layout, *, ragged_kernel: bool = False) -> TracedCosts:
+def traced_costs(
+    jaxpr: Any,
+    state: PyTree,
+    layout: Layout,
+    *,
+    ragged_kernel: bool = False,
+    ample_nbytes: float = math.inf,
+) -> TracedCosts:
     """Return the costs of a step for each device, without compiling it.
 
     Args:
@@ -110,15 +126,20 @@ def traced_costs(jaxpr: Any, state: PyTree, layout: Layout, *, ragged_kernel: bo
       layout: The layout, whose mesh (it may be abstract) and split of the batch are used.
       ragged_kernel: True if the hardware has a kernel for ragged products (`jax.lax.ragged_dot`), as TPUs
         have. Elsewhere XLA writes the rows once for each expert.
+      ample_nbytes: The bytes of memory up to which XLA keeps these rows for the gradient; if a step takes
+        more, it makes them again, as far as that is needed.
     """
     program = program_of(jaxpr, leaf_names(state))
     specs = _placed(program, state, layout)
     specs.run(program)
     traffic = Traffic(specs)
     traffic.run(program)
-    liveness = Liveness(specs, traffic, ragged_kernel=ragged_kernel)
-    fullest = liveness.peak(program, [])
     arguments = sum(specs.nbytes(value) for value in program.inputs)
+    liveness = Liveness(specs, traffic, Masked.NOT_MADE if ragged_kernel else Masked.ONCE)
+    fullest = liveness.peak(program, [])
+    if not ragged_kernel and arguments + fullest.total() > ample_nbytes:
+        least = Liveness(specs, traffic, Masked.AT_EACH_USE).peak(program, [])
+        fullest = least + Counter({WORKSPACE: max(0, int(ample_nbytes) - arguments - least.total())})
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
     return TracedCosts(
         collectives=traffic.collectives,
