@@ -90,6 +90,11 @@ def test_rows_of_a_ragged_product_are_written_for_each_expert_where_there_is_no_
     assert peaks[0] - peaks[1] == 4 * (64 // 4) * 32 * F32
 
 
+def test_each_row_is_multiplied_by_all_experts_where_there_is_no_kernel():
+    work = [sum(x.flops for x in ragged(ragged_kernel=has).products) for has in (False, True)]
+    assert work[0] == 4 * work[1]
+
+
 def mixed(ways):
     """A mixture of 8 experts over 128 tokens of 32 features, two experts for each."""
     block = lambda w, rows, dot: dot(rows, w)

@@ -1,5 +1,6 @@
 """An experiment on some hardware: its parts, its traced step and its compiled step."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from meshwright.engine import errors_naming
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, parts_of
 from meshwright.hlo import Collective, collectives
-from meshwright.plan._chips import Tpu
+from meshwright.plan._chips import Chip, Gpu, Tpu
 from meshwright.plan._estimate import TracedCosts, traced_costs
 from meshwright.plan._hardware import CPU, Hardware
 from meshwright.plan._measured import measured_rates
@@ -122,11 +123,7 @@ class Site:
     @cached_property
     def traced(self) -> TracedCosts:
         """Costs of the step, estimated from its jaxpr."""
-        is_tpu = isinstance(self.hardware.chip.target, Tpu)
-        ample = _AMPLE * self.hardware.chip.memory_bytes
-        return traced_costs(
-            self.jaxpr, self.parts.target, self.parts.layout, ragged_kernel=is_tpu, ample_nbytes=ample
-        )
+        return _costs_on(self.hardware.chip, self.jaxpr, self.parts)
 
     @property
     def ruled(self) -> list[str]:
@@ -200,6 +197,7 @@ class Site:
                 *self.ruled,
                 *_not_counted(counted),
                 *_taken_whole(self.traced.not_understood),
+                *_masked(self.traced.num_masked),
                 *_lost_splits(exchanges, self._batch_axes, int(self.experiment.microbatches) * num_params),
             ),
         )
@@ -257,6 +255,12 @@ class Site:
         save = self.experiment.save
         hosts, casts = self.hardware.num_hosts, as_casts(save.cast)
         return checkpoint_cost(self.parts.target, casts, hosts, self.bandwidth, save.names)
+
+
+def _costs_on(chip: Chip, jaxpr: Any, parts: Parts) -> TracedCosts:
+    is_tpu, is_gpu = (isinstance(chip.target, kind) for kind in (Tpu, Gpu))
+    ample = _AMPLE * chip.memory_bytes if is_gpu else math.inf
+    return traced_costs(jaxpr, parts.target, parts.layout, ragged_kernel=is_tpu, ample_nbytes=ample)
 
 
 @contextmanager
@@ -351,6 +355,15 @@ def _taken_whole(names: Sequence[str]) -> list[str]:
     return [
         f"it is not known how {', '.join(names)} would be split over devices: the estimate assumes that each "
         "device does all of it"
+    ]
+
+
+def _masked(num_experts: int) -> list[str]:
+    if num_experts == 1:
+        return []
+    return [
+        f"XLA has no kernel for jax.lax.ragged_dot here: it multiplies each row by all {num_experts} experts "
+        "of its device, with zeros for the others. Time and memory count that, the FLOPs of the model do not."
     ]
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -41,16 +41,37 @@ class Work:
     """True if a fused attention kernel can do it."""
 
 
-def products_of(program: Program, specs: Propagation, traffic: Traffic, times: int = 1) -> list[Work]:
+def products_of(
+    program: Program, specs: Propagation, traffic: Traffic, *, ragged_kernel: bool, times: int = 1
+) -> list[Work]:
     """Return the products of a program, including those in bodies of loops."""
     found = []
     for operation in program.operations:
         for body in operation.bodies:
-            found += products_of(body, specs, traffic, times * operation.turns)
+            turns = times * operation.turns
+            found += products_of(body, specs, traffic, ragged_kernel=ragged_kernel, times=turns)
         product = product_flops(operation)
         if product:
-            found.append(_work(operation, *product, specs, traffic, times))
+            work = _work(operation, *product, specs, traffic, times)
+            is_masked = is_ragged(operation) and not ragged_kernel
+            found.append(_masked(work, operation, specs) if is_masked else work)
     return found
+
+
+def is_ragged(operation: Operation) -> bool:
+    return operation.kind == "ragged_dot_general"
+
+
+def num_groups(operation: Operation) -> int:
+    """Return the number of experts of a ragged product."""
+    return operation.inputs[2].shape[-1]
+
+
+def _masked(work: Work, operation: Operation, specs: Propagation) -> Work:
+    """Return the work of a ragged product without a kernel: all rows, also unused ones, with each expert."""
+    written = 2 * num_groups(operation) * specs.nbytes(operation.inputs[0])
+    flops = work.flops * num_groups(operation) / operation.used_share
+    return replace(work, flops=flops, nbytes=work.nbytes + written)
 
 
 def _work(
@@ -106,6 +127,8 @@ class TracedCosts:
     """Memory of the device."""
     host_nbytes: int
     """Bytes that are copied between the device and the host's memory, both ways together."""
+    num_masked: int
+    """The most experts by which a ragged product multiplies each row without a kernel; otherwise 1."""
     not_understood: tuple[str, ...]
     """Primitives without a rule for their dimensions; each device is assumed to do all of their work."""
 
@@ -143,7 +166,8 @@ def traced_costs(
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
     return TracedCosts(
         collectives=traffic.collectives,
-        products=products_of(program, specs, traffic),
+        products=products_of(program, specs, traffic, ragged_kernel=ragged_kernel),
+        num_masked=1 if ragged_kernel else _num_masked(program),
         other_nbytes=liveness.passed_nbytes,
         attention_nbytes=liveness.attention_nbytes,
         memory=TracedMemory(arguments, *uses),
@@ -160,6 +184,10 @@ def _copied_to_host(program: Program, specs: Propagation) -> int:
         if operation.kind == "device_put" and operation.inputs[0].on_host != operation.outputs[0].on_host:
             total += sum(map(specs.nbytes, operation.values))
     return total
+
+
+def _num_masked(program: Program) -> int:
+    return max((num_groups(operation) for operation in walk(program) if is_ragged(operation)), default=1)
 
 
 def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:
