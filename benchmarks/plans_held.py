@@ -2,7 +2,7 @@
 
     python benchmarks/plans_held.py                # all: a minute of a core for each
     python benchmarks/plans_held.py ring Mixtral   # those that have one of these words
-    python benchmarks/plans_held.py --json ring    # one line of JSON for each
+    python benchmarks/plans_held.py ring --json    # one line of JSON for each
 
 `meshwright[cuda13]` must be installed. Each case is compiled in a process of its own. By hand is what one
 device sends over one axis in a step: every layer keeps nothing (`remat="nothing"`), so its forward pass is
@@ -11,12 +11,13 @@ exchanged twice. A peak or a sum of bytes that is more than 10 % off is marked.
 Shapes: L layers, B rows and T positions of a device, n devices of the axis, D features, 2 bytes each.
 """
 
+import argparse
 import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ from meshwright.plan import Plan, site_of
 from meshwright.tree import PyTree
 
 OFF = 0.1
-LLAMA, MIXTRAL, QWEN = map(decoder.config, ("llama-3-8b", "mixtral-8x7b", "qwen-3-30b-a3b"))
+NAMES = "llama-3-8b", "llama-3-405b", "mixtral-8x7b", "qwen-3-30b-a3b"
+LLAMA, LARGE, MIXTRAL, QWEN = map(decoder.config, NAMES)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def sharded(num_params: float, n: int) -> float:
 
 PERMUTED, SWAPPED = ("collective-permute",), ("all-to-all",)
 FSDP = (mw.sharding.fsdp(),)
-FEW = replace(LLAMA, key_heads=2)
+FEW, BOUNDED = replace(LLAMA, key_heads=2), replace(MIXTRAL, expert_capacity=1.25)
 LONG = 131_072
 CASES = (
     Case("8 B, all-to-all", of_decoder(LLAMA, 1, LONG, rules=FSDP), "h100:8", "sequence=8",
@@ -169,6 +171,8 @@ CASES = (
          SWAPPED, "sequence", all_to_all_of_attention(LLAMA, 4, 1, LONG // 4)),
     Case("8 B, 262,144 tokens, ring", of_decoder(LLAMA, 1, 2 * LONG, rules=FSDP), "h100:2x8", "sequence=16",
          PERMUTED, "sequence", ring_of_attention(LLAMA, 16, 1, LONG // 8)),
+    Case("8 B, 262,144 tokens", of_decoder(LLAMA, 1, 2 * LONG, rules=FSDP), "h100:8", "sequence=8"),
+    Case("8 B, 1,048,576 tokens", of_decoder(LLAMA, 1, 8 * LONG, rules=FSDP), "h100:4x8", "sequence=32"),
     Case("8 B with 2 heads of keys, ring", of_decoder(FEW, 2, LONG), "h100:8", "fsdp=2,sequence=4",
          PERMUTED, "sequence", ring_of_attention(FEW, 4, 1, LONG // 4)),
     Case("Mixtral, 64 rows of 4,096", of_decoder(MIXTRAL, 64, 4096), "h100:2x8", "fsdp=16",
@@ -177,6 +181,8 @@ CASES = (
          SWAPPED, "expert", all_to_all_of_experts(MIXTRAL, 8, 4, 4096)),
     Case("Mixtral, 64 rows of 4,096", of_decoder(MIXTRAL, 64, 4096), "h100:2x8", "fsdp=8,expert=2"),
     Case("Mixtral, 16 rows of 4,096", of_decoder(MIXTRAL, 16, 4096), "h100:2x8", "fsdp=8,expert=2"),
+    Case("Mixtral with a capacity, 64 rows", of_decoder(BOUNDED, 64, 4096), "h100:2x8", "fsdp=16"),
+    Case("Mixtral with a capacity, 64 rows", of_decoder(BOUNDED, 64, 4096), "h100:2x8", "fsdp=2,expert=8"),
     Case("Qwen 3 30B-A3B, 16 rows of 2,048", of_decoder(QWEN, 16, 2048), "h100:2x8", "fsdp=16",
          ("all-gather", "reduce-scatter"), "fsdp", sharded(30.5e9, 16)),
     Case("Qwen 3 30B-A3B, 16 rows of 4,096", of_decoder(QWEN, 16, 4096), "h100:2x8", "fsdp=2,expert=8",
@@ -190,6 +196,12 @@ CASES = (
     Case("8 B, 32 rows of 8,192, 2 rounds",
          of_decoder(LLAMA, 32, 8192, microbatches=16, pipeline_rounds=2), "h100:8",
          "pipeline=4,fsdp=2", PERMUTED, "pipeline", stages(LLAMA, 4, 16, 1, 8192, 2)),
+    Case("8 B, 32 rows of 8,192, 1F1B",
+         of_decoder(LLAMA, 32, 8192, microbatches=16, pipeline_schedule="1f1b"), "h100:8",
+         "pipeline=4,fsdp=2"),
+    Case("405 B, 2,048 rows of 8,192, 1F1B",
+         of_decoder(LARGE, 2048, 8192, microbatches=8, pipeline_schedule="1f1b"), "h100:64x8",
+         "pipeline=2,fsdp=256"),
     Case("GPT-2 large, 8 microbatches", functools.partial(of_gpt2, microbatches=8), "h100:8",
          "pipeline=2,fsdp=2,sequence=2"),
     Case("GPT-2 large", of_gpt2, "h100:8", "fsdp=2,tensor=2,sequence=2"),
@@ -201,17 +213,22 @@ CASES = (
 )  # fmt: skip
 
 
-def main(words: Sequence[str]) -> None:
-    if words[:1] == ["--case"]:
-        print(json.dumps(held(CASES[int(words[1])])))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="only the cases that have one of these words")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each case")
+    parser.add_argument("--case", type=int, help="only the case of this number, in this process")
+    asked = parser.parse_args()
+    wanted = asked.words
+    if asked.case is not None:
+        print(json.dumps(held(CASES[asked.case])))
         return
-    wanted = [word for word in words if not word.startswith("--")]
-    if "--json" not in words:
+    if not asked.json:
         peaks, sent = "peak GiB: traced  compiled", "sent GiB: traced  compiled"
         print(f"{'':<38}{'on, mesh':<40}{peaks:>27}{sent:>34}{'of axis: traced  compiled  by hand':>40}")
     for number, case in enumerate(CASES):
         if not wanted or any(word in f"{case.name} {case.mesh}" for word in wanted):
-            show(case, in_own_process(number), "--json" in words)
+            show(case, in_own_process(number), asked.json)
 
 
 def in_own_process(number: int) -> dict[str, Any]:
@@ -259,4 +276,4 @@ def show(case: Case, found: dict[str, Any], as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

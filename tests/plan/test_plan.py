@@ -179,6 +179,25 @@ def test_activations_that_are_summed_over_the_batch_are_told_of():
     assert "mw.sharding.shard_batch_dim" in " ".join(found.notes)
 
 
+def test_a_plan_says_how_high_the_peak_is_if_xla_keeps_the_rows_of_experts():
+    def experts(key):
+        return {"row": jnp.ones(4096), "w": jnp.ones((4, 4096, 4096))}
+
+    def of_experts(params, batch):
+        rows = jnp.tanh(batch["x"] * params["row"])
+        sizes = jnp.full(4, rows.shape[0] // 4)
+        return jnp.sin(jax.lax.ragged_dot(rows, params["w"], sizes)).mean()
+
+    def notes(num_rows):
+        rows = mw.Input({"x": np.ones((num_rows, 1), np.float32)}, num_rows)
+        settings = {"model": experts, "loss": of_experts, "input": rows, "mesh": "data=1"}
+        return " ".join(planned("h100:1", **settings, rules=()).notes)
+
+    assert "multiplies each row by all 4 experts of its device" in notes(2**10)
+    assert "XLA makes these rows again" not in notes(2**10)
+    assert "the peak is higher, at most" in notes(2**20)
+
+
 def test_operations_that_are_estimated_as_if_nothing_split_them_are_told_of():
     def pooled(params, batch, key):
         x = batch["x"] @ params["up"]

@@ -197,7 +197,7 @@ class Site:
                 *self.ruled,
                 *_not_counted(counted),
                 *_taken_whole(self.traced.not_understood),
-                *_masked(self.traced.num_masked),
+                *_masked(self.traced, is_compiled=compiled is not None),
                 *_lost_splits(exchanges, self._batch_axes, int(self.experiment.microbatches) * num_params),
             ),
         )
@@ -358,13 +358,20 @@ def _taken_whole(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _masked(num_experts: int) -> list[str]:
-    if num_experts == 1:
+def _masked(traced: TracedCosts, *, is_compiled: bool) -> list[str]:
+    if traced.num_masked == 1:
         return []
-    return [
-        f"XLA has no kernel for jax.lax.ragged_dot here: it multiplies each row by all {num_experts} experts "
-        "of its device, with zeros for the others. Time and memory count that, the FLOPs of the model do not."
+    notes = [
+        f"XLA has no kernel for jax.lax.ragged_dot here: it multiplies each row by all {traced.num_masked} "
+        "experts of its device, with zeros for the others. Time and memory count that, the FLOPs of the "
+        "model do not. A capacity of mw.moe avoids it."
     ]
+    if not is_compiled and traced.most_nbytes > traced.memory.peak:
+        notes.append(
+            "the peak assumes that XLA makes these rows again, to save memory, wherever it could. If it "
+            f"does not, the peak is higher, at most {human_bytes(traced.most_nbytes)}. A compiled plan tells."
+        )
+    return notes
 
 
 def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_summed: int) -> list[str]:

@@ -129,6 +129,8 @@ class TracedCosts:
     """Bytes that are copied between the device and the host's memory, both ways together."""
     num_masked: int
     """The most experts by which a ragged product multiplies each row without a kernel; otherwise 1."""
+    most_nbytes: int
+    """Bytes at the peak if rows of ragged products that XLA makes again, to save memory, are kept instead."""
     not_understood: tuple[str, ...]
     """Primitives without a rule for their dimensions; each device is assumed to do all of their work."""
 
@@ -160,7 +162,8 @@ def traced_costs(
     arguments = sum(specs.nbytes(value) for value in program.inputs)
     liveness = Liveness(specs, traffic, Masked.NOT_MADE if ragged_kernel else Masked.ONCE)
     fullest = liveness.peak(program, [])
-    if not ragged_kernel and arguments + fullest.total() > ample_nbytes:
+    most = arguments + fullest.total()
+    if not ragged_kernel and most > ample_nbytes:
         least = Liveness(specs, traffic, Masked.AT_EACH_USE).peak(program, [])
         fullest = least + Counter({WORKSPACE: max(0, int(ample_nbytes) - arguments - least.total())})
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
@@ -171,6 +174,7 @@ def traced_costs(
         other_nbytes=liveness.passed_nbytes,
         attention_nbytes=liveness.attention_nbytes,
         memory=TracedMemory(arguments, *uses),
+        most_nbytes=most,
         host_nbytes=_copied_to_host(program, specs),
         not_understood=_not_understood(program, specs),
     )
