@@ -318,8 +318,10 @@ def _needed(program: Program) -> Program:
 
 
 def _drop_results(operation: Operation, needed: set[Value]) -> None:
-    """Remove results of bodies that neither a needed result nor the next iteration uses."""
+    """Remove results that nothing needs, and those of bodies that the next iteration does not use either."""
     tied = {tie.source for tie in operation.leaving}
+    if tied:
+        operation.outputs = [x for x in operation.outputs if x in needed]
     operation.leaving = [tie for tie in operation.leaving if tie.target in needed]
     used = {tie.source for tie in (*operation.leaving, *operation.carried)}
     for body in operation.bodies:

@@ -1,0 +1,17 @@
+"""Programs: operations and results that nothing needs are left out, as XLA leaves them out."""
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.program import program_of
+
+
+def test_a_result_of_a_loop_that_nothing_reads_is_left_out():
+    def total(x):
+        turn = lambda carry, _: ((jnp.tanh(carry[0]), carry[1] + carry[0].sum()), None)
+        (_, found), _ = jax.lax.scan(turn, (x, 0.0), length=3)
+        return found
+
+    [scan] = [of for of in program_of(jax.make_jaxpr(total)(jnp.ones(8))).operations if of.bodies]
+    assert [x.shape for x in scan.outputs] == [()]
+    assert len(scan.carried) == 2  # the next iteration reads both
