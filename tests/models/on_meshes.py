@@ -114,6 +114,7 @@ SIZES = {"vocabulary": 32, "model": 8, "layers": 4, "heads": 2, "feed_forward": 
 MODELS = {
     "decoder": lambda: of(decoder, ROWS, decoder.Config(**SIZES, windows=(3, None), tied=True)),
     "mixture": lambda: of(decoder, ROWS, decoder.Config(**SIZES, experts=4, experts_per_token=2)),
+    "bounded mixture": lambda: of(decoder, ROWS, decoder.Config(**SIZES, experts=4, expert_capacity=1.0)),
     "gpt2": lambda: of(gpt2, ROWS, gpt2.Config(vocabulary=32, positions=16, model=8, layers=4, heads=2)),
     "t5": lambda: of(t5, PAIRS, t5.Config(vocabulary=32, model=8, layers=4, heads=2, feed_forward=16)),
     "nnx": lambda: of_library(OfNNX(nnx.Rngs(0)), is_per_row=False),

@@ -32,6 +32,7 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh, rounds):
         ("decoder", "pipeline=2,sequence=2,tensor=2"),
         ("gpt2", "data=2,pipeline=4"),
         ("mixture", "pipeline=2,expert=2,fsdp=2"),
+        ("bounded mixture", "pipeline=2,expert=2,fsdp=2"),
         pytest.param("mixture", "data=2,pipeline=4", marks=pytest.mark.long),
         pytest.param("nnx", "pipeline=2,fsdp=2,tensor=2", marks=pytest.mark.long),
         pytest.param("equinox", "data=2,pipeline=4", marks=pytest.mark.long),
