@@ -13,15 +13,18 @@ from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
 FAIL_AT_FIRST = """
 import os, pathlib, signal, sys, time
 starts = pathlib.Path(sys.argv[1])
+is_counted = starts.with_name("counted at " + os.environ["JAX_COORDINATOR_ADDRESS"])  # another for each start
 if os.environ["JAX_PROCESS_ID"] == "0":
     starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
     if "saves" in sys.argv:
         pathlib.Path(os.environ["MESHWRIGHT_PROGRESS"]).write_text(str(len(starts.read_text())))
+    is_counted.touch()
 print("of", os.environ["JAX_NUM_PROCESSES"], flush=True)
 why = pathlib.Path(os.environ["MESHWRIGHT_PROGRESS"] + ".failed")
 if "why" in sys.argv:
     print("because", why.read_text() if why.exists() else "it is the first", flush=True)
-time.sleep(0.3)
+while not is_counted.exists():
+    time.sleep(0.01)
 if len(starts.read_text()) <= int(sys.argv[2]):
     if os.environ["JAX_PROCESS_ID"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
