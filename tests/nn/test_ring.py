@@ -222,6 +222,22 @@ def test_the_decoder_trains_as_on_one_device():
     )
 
 
+@pytest.mark.slow
+def test_the_memory_of_a_step_falls_with_the_number_of_devices_that_split_its_rows():
+    cfg = decoder.Config(model=128, layers=4, heads=8, feed_forward=344)
+
+    def temporary_nbytes(ways):
+        mesh = mw.make_mesh({"sequence": ways}, jax.devices()[:ways])
+        layout = mw.Layout(mesh, (mw.sharding.fsdp(),))
+        state = mw.train.abstract_state(partial(decoder.init, cfg), optax.sgd(1.0), layout)
+        step = mw.make_step(partial(decoder.loss, cfg, remat="nothing"), optax.sgd(1.0), layout)
+        rows = {"tokens": jax.ShapeDtypeStruct((1, 16_384 + 1), np.int32)}
+        return step.compile(state, rows).memory_analysis().temp_size_in_bytes
+
+    whole = temporary_nbytes(1)
+    assert [whole / temporary_nbytes(ways) >= 0.9 * ways for ways in (2, 8)] == [True, True]
+
+
 def test_the_axis_is_refused_for_a_model_without_attention():
     with pytest.raises(LayoutError, match="'sequence' of size 8 only repeats work"):
         trained("sequence=8", init, lambda params, batch: (params["embedding"] @ batch["x"].T).mean(),
