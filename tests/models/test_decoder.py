@@ -324,9 +324,15 @@ def test_experts_without_room_for_all_drop_tokens_in_a_loss_and_none_in_generati
     assert found == expected
 
 
-def test_a_capacity_of_experts_that_is_none_is_refused():
-    with pytest.raises(mw.errors.UsageError, match="expert_capacity is 0; it must be above 0"):
-        dataclasses.replace(MIXTURE, expert_capacity=0)
+@pytest.mark.parametrize("capacity", [0, -1, float("nan"), "1.25"])
+def test_a_capacity_of_experts_that_is_none_is_refused(capacity):
+    with pytest.raises(mw.errors.UsageError, match=rf"expert_capacity is {capacity!r}; it must be a number"):
+        dataclasses.replace(MIXTURE, expert_capacity=capacity)
+
+
+def test_a_capacity_without_experts_is_refused():
+    with pytest.raises(mw.errors.UsageError, match=r"expert_capacity is 1.25, but the model has no experts"):
+        dataclasses.replace(PLAIN, expert_capacity=1.25)
 
 
 def test_more_experts_of_a_token_than_there_are_are_refused():

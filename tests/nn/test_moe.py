@@ -131,6 +131,11 @@ def test_with_room_for_all_it_is_as_without_a_capacity():
     same(found, gradients(partial(mw.moe, top_k=2))(*arrays()))
 
 
+def test_an_expert_has_no_more_slots_than_there_are_tokens():
+    traced = str(jax.make_jaxpr(partial(mw.moe, block, top_k=2, capacity=1e9))(*arrays()))
+    assert f"f32[8,{8 * 6},{F}] = dot_general" in traced
+
+
 def test_with_a_capacity_each_expert_multiplies_as_many_rows_at_once():
     traced = str(jax.make_jaxpr(partial(mw.moe, block, top_k=2, capacity=2.0))(*arrays()))
     assert f"f32[8,{8 * 3},{F}] = dot_general" in traced  # of 8 examples 2 × 2 × 6 / 8 tokens
@@ -177,6 +182,7 @@ def test_no_scores_are_gathered():
     [
         ({"top_k": 9}, r"top_k=9: expected a number from 1 to 8"),
         ({"top_k": 2, "capacity": 0.0}, r"capacity=0.0: expected a number above 0"),
+        ({"top_k": 2, "capacity": "1"}, r"capacity='1': expected a number above 0"),
         ({"top_k": 2, "logits": jnp.ones((8, 6, 4))}, r"logits \(8, 6, 4\), and experts down \(8, 12, 8\)"),
         (
             {"top_k": 2, "experts": {"a": jnp.ones((8, 2)), "b": jnp.ones((4, 2))}},

@@ -130,10 +130,8 @@ class Config:
             raise UsageError(
                 f"Config.experts_per_token is {self.experts_per_token}, but there are {self.experts} experts."
             )
-        if self.expert_capacity is not None and not 0 < self.expert_capacity < math.inf:
-            raise UsageError(
-                f"Config.expert_capacity is {self.expert_capacity!r}; it must be above 0, or None."
-            )
+        if self.expert_capacity is not None:
+            _check_capacity(self.expert_capacity, self.experts)
         if self.heads % self.num_key_heads:
             raise UsageError(
                 f"Config.key_heads is {self.key_heads}, which does not divide heads={self.heads}."
@@ -178,6 +176,18 @@ class Config:
             return None
         endless = np.iinfo(np.int32).max
         return np.array([size or endless for size in cycled(self.windows, self.layers)], np.int32)
+
+
+def _check_capacity(capacity: Any, experts: int | None) -> None:
+    if not (isinstance(capacity, int | float) and 0 < capacity < math.inf):
+        raise UsageError(
+            f"Config.expert_capacity is {capacity!r}; it must be a number above 0, such as 1.25, or None."
+        )
+    if experts is None:
+        raise UsageError(
+            f"Config.expert_capacity is {capacity}, but the model has no experts.\n  Set Config.experts too, or "
+            "leave it out."
+        )
 
 
 def check_sizes(cfg: Any, *names: str) -> None:

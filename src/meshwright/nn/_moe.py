@@ -214,5 +214,5 @@ def _check(experts: PyTree, x: jax.Array, logits: jax.Array, top_k: Any, capacit
         )
     if not isinstance(top_k, int) or not 1 <= top_k <= logits.shape[-1]:
         raise UsageError(f"top_k={top_k!r}: expected a number from 1 to {logits.shape[-1]}, that of experts.")
-    if capacity is not None and not (capacity > 0 and math.isfinite(capacity)):
+    if capacity is not None and not (isinstance(capacity, int | float) and 0 < capacity < math.inf):
         raise UsageError(f"capacity={capacity!r}: expected a number above 0, such as 1.25, or None.")

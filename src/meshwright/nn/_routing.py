@@ -110,7 +110,7 @@ def room_of(capacity: float, shape: tuple[int, ...], top_k: int) -> int:
       top_k: The number of experts of a token.
     """
     length = math.prod(shape[1:-1]) if len(shape) > 2 else shape[0]
-    return math.ceil(capacity * top_k * length / shape[-1])
+    return min(length, math.ceil(capacity * top_k * length / shape[-1]))  # a token goes to an expert once
 
 
 def _has_room(is_chosen: jax.Array, room: int) -> jax.Array:
