@@ -185,8 +185,8 @@ def _check_capacity(capacity: Any, experts: int | None) -> None:
         )
     if experts is None:
         raise UsageError(
-            f"Config.expert_capacity is {capacity}, but the model has no experts.\n  Set Config.experts too, or "
-            "leave it out."
+            f"Config.expert_capacity is {capacity}, but the model has no experts.\n"
+            "  Set Config.experts too, or leave it out."
         )
 
 
