@@ -164,6 +164,12 @@ def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
         experiment("runs/x", **wrong)
 
 
+def test_a_loss_that_returns_no_number_is_refused_before_a_split_of_the_parameters_is_looked_for(tmp_path):
+    wrong = experiment(tmp_path, loss=lambda params, batch: "loss", mesh="fsdp=8", rules=None)
+    with pytest.raises(UsageError, match="loss must be a scalar or a Mean of scalars; it is of type str"):
+        mw.run(wrong)
+
+
 def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_path):
     keep = mw.checkpoint.best("all/loss", "max")  # the loss falls, so that is the first
     mw.run(experiment(tmp_path, save=mw.Save(when=4, keep=keep)))

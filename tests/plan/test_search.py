@@ -145,6 +145,19 @@ def test_meshes_with_as_many_devices_for_the_batch_share_a_trace_and_plan_as_wit
     assert shared == [site("h100:2x4", **settings, mesh=mesh).plan() for mesh in meshes]
 
 
+def test_a_search_calls_the_loss_once_for_a_mesh_and_a_size_of_microbatches_whatever_the_policy():
+    calls = []
+
+    def counted(params, batch):
+        calls.append(batch["tokens"].shape)
+        return decoder.loss(decoder.Config(layers=2), params, batch, remat="nothing")
+
+    here = site("h100:1x4", loss=counted, mesh="fsdp=4", rules=decoder.RULES)
+    for policy in ("everything", "dots", "nothing"):
+        assert list(plan.tried(here, [{"remat": f"layers:{policy}"}]))
+    assert len(calls) == 1
+
+
 def test_offloading_takes_time():
     here = site(mesh="fsdp=4", on="h100:1x4")
     here = dataclasses.replace(here, given_rates=dataclasses.replace(ROUND, host=1e9))

@@ -90,7 +90,13 @@ def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
         )
 
 
-def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Sequence[PyTree] = ()) -> Parts:
+def parts_of(
+    experiment: Experiment,
+    mesh: Mesh,
+    rows: PyTree,
+    other_rows: Sequence[PyTree] = (),
+    init: Init | None = None,
+) -> Parts:
     """Return the parts of a run on a mesh. Nothing of the run is compiled.
 
     Args:
@@ -98,15 +104,16 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Seque
       mesh: The mesh.
       rows: Some examples of a batch, as arrays.
       other_rows: Some examples of each other shape that a batch may have.
+      init: What is called instead of `init_of(experiment)`, such as one that is traced once.
 
     Raises:
       LayoutError: The parameters do not fit the mesh.
       UsageError: The settings do not fit together.
     """
     compiler = step_options(experiment.compile, mesh)
-    init, loss = init_of(experiment), loss_of(experiment)
+    init, loss = init or init_of(experiment), loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)
-    layout = Layout(mesh, _rules(experiment, mesh, loss, batch), experiment.batch_axis_names)
+    layout = Layout(mesh, _rules(experiment, mesh, init, loss, batch), experiment.batch_axis_names)
     with errors_naming("rules", LayoutError):
         target = abstract_state(init, experiment.optimizer, layout)
     with errors_naming("compute_dtype"):
@@ -164,7 +171,7 @@ def _of_parameters(loss: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tuple[Any, ...]:
+def _rules(experiment: Experiment, mesh: Mesh, init: Init, loss: Loss, batch: PyTree) -> tuple[Any, ...]:
     if experiment.rules is not None:
         return tuple(experiment.rules)
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
@@ -172,6 +179,6 @@ def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tup
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
     key = key_of(0)
     with in_mesh(mesh):  # sharding constraints of the model may need the mesh
-        made = jax.eval_shape(init_of(experiment), key)
+        made = jax.eval_shape(init, key)
         first = made if isinstance(made, Variables) else Variables(made, None)
         return inferred_rules(first, loss, batch, axes=axes)

@@ -154,9 +154,9 @@ class Search:
             if microbatches < least and microbatches != MICROBATCHES[-1]:
                 continue
             change = self.plan({**settings, "microbatches": microbatches})
-            if change is not None and change.plan.memory.fits:
+            if change is None or change.plan.memory.fits:  # what is impossible stays so with more of them
                 return
-            least = max(least, 1.0 if change is None else least_microbatches(change.plan, microbatches))
+            least = max(least, least_microbatches(change.plan, microbatches))
 
     def could_be_quicker(self) -> bool:
         """Return whether the quickest of all plans does not fit."""

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from meshwright.collector import collector_paused
 from meshwright.engine import errors_naming
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, parts_of
@@ -23,7 +24,7 @@ from meshwright.plan._roofline import Rates, StepTime, published_rates, step_tim
 from meshwright.plan._topology import described_devices
 from meshwright.plan._traces import Traces
 from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, checkpoint_cost
-from meshwright.program import Flops, count_flops, utilisation_on
+from meshwright.program import Flops, utilisation_on
 from meshwright.sharding import (
     PIPELINE,
     SEQUENCE,
@@ -172,7 +173,7 @@ class Site:
           compiled: Facts about the compiled step, as `compile` returns.
         """
         found = self.traced.collectives if compiled is None else compiled.collectives
-        counted = count_flops(self.jaxpr)
+        counted = self.traced.flops
         time, exchanges = self._time(found), _exchanges(found, self._split_over_groups()[0])
         num_params = sum(x.size for x in jax.tree.leaves(self.parts.target.params))
         return Plan(
@@ -260,7 +261,8 @@ class Site:
 def _costs_on(chip: Chip, jaxpr: Any, parts: Parts) -> TracedCosts:
     is_tpu, is_gpu = (isinstance(chip.target, kind) for kind in (Tpu, Gpu))
     ample = _AMPLE * chip.memory_bytes if is_gpu else math.inf
-    return traced_costs(jaxpr, parts.target, parts.layout, ragged_kernel=is_tpu, ample_nbytes=ample)
+    with collector_paused():
+        return traced_costs(jaxpr, parts.target, parts.layout, ragged_kernel=is_tpu, ample_nbytes=ample)
 
 
 @contextmanager

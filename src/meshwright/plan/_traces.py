@@ -5,14 +5,16 @@ shardings of the state do. So one step is traced for all meshes in which the oth
 search over meshes traces few.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
+from functools import wraps
 from typing import Any
 
+import jax
 from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import LayoutError, UsageError
-from meshwright.experiment import Experiment, Parts, parts_of
+from meshwright.experiment import Experiment, Parts, init_of, parts_of
 from meshwright.sharding import grouped_mesh
 from meshwright.tree import PyTree
 
@@ -23,6 +25,7 @@ class Traces:
     def __init__(self) -> None:
         self._steps: dict[Hashable, tuple[Experiment, Any]] = {}
         self._rules: dict[Hashable, tuple[Experiment, tuple[Any, ...]]] = {}
+        self._functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
     def __len__(self) -> int:
         """Return the number of traced steps."""
@@ -40,26 +43,26 @@ class Traces:
           LayoutError: The step cannot be on this mesh.
           UsageError: The settings do not fit together.
         """
-        parts = self._in_common(experiment, parts, rows)
-        key = _settings(experiment, but=("mesh",)), tuple(parts.layout.mesh.shape.items())
-        if key not in self._steps:
-            try:
-                traced = parts.step.trace(parts.target, parts.batch).jaxpr
-            except (LayoutError, UsageError) as error:
-                traced = error
-            self._steps[key] = experiment, traced  # while the experiment lives, no other has its ids
-        if isinstance(found := self._steps[key][1], Exception):
+        mesh = parts.layout.mesh
+        common = mesh if experiment.batch_axis_names else _common(mesh)
+        found = self._traced(experiment, common, rows, parts if common == mesh else None)
+        if isinstance(found, LayoutError) and common != mesh:
+            found = self._traced(experiment, mesh, rows, parts)  # the parameters may divide over this one
+        if isinstance(found, Exception):
             raise found
         return found
 
-    def _in_common(self, experiment: Experiment, parts: Parts, rows: PyTree) -> Parts:
-        """Return the parts on the mesh for which the step is traced."""
-        mesh = parts.layout.mesh
-        common = mesh if experiment.batch_axis_names else _common(mesh)
-        try:
-            return parts if common == mesh else self.parts(experiment, common, rows)
-        except LayoutError:  # the parameters divide over this mesh, but not over that one
-            return parts
+    def _traced(self, experiment: Experiment, mesh: Mesh, rows: PyTree, parts: Parts | None) -> Any:
+        """Return the jaxpr of the step on a mesh, traced once, or the error that says why there is none."""
+        key = _settings(experiment, but=("mesh",)), tuple(mesh.shape.items())
+        if key not in self._steps:
+            try:
+                parts = parts or self.parts(experiment, mesh, rows)
+                traced = parts.step.trace(parts.target, parts.batch).jaxpr
+            except UsageError as error:
+                traced = error
+            self._steps[key] = experiment, traced  # while the experiment lives, no other has its ids
+        return self._steps[key][1]
 
     def parts(self, experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
         """Return the parts of a run on a mesh, with rules that were inferred before, if there are any.
@@ -76,10 +79,36 @@ class Traces:
         key = _settings(experiment, but=("mesh", "microbatches", "optimizer", "remat"))
         if experiment.rules is None and key in self._rules:
             experiment = replace(experiment, rules=self._rules[key][1])
-        parts = parts_of(experiment, mesh, rows)
+        init = self._once(experiment.model, init_of(experiment))
+        loss = self._once(experiment.loss, experiment.loss)
+        parts = parts_of(replace(experiment, loss=loss), mesh, rows, init=init)
         if parts.layout.rules:
             self._rules[key] = experiment, parts.layout.rules
         return parts
+
+    def _once(self, of: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that JAX traces once for each mesh and shapes of its arguments.
+
+        Args:
+          of: What the function belongs to.
+          function: The function.
+        """
+        if id(of) not in self._functions:
+            self._functions[id(of)] = of, _traced_once(function)
+        return self._functions[id(of)][1]
+
+
+def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    traced = jax.jit(function)
+
+    @wraps(function)
+    def called(*arguments: Any) -> Any:
+        try:
+            return traced(*arguments)
+        except TypeError:  # the result is no arrays, perhaps, which the caller explains better than JAX
+            return function(*arguments)
+
+    return called
 
 
 def _common(mesh: Mesh) -> Mesh:

@@ -8,7 +8,7 @@ ground rooms only. Add a primitive to `_primitives`, and a device's peak to `_pe
 
 from meshwright.program._dimensions import Dims, Rule
 from meshwright.program._evaluate import CALLS, STACK, bind, evaluate, is_stack
-from meshwright.program._flops import Flops, Product, count_flops, flops
+from meshwright.program._flops import Flops, Product, count_flops, flops, program_flops
 from meshwright.program._influence import influences, stacked
 from meshwright.program._origin import Around, Given, Origin, first_made, origin
 from meshwright.program._peaks import peak_flops
@@ -61,6 +61,7 @@ __all__ = [
     "origin",
     "peak_flops",
     "product_flops",
+    "program_flops",
     "program_of",
     "rule_of",
     "scan_counts",

@@ -109,10 +109,15 @@ def count_flops(jaxpr: Any) -> Flops:
       >>> mw.program.count_flops(jaxpr).model
       128
     """
-    return _of_program(program_of(jaxpr))
+    return program_flops(program_of(jaxpr))
 
 
-def _of_program(program: Program) -> Flops:
+def program_flops(program: Program) -> Flops:
+    """Return the floating-point operations of a program, counted as `flops` does.
+
+    Args:
+      program: The program, as `program_of` returns.
+    """
     return sum((x for x in map(_of_operation, program.operations) if x is not _NONE), _NONE)
 
 
@@ -126,7 +131,7 @@ def _of_operation(operation: Operation) -> Flops:
         return Flops(not_counted=Counter({operation.kind: 1}))
     if not operation.bodies:
         return _NONE
-    bodies = [_of_program(body) for body in operation.bodies]
+    bodies = [program_flops(body) for body in operation.bodies]
     if operation.kind == "cond":
         return max(bodies, key=lambda branch: branch.hardware)
     open_loops = Flops(open_loops=int(operation.kind == "while"))
@@ -145,7 +150,7 @@ def _of_product(operation: Operation, kind: str, work: Work) -> Flops:
 def _of_splash(operation: Operation) -> Flops:
     """Count the products of a kernel, each block in full, for all blocks that its grid visits."""
     params = operation.eqn.params
-    whole = _of_program(program_of(params["jaxpr"])).times(math.prod(params["grid_mapping"].grid))
+    whole = program_flops(program_of(params["jaxpr"])).times(math.prod(params["grid_mapping"].grid))
     products: Counter[Product] = Counter()
     for product, count in whole.products.items():
         needed = 0 if operation.is_recomputed else int(count * _NEEDED_OF_SPLASH[params["name"]])

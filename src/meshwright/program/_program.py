@@ -8,8 +8,9 @@ Values inside a body differ from those outside; ties connect two values that are
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 Jaxpr = Any
@@ -90,6 +91,8 @@ class Operation:
     """Results."""
     callers: tuple[Equation, ...] = ()
     """Calls and loops that contain it, the outermost first."""
+    scope: str = ""
+    """The scopes of its callers and its own (`jax.named_scope`), which show in profiles."""
     bodies: Sequence[Program] = ()
     """The body of a loop, the branches of a condition, or the program of each device in `shard_map`."""
     entering: Sequence[Tie] = ()
@@ -110,15 +113,12 @@ class Operation:
     @property
     def is_recomputed(self) -> bool:
         """True if `jax.checkpoint` or 1F1B computes it a second time, as the name in profiles shows."""
-        stacks = [str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn)]
-        if any("rematted_computation" in stack for stack in stacks):
-            return True
-        return any(_AGAIN in stack for stack in stacks) and not self.is_backward
+        return "rematted_computation" in self.scope or (_AGAIN in self.scope and not self.is_backward)
 
     @property
     def is_backward(self) -> bool:
         """True if it belongs to the backward pass of a gradient, as the name in profiles shows."""
-        return any("transpose(" in str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn))
+        return "transpose(" in self.scope
 
     @property
     def idle_share(self) -> float:
@@ -132,14 +132,13 @@ class Operation:
 
     def _share(self, scope: re.Pattern[str]) -> float:
         """Return the quotient of the two numbers in the name of its scope; 1 without such a scope."""
-        stacks = (str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn))
-        found = next(filter(None, map(scope.search, stacks)), None)
+        found = scope.search(self.scope)
         return 1.0 if found is None else int(found[1]) / int(found[2])
 
     @property
     def is_fused_attention(self) -> bool:
         """True if it stands for a part of a fused attention kernel, by the name of its scope."""
-        return any(_FUSED_ATTENTION in str(eqn.source_info.name_stack) for eqn in (*self.callers, self.eqn))
+        return _FUSED_ATTENTION in self.scope
 
 
 def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
@@ -149,17 +148,22 @@ def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
       jaxpr: The jaxpr.
       names: Names of its first inputs, such as those of parameters.
     """
-    program = _program(jaxpr)
+    program = _program(jaxpr, _Callers())
     for value, name in zip(program.inputs, names, strict=False):
         value.name = name
     return _needed(program)
 
 
 def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """Yield the jaxprs among the parameters of an equation, such as the body of a loop."""
+    """Return the jaxprs among the parameters of an equation, such as the body of a loop."""
+    return _finder()(params)
+
+
+@cache
+def _finder() -> Callable[[Mapping[str, Any]], Iterator[Jaxpr]]:
     from jax.extend.core import jaxprs_in_params  # here, as it loads Pallas, which takes some 40 ms
 
-    yield from jaxprs_in_params(dict(params))
+    return jaxprs_in_params
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
@@ -196,13 +200,24 @@ def walk(program: Program) -> Iterator[Operation]:
             yield from walk(body)
 
 
-def _program(jaxpr: Jaxpr, callers: tuple[Equation, ...] = ()) -> Program:
+class _Callers(NamedTuple):
+    """The calls and loops that contain an equation, and their scopes."""
+
+    equations: tuple[Equation, ...] = ()
+    scope: str = ""
+
+    def inside(self, eqn: Equation) -> "_Callers":
+        """Return the callers of what an equation contains."""
+        return _Callers((*self.equations, eqn), f"{self.scope}/{eqn.source_info.name_stack}")
+
+
+def _program(jaxpr: Jaxpr, callers: _Callers) -> Program:
     inputs, operations = [_value(var) for var in _open(jaxpr).invars], list[Operation]()
     return Program(inputs, _inlined(jaxpr, inputs, operations, callers), operations)
 
 
 def _inlined(
-    jaxpr: Jaxpr, inputs: Iterable[Value], operations: list[Operation], callers: tuple[Equation, ...]
+    jaxpr: Jaxpr, inputs: Iterable[Value], operations: list[Operation], callers: _Callers
 ) -> list[Value]:
     """Append the operations of `jaxpr` on `inputs`, and return its results."""
     jaxpr = _open(jaxpr)
@@ -220,7 +235,7 @@ def _inlined(
             results = [_value(var) for var in eqn.outvars]
             operations += _operations(eqn, arguments, results, callers)
         else:
-            results = _inlined(*call, operations, (*callers, eqn))
+            results = _inlined(*call, operations, callers.inside(eqn))
         known.update(zip(eqn.outvars, results, strict=True))
     return [value(atom) for atom in jaxpr.outvars]
 
@@ -246,7 +261,7 @@ def _solve(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]]:
 
 
 def _operations(
-    eqn: Equation, inputs: list[Value], outputs: list[Value], callers: tuple[Equation, ...]
+    eqn: Equation, inputs: list[Value], outputs: list[Value], callers: _Callers
 ) -> list[Operation]:
     """Return the operations of an equation: one, or a copy for each array that `device_put` is given."""
     if eqn.primitive.name != "device_put":
@@ -254,10 +269,9 @@ def _operations(
     return [_operation(eqn, [x], [y], callers) for x, y in zip(inputs, outputs, strict=True)]
 
 
-def _operation(
-    eqn: Equation, inputs: list[Value], outputs: list[Value], callers: tuple[Equation, ...]
-) -> Operation:
-    operation = Operation(eqn, eqn.primitive.name, inputs, outputs, callers)
+def _operation(eqn: Equation, inputs: list[Value], outputs: list[Value], callers: _Callers) -> Operation:
+    inside = callers.inside(eqn)
+    operation = Operation(eqn, eqn.primitive.name, inputs, outputs, callers.equations, inside.scope)
     if operation.kind == "scan":
         _tie_scan(operation)
     elif operation.kind == "while":
@@ -267,7 +281,7 @@ def _operation(
         for branch in eqn.params["branches"][: 1 if is_seldom else None]:
             _tie_body(operation, branch, inputs[1:], outputs)
     elif operation.kind == "shard_map":
-        operation.bodies = (_program(eqn.params["jaxpr"], (*callers, eqn)),)
+        operation.bodies = (_program(eqn.params["jaxpr"], inside),)
     return operation
 
 
@@ -293,7 +307,7 @@ def _tie_while(loop: Operation) -> None:
 
 def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: list[Value]) -> Program:
     """Add a body, and tie its inputs and outputs."""
-    body = _program(jaxpr, (*operation.callers, operation.eqn))
+    body = _program(jaxpr, _Callers((*operation.callers, operation.eqn), operation.scope))
     entering, leaving = zip(inputs, body.inputs, strict=True), zip(body.outputs, outputs, strict=False)
     operation.bodies = (*operation.bodies, body)
     operation.entering = (*operation.entering, *(Tie(x, y, len(x.shape) > len(y.shape)) for x, y in entering))

@@ -6,7 +6,7 @@ from typing import Any
 from meshwright.collector import collector_paused
 from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical, stated
 from meshwright.train._keys import key_of
-from meshwright.train._loss import of_loss
+from meshwright.train._loss import objective
 from meshwright.train._state import Variables
 from meshwright.tree import PyTree
 
@@ -34,9 +34,8 @@ def inferred_rules(
 
 
 def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
-    def evaluated(params: PyTree, batch: PyTree, *state: PyTree) -> PyTree:
-        return of_loss(loss, params, batch, key_of(0), *state)
+    def evaluated(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        return objective(loss)(params, model_state, batch, key_of(0))
 
-    state = () if first.model_state is None else (first.model_state,)
     with collector_paused():
-        return auto(first.params, evaluated, batch, *state)
+        return auto(first.params, evaluated, first.model_state, batch)

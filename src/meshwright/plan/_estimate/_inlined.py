@@ -39,4 +39,4 @@ def _inlined(operation: Operation, copies: Copies) -> Iterator[Operation]:
 
 
 def _link(operation: Operation, kind: str, source: Value, target: Value) -> Operation:
-    return Operation(operation.eqn, kind, [source], [target], operation.callers)
+    return Operation(operation.eqn, kind, [source], [target], operation.callers, operation.scope)

@@ -18,6 +18,9 @@ from meshwright.program import Memory, Operation, Program, Value, known_of
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
 
 
+_NOTHING = Counter[str]()
+
+
 class Masked(Enum):
     """How often XLA makes the rows of ragged products, once for each expert."""
 
@@ -30,23 +33,27 @@ class Timeline:
     """Bytes in memory over time, by use."""
 
     def __init__(self) -> None:
-        self._changes: dict[int, Counter[str]] = defaultdict(Counter)
+        self._changes: dict[int, list[tuple[str, int]]] = defaultdict(list)
 
     def add(self, use: str, nbytes: int, start: int, end: int, *, in_place: bool = False) -> None:
         """Add a value that lives from before operation `start` to after `end`.
 
         From after `start` if in place.
         """
-        self._changes[2 * start + in_place][use] += nbytes
-        self._changes[2 * end + 1][use] -= nbytes
+        self._changes[2 * start + in_place].append((use, nbytes))
+        self._changes[2 * end + 1].append((use, -nbytes))
 
-    def before(self, i: int) -> Counter[str]:
-        """Return the changes just before the i-th operation."""
-        return self._changes[2 * i]
+    def start(self, now: Counter[str], i: int) -> None:
+        """Change the bytes in memory as just before the i-th operation."""
+        self._change(now, 2 * i)
 
-    def after(self, i: int) -> Counter[str]:
-        """Return the changes just after the i-th operation."""
-        return self._changes[2 * i + 1]
+    def end(self, now: Counter[str], i: int) -> None:
+        """Change the bytes in memory as just after the i-th operation."""
+        self._change(now, 2 * i + 1)
+
+    def _change(self, now: Counter[str], moment: int) -> None:
+        for use, nbytes in self._changes.get(moment, ()):
+            now[use] += nbytes
 
 
 class Liveness:
@@ -90,11 +97,11 @@ class Liveness:
     def _fullest(self, timeline: Timeline, program: Program, times: int) -> Counter[str]:
         fullest, now = Counter[str](), Counter[str]()
         for i, operation in enumerate(program.operations):
-            now.update(timeline.before(i))
-            inside = self._inside(operation, times)
+            timeline.start(now, i)
+            inside = self._inside(operation, times) if operation.bodies else _NOTHING
             if now.total() + inside.total() > fullest.total():
                 fullest = now + inside
-            now.update(timeline.after(i))
+            timeline.end(now, i)
         return fullest
 
     def _inside(self, operation: Operation, times: int) -> Counter[str]:

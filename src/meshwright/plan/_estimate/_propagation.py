@@ -148,8 +148,9 @@ class Propagation:
     def _links_of(self, operation: Operation) -> Iterable[Link]:
         if operation.kind == "shard_map":
             return self.crossings(operation)
-        is_loop = bool(operation.bodies)
-        return (*operation.entering, *operation.leaving, *operation.carried) if is_loop else (operation,)
+        if operation.bodies:
+            return (*operation.entering, *operation.leaving, *operation.carried)
+        return (operation,) if any(x.shape for x in operation.values) else ()
 
     def crossings(self, operation: Operation) -> Iterator[Crossing]:
         """Yield the operands of a `shard_map` and then its results, each outside and inside."""

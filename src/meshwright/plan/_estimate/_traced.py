@@ -20,7 +20,16 @@ from meshwright.plan._estimate._liveness import (
 )
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic, exchange_of
-from meshwright.program import Operation, Program, known_of, product_flops, program_of, walk
+from meshwright.program import (
+    Flops,
+    Operation,
+    Program,
+    known_of,
+    product_flops,
+    program_flops,
+    program_of,
+    walk,
+)
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree, leaf_names
 
@@ -115,6 +124,8 @@ class TracedMemory:
 class TracedCosts:
     """Costs of one step for each device."""
 
+    flops: Flops
+    """FLOPs of all devices together."""
     collectives: Sequence[Collective]
     """Collectives of the step. An abstract mesh has no processes, so none is marked as crossing them."""
     products: Sequence[Work]
@@ -162,15 +173,16 @@ def traced_costs(
     arguments = sum(specs.nbytes(value) for value in program.inputs)
     liveness = Liveness(specs, traffic, Masked.NOT_MADE if ragged_kernel else Masked.ONCE)
     fullest = liveness.peak(program, [])
-    most = arguments + fullest.total()
-    if not ragged_kernel and most > ample_nbytes:
+    most, num_masked = arguments + fullest.total(), 1 if ragged_kernel else _num_masked(program)
+    if num_masked > 1 and most > ample_nbytes:
         least = Liveness(specs, traffic, Masked.AT_EACH_USE).peak(program, [])
         fullest = least + Counter({WORKSPACE: max(0, int(ample_nbytes) - arguments - least.total())})
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
     return TracedCosts(
+        flops=program_flops(program),
         collectives=traffic.collectives,
         products=products_of(program, specs, traffic, ragged_kernel=ragged_kernel),
-        num_masked=1 if ragged_kernel else _num_masked(program),
+        num_masked=num_masked,
         other_nbytes=liveness.passed_nbytes,
         attention_nbytes=liveness.attention_nbytes,
         memory=TracedMemory(arguments, *uses),
