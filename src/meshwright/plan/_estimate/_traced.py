@@ -173,8 +173,8 @@ def traced_costs(
     arguments = sum(specs.nbytes(value) for value in program.inputs)
     liveness = Liveness(specs, traffic, Masked.NOT_MADE if ragged_kernel else Masked.ONCE)
     fullest = liveness.peak(program, [])
-    most, num_masked = arguments + fullest.total(), 1 if ragged_kernel else _num_masked(program)
-    if num_masked > 1 and most > ample_nbytes:
+    most, num_masked = arguments + fullest.total(), 0 if ragged_kernel else _num_masked(program)
+    if num_masked and most > ample_nbytes:
         least = Liveness(specs, traffic, Masked.AT_EACH_USE).peak(program, [])
         fullest = least + Counter({WORKSPACE: max(0, int(ample_nbytes) - arguments - least.total())})
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
@@ -182,7 +182,7 @@ def traced_costs(
         flops=program_flops(program),
         collectives=traffic.collectives,
         products=products_of(program, specs, traffic, ragged_kernel=ragged_kernel),
-        num_masked=num_masked,
+        num_masked=max(num_masked, 1),
         other_nbytes=liveness.passed_nbytes,
         attention_nbytes=liveness.attention_nbytes,
         memory=TracedMemory(arguments, *uses),
@@ -203,7 +203,8 @@ def _copied_to_host(program: Program, specs: Propagation) -> int:
 
 
 def _num_masked(program: Program) -> int:
-    return max((num_groups(operation) for operation in walk(program) if is_ragged(operation)), default=1)
+    """Return the most experts of a ragged product; 0 if there is none."""
+    return max((num_groups(operation) for operation in walk(program) if is_ragged(operation)), default=0)
 
 
 def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:
