@@ -120,4 +120,4 @@ lock: setup
 	  requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-bench .venv-docs .venv-notebooks .venv-clusters build dist site
+	rm -rf .venv .venv-newest .venv-bench .venv-docs .venv-notebooks .venv-clusters .compiled build dist site

@@ -1,28 +1,23 @@
 """Tests in a process share it and its eight virtual CPU devices.
 
 They run each program once or a few times, so that compiling is most of what they take: XLA is asked to
-compile quickly (`flags.py`); and what it has compiled is kept for all tests of a session and for the programs
-that they start.
+compile quickly (`flags.py`); and what it has compiled is kept, in `.compiled`, for the programs that tests
+start and for the next time. JAX finds it by the program, the flags and its own version.
 """
 
 import collections
 import gc
 import os
 import shutil
-import tempfile
 
-from flags import QUICK
+from flags import COMPILED, QUICK
 
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The width of the terminal from which tests are started, which pytest's workers are told, is none of theirs.
 os.environ.pop("COLUMNS", None)
 
-os.environ["JAX_COMPILATION_CACHE_DIR"] = (
-    os.environ["JAX_COMPILATION_CACHE_DIR"]  # of the process that started this one
-    if "PYTEST_XDIST_WORKER" in os.environ
-    else tempfile.mkdtemp(prefix="meshwright-compiled-")
-)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
@@ -88,9 +83,14 @@ def pytest_collection_finish(session):
         )
 
 
+MOST_COMPILED = 2**30
+"""Bytes of compiled programs; if there are more, the next session begins without any."""
+
+
 def pytest_unconfigure():
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if not is_worker and sum(each.stat().st_size for each in COMPILED.glob("*")) > MOST_COMPILED:
+        shutil.rmtree(COMPILED)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,6 +1,10 @@
-"""The flags by which XLA compiles for tests: quickly, since a test runs a program once or a few times."""
+"""How XLA compiles for tests: quickly, since a test runs a program once or a few times, and never twice."""
 
 from importlib.metadata import version
+from pathlib import Path
+
+COMPILED = Path(__file__).parents[1] / ".compiled"
+"""Where JAX keeps what it has compiled for tests."""
 
 # XLA's older generator of fused loops takes a fourth of the time; newer releases have none, nor the flag.
 _OLDER = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
