@@ -14,7 +14,7 @@ from soak import cases, play_many
 
 @pytest.mark.soak
 def test_no_checkpoint_is_lost_or_half_whatever_dies():
-    play_many(play, "saving", cases(few=200, many=100_000))
+    play_many(play, "saving", cases(few=120, many=100_000))
 
 
 def do_nothing(*_, **__):
@@ -115,6 +115,7 @@ FIRST_FOUND = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.daily(5)
 def test_a_broken_rule_is_found(what, monkeypatch):
     monkeypatch.setattr(*BROKEN[what])
     with pytest.raises((AssertionError, OSError, MeshwrightError)):

@@ -24,7 +24,7 @@ def to(method, fragment, fault):
 
 
 @pytest.mark.parametrize("fault", [500, 503, "drop", "after 500", "after 503", "after drop"])
-@pytest.mark.daily(3)
+@pytest.mark.daily(1)
 def test_a_fault_that_passes_changes_no_bit(s3_faults, s3_run, same_bytes, fault):
     s3_faults.fault = lambda request: fault if request.number % 3 == 0 else None
     with Checkpoints(s3_run, keep=last(1)) as checkpoints:
@@ -76,6 +76,7 @@ def test_latency_changes_no_bit(s3_faults, s3_run, same_bytes):
     ("fragment", "fault"),
     [("/data-", 503), ("/data-", "drop"), ("/data-", 403), ("/part-", 503), ("/manifest.json", 503)],
 )
+@pytest.mark.daily(2)
 def test_a_fault_that_stays_fails_the_save_and_nothing_is_offered(
     s3_faults, s3_run, impatient, fragment, fault
 ):

@@ -13,7 +13,7 @@ from soak import SEED, cases
 
 @pytest.mark.soak
 def test_no_file_of_others_makes_a_command_fail_without_a_word(python):
-    count = cases(4, 2000)
+    count = cases(2, 2000)
     words = [*python, "-m", "cli.fuzz", "manifests,runs", str(count), str(SEED)]
     tests = str(Path(__file__).parents[1])
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *filter(None, sys.path)])}

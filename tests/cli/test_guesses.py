@@ -92,6 +92,7 @@ def test_it_is_told_as_json_too(here, capsys):
 @pytest.mark.parametrize(
     "target", ["gpt_here.py:experiment", "./gpt_here.py:experiment", "folder_here/inner.py:experiment"]
 )
+@pytest.mark.daily(1)
 def test_a_function_may_be_named_by_its_file(here, capsys, target):
     assert main(["train", target]) == 0
     module = "folder_here.inner" if "folder" in target else "gpt_here"

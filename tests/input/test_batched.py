@@ -145,6 +145,7 @@ STREAMS = {
 
 @pytest.mark.parametrize("kind", STREAMS)
 @given(data=st.data())
+@pytest.mark.daily(3)
 def test_after_any_crashes_a_stream_goes_on_where_it_stood(kind, data):
     make, per_epoch = STREAMS[kind]
     state, read = None, []

@@ -48,7 +48,7 @@ def test_an_example_draws_by_the_seed_the_epoch_and_its_number(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@pytest.mark.daily(3)
+@pytest.mark.daily(1)
 def test_the_same_is_drawn_whatever_the_processes_threads_batches_and_crashes(kind, data):
     state, read = None, []
     for _ in range(data.draw(st.integers(1, 4))):

@@ -73,6 +73,7 @@ FIRST_FOUND = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.daily(5)
 def test_a_broken_rule_is_found(what, monkeypatch):
     monkeypatch.setattr(*BROKEN[what])
     with pytest.raises(AssertionError):

@@ -82,6 +82,7 @@ def test_why_a_start_with_fewer_would_fail_is_told(told):
 @pytest.mark.parametrize(
     "options", [{}, {"min_processes": 3}, {"min_processes": 1, "compile_ahead": False}], ids=str
 )
+@pytest.mark.daily(1)
 def test_nothing_is_compiled_where_a_run_cannot_go_on_with_fewer_or_does_not_want_it(launched, options):
     assert launched(seconds=0.6, **options) == []
 

@@ -53,7 +53,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.daily(5)
+@pytest.mark.daily(2)
 def test_the_table_has_what_a_model_and_its_training_are_made_of(model):
     loss, params, batch = MODELS[model]()
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))

@@ -35,6 +35,7 @@ class Columns(Indexed):
     [LISTED, Indexed(), mw.input.Arrays(EXAMPLES), lambda epoch: EXAMPLES, lambda epoch: LISTED],
     ids=["list", "indexed", "arrays", "mapping of the epoch", "list of the epoch"],
 )
+@pytest.mark.daily(2)
 def test_what_can_be_indexed_is_read_in_one_order_whatever_it_is(examples):
     expected, found = trainer(), trainer()
     fit(expected)

@@ -56,7 +56,7 @@ def test_a_stream_ends_the_run(in_order):
 
 @pytest.mark.parametrize("kind", ["stream", *LOADERS])
 @pytest.mark.parametrize("stop", [2, 3, 7])
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 def test_a_run_on_batches_goes_on_in_the_middle_to_the_bit(kind, stop, tmp_path, in_order):
     options = {"epochs": None if kind == "stream" else 4, "save_when": 2}
     for max_steps in (stop, 12):
