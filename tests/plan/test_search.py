@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
 from meshwright import plan
 from meshwright.demo import text
 from meshwright.errors import LayoutError
+from meshwright.experiment import parts_of
 from meshwright.models import decoder
 from meshwright.plan._search import Search
 
@@ -143,6 +146,23 @@ def test_meshes_with_as_many_devices_for_the_batch_share_a_trace_and_plan_as_wit
     shared = [change.plan for change in plan.tried(here, ({"mesh": mesh} for mesh in meshes))]
     assert len(here.traces) == 3
     assert shared == [site("h100:2x4", **settings, mesh=mesh).plan() for mesh in meshes]
+
+
+def of_plain_layers(params, batch):
+    x = batch["tokens"] @ params["first"]
+    for w in params["others"]:
+        x = jax.nn.relu(x @ w)
+    return (x**2).mean()
+
+
+@pytest.mark.parametrize("remat", [None, "dots", "nothing"])
+def test_a_plan_costs_what_the_step_does_that_a_run_traces(remat):
+    shapes = {"first": jnp.zeros((129, 64)), "others": [jnp.zeros((64, 64))] * 2}
+    of_plain = {"model": lambda key: shapes, "loss": of_plain_layers, "rules": (mw.sharding.fsdp(),)}
+    here = site("h100:1x4", mesh="fsdp=4", remat=remat, **of_plain)
+    of_run = parts_of(here.experiment, here.parts.layout.mesh, here.rows)
+    of_run = of_run.step.trace(of_run.target, of_run.batch).jaxpr
+    assert here.traced == plan.traced_costs(of_run, here.parts.target, here.parts.layout)
 
 
 def test_a_search_calls_the_loss_once_for_a_mesh_and_a_size_of_microbatches_whatever_the_policy():

@@ -6,6 +6,7 @@ search over meshes traces few.
 """
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import wraps
 from typing import Any
@@ -99,14 +100,13 @@ class Traces:
 
 
 def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    traced = jax.jit(function)
+    traced = jax.jit(function, inline=True)  # inlined, the step is the program that a run traces
 
     @wraps(function)
     def called(*arguments: Any) -> Any:
-        try:
+        with suppress(TypeError):
             return traced(*arguments)
-        except TypeError:  # the result is no arrays, perhaps, which the caller explains better than JAX
-            return function(*arguments)
+        return function(*arguments)  # for the same error, or for a result that is no arrays
 
     return called
 
