@@ -87,17 +87,6 @@ def test_microbatches_do_not_change_the_update(microbatches):
     )
 
 
-def test_a_loss_is_called_once_for_a_trace_however_many_microbatches_it_has():
-    calls = []
-
-    def counted(params, batch, key):
-        calls.append(batch["x"].shape)
-        return loss(params, batch, key)
-
-    trained("data=4,tensor=2", steps=2, loss=counted, microbatches=4)
-    assert calls == [(4, 8)]
-
-
 def test_a_mean_weighs_tokens_exactly_over_microbatches():
     def masked(params, batch, key):
         errors = ((batch["x"] @ params["w"] - batch["y"]) ** 2).sum(-1)

@@ -8,7 +8,7 @@ search over meshes traces few.
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import fields, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import LayoutError, UsageError
 from meshwright.experiment import Experiment, Parts, init_of, parts_of
+from meshwright.program import bind, evaluate
 from meshwright.sharding import grouped_mesh
 from meshwright.tree import PyTree
 
@@ -80,32 +81,35 @@ class Traces:
         key = _settings(experiment, but=("mesh", "microbatches", "optimizer", "remat"))
         if experiment.rules is None and key in self._rules:
             experiment = replace(experiment, rules=self._rules[key][1])
-        init = self._once(experiment.model, init_of(experiment))
-        loss = self._once(experiment.loss, experiment.loss)
+        init = self._once(experiment.model, lambda: jax.jit(partial(init_of(experiment))))
+        loss = self._once(experiment.loss, lambda: _replayed(experiment.loss))
         parts = parts_of(replace(experiment, loss=loss), mesh, rows, init=init)
         if parts.layout.rules:
             self._rules[key] = experiment, parts.layout.rules
         return parts
 
-    def _once(self, of: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that JAX traces once for each mesh and shapes of its arguments.
+    def _once(self, of: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """Return a function that is made once, so that JAX traces it once for a mesh and shapes.
 
         Args:
-          of: What the function belongs to.
-          function: The function.
+          of: What the function is made of.
+          make: Makes it.
         """
         if id(of) not in self._functions:
-            self._functions[id(of)] = of, _traced_once(function)
+            self._functions[id(of)] = of, make()
         return self._functions[id(of)][1]
 
 
-def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    traced = jax.jit(function, inline=True)  # inlined, the step is the program that a run traces
+def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is traced once; its operations become part of what calls it, as without that."""
+    jitted = jax.jit(function)
 
     @wraps(function)
     def called(*arguments: Any) -> Any:
         with suppress(TypeError):
-            return traced(*arguments)
+            traced = jitted.trace(*arguments)
+            leaves = evaluate(traced.jaxpr, jax.tree.leaves(arguments), bind)
+            return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
         return function(*arguments)  # for the same error, or for a result that is no arrays
 
     return called

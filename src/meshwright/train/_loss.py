@@ -133,7 +133,6 @@ def _accumulated(
     microbatches: int,
 ) -> tuple[tuple[PyTree, Metrics], PyTree]:
     pieces = jax.tree.map(lambda x: _striped(x, microbatches), batch)
-    differentiate = jax.jit(differentiate, inline=True)  # traced once for the shapes and the loop
 
     def one(model_state: PyTree, i: jax.Array | int, piece: PyTree) -> tuple[PyTree, PyTree]:
         grads, (metrics, model_state) = differentiate(params, model_state, piece, jax.random.fold_in(key, i))
