@@ -3,10 +3,35 @@
 `conftest.py` has JAX keep what a session compiles in a folder, where programs that tests start find it too.
 """
 
+import shutil
+import zlib
 from contextlib import contextmanager
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+
+MOST_COMPILED = 2**30
+"""Bytes of compiled programs; if there are more, the next session begins without any."""
+
+
+def tidy(folder):
+    """Remove from a folder what a killed process wrote in part, which JAX would warn of for ever, or all."""
+    entries = [each for each in folder.rglob("*") if each.is_file()]
+    if sum(each.stat().st_size for each in entries) > MOST_COMPILED:
+        shutil.rmtree(folder)
+        return
+    for each in entries:
+        if not _is_whole(each.read_bytes()):
+            each.unlink()
+
+
+def _is_whole(packed):
+    stream = zlib.decompressobj()
+    try:
+        stream.decompress(packed)
+    except zlib.error:
+        return False
+    return stream.eof
 
 
 @contextmanager

@@ -8,7 +8,6 @@ start and for the next time. JAX finds it by the program, the flags and its own 
 import collections
 import gc
 import os
-import shutil
 
 from flags import COMPILED, QUICK
 
@@ -83,14 +82,9 @@ def pytest_collection_finish(session):
         )
 
 
-MOST_COMPILED = 2**30
-"""Bytes of compiled programs; if there are more, the next session begins without any."""
-
-
-def pytest_unconfigure():
-    is_worker = "PYTEST_XDIST_WORKER" in os.environ
-    if not is_worker and sum(each.stat().st_size for each in COMPILED.glob("*")) > MOST_COMPILED:
-        shutil.rmtree(COMPILED)
+def pytest_configure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        compiling.tidy(COMPILED)
 
 
 def pytest_terminal_summary(terminalreporter):
