@@ -26,6 +26,7 @@ GROUND = {
     "durable",
     "errors",
     "events",
+    "lines",
     "old_names",
     "patterns",
     "storage",

@@ -108,3 +108,17 @@ def test_each_signal_reaches_the_process_and_its_exit_code_the_pod(pod, tmp_path
     one.send_signal(signal.SIGTERM)
     assert "failed first" not in one.communicate(timeout=60)[1]
     assert one.returncode == 75
+
+
+def test_a_pod_passes_on_whole_lines_also_without_a_buffer(tmp_path):
+    program = "import os; [os.write(1 + n % 2, (b'err', b'out')[n % 2 == 0] + b'\\n') for n in range(4000)]"
+    words = ["-m", "meshwright", "launch", "pod", "--name", "train", "--shared", str(tmp_path), "--"]
+    done = subprocess.run(
+        [sys.executable, *words, sys.executable, "-c", program],
+        env={**os.environ, "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+    lines = done.stdout.decode().splitlines()
+    assert (lines.count("out"), lines.count("err"), len(lines)) == (2000, 2000, 4000)

@@ -13,6 +13,7 @@ import jax
 
 from meshwright import process
 from meshwright.deployer._plain import plain, reported
+from meshwright.lines import print_line
 from meshwright.metrics import (
     Bar,
     TensorBoard,
@@ -113,7 +114,7 @@ class _Screen(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""
-        print(self.format(record), file=sys.stderr, flush=True)
+        print_line(self.format(record), sys.stderr)
 
 
 def _logger(opened: contextlib.ExitStack, workdir: Path | None, *, on_screen: bool) -> logging.Logger:

@@ -35,6 +35,7 @@ from meshwright.errors import (
 )
 from meshwright.launch._members import End
 from meshwright.launch._summary import causes, code_of, has_failed, summary
+from meshwright.lines import print_line
 from meshwright.storage import Directory, ObjectPath, read_each
 
 _POLL_SECONDS = 0.5
@@ -178,7 +179,7 @@ def tell(ends: Ends, number: int, total: int, then: Then) -> None:
         return
     text = _summary(_silent(ends, codes, total), _read(paths), total, _saved(ends), then)
     _put(ends.place / f"summary-{ends.start}.txt", f"start {ends.start}: {text}\n".encode())
-    print(f"meshwright launch: {text}", file=sys.stderr, flush=True)
+    print_line(f"meshwright launch: {text}", sys.stderr)
 
 
 def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | None, then: Then) -> str:

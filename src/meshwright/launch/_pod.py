@@ -22,6 +22,7 @@ from meshwright.launch._members import End
 from meshwright.launch._process import News
 from meshwright.launch._summary import code_of, has_failed
 from meshwright.launch._supervise import say
+from meshwright.lines import print_line
 from meshwright.storage import ObjectPath, location
 
 _POLL_SECONDS = 0.2
@@ -120,4 +121,4 @@ def _run(command: Sequence[str], number: int, progress: Path) -> End:
 def _pass_on(_: int, line: str, out: TextIO) -> None:
     # Keep reading even if our own output is closed: a full pipe would block the process.
     with contextlib.suppress(OSError, ValueError):
-        print(line, file=out, flush=True)
+        print_line(line, out)

@@ -17,6 +17,7 @@ from meshwright.launch._output import Output, ranges
 from meshwright.launch._process import News, Place, Process
 from meshwright.launch._restarts import Restarts
 from meshwright.launch._summary import causes, code_of, has_failed, summary
+from meshwright.lines import print_line
 
 _LONGEST_WAIT_SECONDS = 0.2
 """Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait, or
@@ -241,4 +242,4 @@ def _number_left(attempt: Attempt, min_processes: int | None) -> int:
 
 def say(text: str) -> None:
     """Print a line of the launcher."""
-    print(f"meshwright launch: {text}", file=sys.stderr, flush=True)
+    print_line(f"meshwright launch: {text}", sys.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from meshwright.errors import EXIT_CTRL_C, EXIT_FAILED
 from meshwright.launch._output import Output
+from meshwright.lines import print_line
 
 _LABEL = re.compile(r" *(\d+): (.*)", re.DOTALL)
 """What `srun --label` writes: the number of the task, and its line."""
@@ -48,7 +49,7 @@ def _show(line: str, output: Output) -> None:
         output.add(int(labelled[1]), labelled[2], sys.stdout)
     else:  # of the script
         output.flush()
-        print(line, file=sys.stderr, flush=True)
+        print_line(line, sys.stderr)
 
 
 class _File:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import jax
 
 from meshwright.errors import PeersError
+from meshwright.lines import print_line
 from meshwright.process._agree import gather
 from meshwright.process._connections import Connections
 from meshwright.process._failures import Failure, error_of, failure_of
@@ -231,4 +232,4 @@ class _Notice:
     def __call__(self, text: str) -> None:
         if self._at is not None and time.monotonic() > self._at:
             self._at = None
-            print(f"meshwright: {text}", file=sys.stderr, flush=True)
+            print_line(f"meshwright: {text}", sys.stderr)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from meshwright.errors import EXIT_AGAIN
+from meshwright.lines import print_line
 from meshwright.process._peers import announce_exit
 
 _GRACE_SECONDS = 2
@@ -60,7 +61,7 @@ def _watch(reader: socket.socket, over: threading.Event) -> None:
 def _end() -> None:
     announce_exit(EXIT_AGAIN)
     # Print on a thread: the main thread may hold the lock of stderr, and a full pipe would block forever.
-    note = threading.Thread(target=lambda: print(_NOTE, file=sys.stderr, flush=True), daemon=True)
+    note = threading.Thread(target=lambda: print_line(_NOTE, sys.stderr), daemon=True)
     note.start()
     note.join(_PRINT_SECONDS)
     os._exit(EXIT_AGAIN)

@@ -17,6 +17,7 @@ from types import TracebackType
 import jax
 
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightError
+from meshwright.lines import print_line
 from meshwright.process._compare import failed_elsewhere, share_error
 from meshwright.process._member import member
 from meshwright.process._peers import announce_end, announce_exit, begin_shared, lost_peer
@@ -86,7 +87,7 @@ def exit_after_uncaught_errors(process_id: int | None) -> None:
 
     def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if lost := lost_peer(error):
-            print(f"meshwright: error: {lost}", file=sys.stderr, flush=True)
+            print_line(f"meshwright: error: {lost}", sys.stderr)
         else:
             print_traceback(kind, error, trace)
 

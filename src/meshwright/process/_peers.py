@@ -28,6 +28,7 @@ from typing import Any
 import jax
 
 from meshwright.errors import EXIT_PEERS, EXIT_USAGE, MeshwrightError, PeersError, UsageError
+from meshwright.lines import print_line
 from meshwright.process._connections import Connections
 from meshwright.process._member import close_in_forks, member
 from meshwright.process._streams import End, Streams
@@ -300,6 +301,6 @@ class Watch:
 def _print(text: str) -> None:
     """Print to stderr, but never wait for long: its pipe may be full, or a thread that hangs has its lock."""
     line = f"meshwright: {text}"
-    printing = threading.Thread(target=lambda: print(line, file=sys.stderr, flush=True), daemon=True)
+    printing = threading.Thread(target=lambda: print_line(line, sys.stderr), daemon=True)
     printing.start()
     printing.join(_PRINT_SECONDS)

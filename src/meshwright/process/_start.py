@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 
 from meshwright.errors import PeersError, UsageError
+from meshwright.lines import print_line
 from meshwright.process._clocks import clock_warning
 from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._compare import compare, compare_over, is_connected, use_exchange
@@ -128,7 +129,7 @@ def _join(
     compare_over(exchange, _VERSIONS, software())
     warning = clock_warning(exchange)
     if warning and process_id == 0:
-        print(f"meshwright: {warning}", file=sys.stderr, flush=True)
+        print_line(f"meshwright: {warning}", sys.stderr)
     use_exchange(exchange)
     if process_id != 0:
         wait_for_coordinator(coordinator)

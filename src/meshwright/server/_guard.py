@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from meshwright.lines import print_line
 from meshwright.server._answers import error
 
 Scope = MutableMapping[str, Any]
@@ -80,7 +81,7 @@ def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None)
 def log_failure(said: str, problem: Exception) -> None:
     """Print where an error was raised, and its type. Its message may quote a prompt."""
     where = traceback.format_tb(problem.__traceback__, limit=-3)
-    print(said, *map(str.rstrip, where), type(problem).__name__, sep="\n", file=sys.stderr, flush=True)
+    print_line("\n".join([said, *map(str.rstrip, where), type(problem).__name__]), sys.stderr)
 
 
 def _problem(

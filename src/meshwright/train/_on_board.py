@@ -20,6 +20,7 @@ import meshwright
 from meshwright import process
 from meshwright.board import Entry, here, look, verdict, write_entry
 from meshwright.errors import EXIT_HUNG
+from meshwright.lines import print_line
 from meshwright.train._phase_clock import END, SAVE, PhaseClock
 from meshwright.train._waiting import is_waiting
 
@@ -176,7 +177,7 @@ class _Teller:
         head = f"process {self.number} stands still for {why}"
         said = f"{head}{threat}\n{verdict(seen)}"
         with contextlib.suppress(ValueError, OSError):
-            print(f"meshwright: {said}", file=sys.stderr, flush=True)
+            print_line(f"meshwright: {said}", sys.stderr)
         if log.hasHandlers():
             log.error(said)
 

@@ -19,6 +19,7 @@ import jax
 
 from meshwright import process
 from meshwright.errors import EXIT_HUNG, UsageError
+from meshwright.lines import print_line
 from meshwright.train._phase_clock import INPUT, REPORT, STEP, PhaseClock
 from meshwright.train._waiting import is_waiting
 from meshwright.when import Tick
@@ -226,7 +227,7 @@ class RunningWatchdog:
 def _report(said: str) -> None:
     said = f"{said}\n{_stacks()}"
     with suppress(ValueError, OSError):  # stderr may be closed by then
-        print(f"meshwright: {said}", file=sys.stderr, flush=True)
+        print_line(f"meshwright: {said}", sys.stderr)
     if log.hasHandlers():  # without any, logging would print it on stderr once more
         log.error(said)
 

@@ -1,0 +1,36 @@
+"""Lines of several threads and processes on one screen."""
+
+import os
+import subprocess
+import sys
+
+TWO_THREADS = """
+import sys, threading
+from meshwright.lines import print_line
+def write(out, text):
+    for _ in range(5000):
+        print_line(text, out)
+threads = [threading.Thread(target=write, args=each) for each in ((sys.stdout, "out"), (sys.stderr, "err"))]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def output_of(*command, **more):
+    """Return what a program without buffers writes to stdout and stderr, in order."""
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    assert done.returncode == 0, done.stdout
+    return done.stdout.decode()
+
+
+def test_lines_of_two_threads_stay_whole_without_a_buffer():
+    lines = output_of(sys.executable, "-c", TWO_THREADS).splitlines()
+    assert sorted(lines) == ["err"] * 5000 + ["out"] * 5000
+
+
+def test_a_process_without_stderr_goes_on():
+    program = (
+        "import sys; from meshwright.lines import print_line; print_line('lost', sys.stderr); print('on')"
+    )
+    assert output_of("sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, program) == "on\n"
