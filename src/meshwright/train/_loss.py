@@ -12,6 +12,7 @@ from meshwright import tree
 from meshwright.arguments import num_positional
 from meshwright.errors import UsageError
 from meshwright.metrics import Histogram, Mean, widened
+from meshwright.program import bind, evaluate
 from meshwright.tree import PyTree
 
 Metrics = Mapping[str, Mean | Histogram]
@@ -134,18 +135,23 @@ def _accumulated(
 ) -> tuple[tuple[PyTree, Metrics], PyTree]:
     pieces = jax.tree.map(lambda x: _striped(x, microbatches), batch)
 
-    def one(model_state: PyTree, i: jax.Array | int, piece: PyTree) -> tuple[PyTree, PyTree]:
+    def one(model_state: PyTree, i: jax.Array, piece: PyTree) -> tuple[PyTree, PyTree]:
         grads, (metrics, model_state) = differentiate(params, model_state, piece, jax.random.fold_in(key, i))
         return (jax.tree.map(_widened, grads), metrics), model_state
 
+    # Traced once: for the shapes of the sums, and for the loop.
+    numbers = jnp.arange(microbatches)
+    first = jax.tree.map(lambda x: x[0], (numbers, pieces))
+    jaxpr, out = jax.make_jaxpr(one, return_shape=True)(model_state, *first)
+
     def add(carry: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         sums, model_state = carry
-        found, model_state = one(model_state, *numbered)
+        leaves = evaluate(jaxpr, jax.tree.leaves((model_state, *numbered)), bind)
+        found, model_state = jax.tree.unflatten(jax.tree.structure(out), leaves)
         return (jax.tree.map(operator.add, sums, found, is_leaf=_is_metric), model_state), None
 
-    shapes, _ = jax.eval_shape(one, model_state, 0, jax.tree.map(lambda x: x[0], pieces))
-    zeros = jax.tree.map(jnp.zeros_like, shapes)  # split as the gradients are, where axes are explicit
-    return jax.lax.scan(add, (zeros, model_state), (jnp.arange(microbatches), pieces))[0]
+    zeros = jax.tree.map(jnp.zeros_like, out[0])  # split as the gradients are, where axes are explicit
+    return jax.lax.scan(add, (zeros, model_state), (numbers, pieces))[0]
 
 
 def _striped(x: jax.Array, n: int) -> jax.Array:

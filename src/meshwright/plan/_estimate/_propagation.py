@@ -89,6 +89,7 @@ class Propagation:
         self.specs: dict[Value, Spec] = {}
         self._fixed: dict[Value, set[int]] = {}
         self._rules: dict[Operation, Splits] = {}
+        self._is_first: dict[Operation, bool] = {}
         self._links: dict[Value, list[Link]] = defaultdict(list)
         self._first: deque[Link] = deque()
         self._later: deque[Link] = deque()
@@ -170,8 +171,14 @@ class Propagation:
         if link in self._waiting:
             return
         self._waiting.add(link)
-        in_place = not isinstance(link, Operation) or not (self.rule(link).summed or _broadcasts(link))
-        (self._first if in_place else self._later).append(link)
+        is_first = not isinstance(link, Operation) or self._is_in_place(link)
+        (self._first if is_first else self._later).append(link)
+
+    def _is_in_place(self, operation: Operation) -> bool:
+        """Return whether an operation keeps all dimensions in place, so that axes spread through it first."""
+        if operation not in self._is_first:
+            self._is_first[operation] = not (self.rule(operation).summed or _broadcasts(operation))
+        return self._is_first[operation]
 
     def _constrain(self, operation: Operation) -> None:
         if operation.kind == "sharding_constraint":
@@ -184,21 +191,29 @@ class Propagation:
                     self._fixed[link.outside] = {*range(len(link.own))} if is_whole else set()
 
     def _spread(self, operation: Operation) -> None:
-        rule = self.rule(operation)
-        for letter, axes in self._wishes(operation, rule):
-            for value, letters in zip(operation.values, rule.sides, strict=True):
+        sides = [*zip(operation.values, self.rule(operation).sides, strict=True)]
+        for letter, axes in self._wishes(sides):
+            for value, letters in sides:
                 if letter in letters:
                     self._extend(value, letters.index(letter), axes)
 
-    def _wishes(self, operation: Operation, rule: Splits) -> list[tuple[int, tuple[str, ...]]]:
-        """Return the axes that each letter has anywhere, those of the largest array first."""
-        found = []
-        for value, letters in zip(operation.values, rule.sides, strict=True):
+    def _wishes(self, sides: Iterable[tuple[Value, Letters]]) -> list[tuple[int, tuple[str, ...]]]:
+        """Return the axes that each letter has anywhere, those of the largest array first.
+
+        Letters that have the same axes everywhere are left out.
+        """
+        found, first, differing = [], dict[int, tuple[str, ...]](), set[int]()
+        for value, letters in sides:
             for letter, axes in zip(letters, self.spec(value), strict=True):
-                if letter is not None and axes:
-                    found.append((value.nbytes, letter, axes))
-        found.sort(key=lambda wish: -wish[0])
-        return [(letter, axes) for _, letter, axes in found]
+                if letter is None:
+                    continue
+                if first.setdefault(letter, axes) != axes:
+                    differing.add(letter)
+                if axes:
+                    found.append((value, letter, axes))
+        wishes = [wish for wish in found if wish[1] in differing]
+        wishes.sort(key=lambda wish: -wish[0].nbytes)
+        return [(letter, axes) for _, letter, axes in wishes]
 
     def _join(self, tie: Tie) -> None:
         source, target = tie.source, tie.target

@@ -18,33 +18,37 @@ Shares = dict[str, int]
 def shares_of(operation: Operation, specs: Propagation) -> Shares:
     """Return how the work of an operation is split; axes that split none of its dimensions are left out."""
     rule = specs.rule(operation)
-    axes = dict.fromkeys(axis for value in operation.values for dim in specs.spec(value) for axis in dim)
-    candidates = {axis: _letters_on(axis, operation, rule, specs) for axis in axes}
     return {
         axis: min(letters, key=lambda letter: _sent(axis, letter, operation, rule, specs))
         if len(letters) > 1
         else letters[0]
-        for axis, letters in candidates.items()
-        if letters
+        for axis, letters in _letters(operation, rule, specs).items()
     }
 
 
 def shared_spec(letters: Iterable[int | None], shares: Shares, like: Spec) -> Spec:
     """Return the spec of an operand or result during an operation, with axes in the order of `like`."""
+    if not shares:
+        return tuple([() for _ in letters])
     order = [axis for dim in like for axis in dim]
     ranked = sorted(shares, key=lambda axis: order.index(axis) if axis in order else len(order))
     return tuple(tuple(a for a in ranked if letter is not None and shares[a] == letter) for letter in letters)
 
 
-def _letters_on(axis: str, operation: Operation, rule: Splits, specs: Propagation) -> list[int]:
-    """Return the letters that most operands and results want on an axis; several in a tie."""
-    found = [
-        _letter_on(axis, letters, specs.spec(value))
-        for value, letters in zip(operation.values, rule.sides, strict=True)
-    ]
-    votes = Counter(letter for letter in found if letter is not None)
-    most = max(votes.values(), default=0)
-    return [letter for letter, number in votes.items() if number == most]
+def _letters(operation: Operation, rule: Splits, specs: Propagation) -> dict[str, list[int]]:
+    """Return for each axis the letters that most operands and results want on it; several in a tie."""
+    votes: dict[str, Counter[int]] = {}
+    for value, letters in zip(operation.values, rule.sides, strict=True):
+        for letter, axes in zip(letters, specs.spec(value), strict=True):
+            for axis in axes:
+                of_axis = votes.setdefault(axis, Counter())
+                if letter is not None:
+                    of_axis[letter] += 1
+    wanted = {axis: (of_axis, max(of_axis.values())) for axis, of_axis in votes.items() if of_axis}
+    return {
+        axis: [letter for letter, number in of_axis.items() if number == most]
+        for axis, (of_axis, most) in wanted.items()
+    }
 
 
 def _letter_on(axis: str, letters: Iterable[int | None], spec: Spec) -> int | None:

@@ -125,7 +125,8 @@ class Traffic:
             self._pending[value] = Sum(left, self.specs.nbytes(value), _source(operation))
             if not is_product(operation) and operation.kind not in _SCATTERS:
                 self._resolve(value, times)
-        self._reshard(value, made, wanted, times, _source(operation))
+        if made != wanted:
+            self._reshard(value, made, wanted, times, _source(operation))
 
     def _resolve(self, value: Value, times: int, wanted: Spec = ()) -> None:
         """Make a pending sum, as a reduce-scatter if every reader wants its parts, else as an all-reduce."""
@@ -135,19 +136,21 @@ class Traffic:
 
     def _move(self, value: Value, wanted: Spec, times: int, operation: Operation | None = None) -> None:
         """Move an operand to a spec, once for each dtype that it is widened to."""
+        before = self.specs.spec(value)
+        if before == wanted:
+            return
         width = value.itemsize
         if operation and is_product(operation):
             width = max(x.itemsize for x in operation.inputs)
         key = (value, wanted, width)
         if key not in self._moved:
             source = value.name or (_source(operation) if operation else "")
-            self._moved[key] = self._reshard(value, self.specs.spec(value), wanted, times, source)
+            self._moved[key] = self._reshard(value, before, wanted, times, source)
         if operation and self._moved[key]:
             self.copies[operation].append((value, self.specs.nbytes(value, wanted)))
 
     def _reshard(self, value: Value, before: Spec, after: Spec, times: int, source: str) -> bool:
-        if before == after:
-            return False
+        """Add what moves an array from one spec to another; return whether that is anything."""
         moved, gathered = _exchanged(before, after)
         nbytes = self.specs.nbytes(value, after)
         if moved:
