@@ -96,6 +96,7 @@ def parts_of(
     rows: PyTree,
     other_rows: Sequence[PyTree] = (),
     init: Init | None = None,
+    loss: Loss | None = None,
 ) -> Parts:
     """Return the parts of a run on a mesh. Nothing of the run is compiled.
 
@@ -105,13 +106,14 @@ def parts_of(
       rows: Some examples of a batch, as arrays.
       other_rows: Some examples of each other shape that a batch may have.
       init: What is called instead of `init_of(experiment)`, such as one that is traced once.
+      loss: What is called instead of `loss_of(experiment)`.
 
     Raises:
       LayoutError: The parameters do not fit the mesh.
       UsageError: The settings do not fit together.
     """
     compiler = step_options(experiment.compile, mesh)
-    init, loss = init or init_of(experiment), loss_of(experiment)
+    init, loss = init or init_of(experiment), loss or loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)
     layout = Layout(mesh, _rules(experiment, mesh, init, loss, batch), experiment.batch_axis_names)
     with errors_naming("rules", LayoutError):

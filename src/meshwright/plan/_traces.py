@@ -15,10 +15,13 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import LayoutError, UsageError
-from meshwright.experiment import Experiment, Parts, init_of, parts_of
+from meshwright.experiment import Experiment, Parts, init_of, loss_of, parts_of
 from meshwright.program import bind, evaluate
 from meshwright.sharding import grouped_mesh
 from meshwright.tree import PyTree
+
+
+_BOTH = ("data", "fsdp")
 
 
 class Traces:
@@ -46,8 +49,8 @@ class Traces:
           UsageError: The settings do not fit together.
         """
         mesh = parts.layout.mesh
-        common = mesh if experiment.batch_axis_names else _common(mesh)
-        found = self._traced(experiment, common, rows, parts if common == mesh else None)
+        alike, common = _common(experiment, mesh)
+        found = self._traced(alike, common, rows, parts if common == mesh else None)
         if isinstance(found, LayoutError) and common != mesh:
             found = self._traced(experiment, mesh, rows, parts)  # the parameters may divide over this one
         if isinstance(found, Exception):
@@ -81,23 +84,32 @@ class Traces:
         key = _settings(experiment, but=("mesh", "microbatches", "optimizer", "remat"))
         if experiment.rules is None and key in self._rules:
             experiment = replace(experiment, rules=self._rules[key][1])
-        init = self._once(experiment.model, lambda: jax.jit(partial(init_of(experiment))))
-        loss = self._once(experiment.loss, lambda: _replayed(experiment.loss))
-        parts = parts_of(replace(experiment, loss=loss), mesh, rows, init=init)
+        init = self._once((experiment.model,), lambda: jax.jit(partial(init_of(experiment))))
+        parts = parts_of(experiment, mesh, rows, init=init, loss=self._loss(experiment))
         if parts.layout.rules:
             self._rules[key] = experiment, parts.layout.rules
         return parts
 
-    def _once(self, of: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    def _loss(self, experiment: Experiment) -> Callable[..., Any]:
+        """Return the loss that the step minimises, traced once; what it rematerializes is known to JAX then."""
+        loss = self._once((experiment.loss,), lambda: _replayed(experiment.loss))
+        given = replace(experiment, loss=loss)
+        if experiment.remat is None:
+            return loss_of(given)
+        of = experiment.loss, experiment.remat, experiment.parameter_noise
+        return self._once(of, lambda: _replayed(loss_of(given)))
+
+    def _once(self, of: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         """Return a function that is made once, so that JAX traces it once for a mesh and shapes.
 
         Args:
           of: What the function is made of.
           make: Makes it.
         """
-        if id(of) not in self._functions:
-            self._functions[id(of)] = of, make()
-        return self._functions[id(of)][1]
+        key = tuple(map(id, of))
+        if key not in self._functions:
+            self._functions[key] = of, make()
+        return self._functions[key][1]
 
 
 def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,19 +127,24 @@ def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _common(mesh: Mesh) -> Mesh:
+def _common(experiment: Experiment, mesh: Mesh) -> tuple[Experiment, Mesh]:
     """Return a mesh with `data` and `fsdp` that splits the batch over as many devices, and so for all such.
 
-    A mesh in which these axes are not the first, or are explicit, is returned as it is.
+    A mesh is returned as it is if these axes are not the first, or are explicit, or do not both split the
+    batch. The experiment that is returned names the axes of the new mesh.
     """
-    sizes = dict(mesh.shape)
+    sizes, names = dict(mesh.shape), experiment.batch_axis_names
     data, fsdp = sizes.pop("data", 1), sizes.pop("fsdp", 1)
     ways = data * fsdp
     is_auto = all(kind == AxisType.Auto for kind in mesh.axis_types)
-    in_order = [axis for axis in ("data", "fsdp", *sizes) if axis in mesh.shape] == [*mesh.shape]
-    if ways % 2 or ways == 2 or not (in_order and is_auto):
-        return mesh
-    return grouped_mesh({"data": ways // 2, "fsdp": 2, **sizes}, 1, mesh.size)
+    given = [axis for axis in _BOTH if axis in mesh.shape]
+    in_order = [*given, *sizes] == [*mesh.shape]
+    of_both = names is None or [*names[: len(given)]] == given
+    if ways % 2 or ways == 2 or not (in_order and is_auto and of_both):
+        return experiment, mesh
+    if names is not None:
+        experiment = replace(experiment, batch_axis_names=(*_BOTH, *names[len(given) :]))
+    return experiment, grouped_mesh({"data": ways // 2, "fsdp": 2, **sizes}, 1, mesh.size)
 
 
 def _settings(experiment: Experiment, but: tuple[str, ...]) -> Hashable:
