@@ -20,7 +20,6 @@ from meshwright.program import bind, evaluate
 from meshwright.sharding import grouped_mesh
 from meshwright.tree import PyTree
 
-
 _BOTH = ("data", "fsdp")
 
 
@@ -30,7 +29,7 @@ class Traces:
     def __init__(self) -> None:
         self._steps: dict[Hashable, tuple[Experiment, Any]] = {}
         self._rules: dict[Hashable, tuple[Experiment, tuple[Any, ...]]] = {}
-        self._functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
+        self._functions: dict[tuple[int, ...], tuple[Any, Callable[..., Any]]] = {}
 
     def __len__(self) -> int:
         """Return the number of traced steps."""
@@ -91,7 +90,10 @@ class Traces:
         return parts
 
     def _loss(self, experiment: Experiment) -> Callable[..., Any]:
-        """Return the loss that the step minimises, traced once; what it rematerializes is known to JAX then."""
+        """Return the loss that the step minimises, traced once, with what it rematerializes.
+
+        JAX remembers the derivatives of loops that it has seen.
+        """
         loss = self._once((experiment.loss,), lambda: _replayed(experiment.loss))
         given = replace(experiment, loss=loss)
         if experiment.remat is None:
