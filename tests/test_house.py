@@ -20,6 +20,7 @@ GROUND = {
     "collector",
     "corpus",
     "crc32c",
+    "deep_calls",
     "description",
     "docstrings",
     "documents",

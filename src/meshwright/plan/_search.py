@@ -3,6 +3,7 @@
 from typing import Any
 
 from meshwright.collector import collector_paused
+from meshwright.deep_calls import with_room
 from meshwright.errors import UsageError
 from meshwright.plan._changes import (
     LAYER_REMATS,
@@ -28,6 +29,7 @@ OFFLOADED_REMAT = "layers:offload_dots_no_batch"
 """The policy that keeps activations in the host's memory."""
 
 
+@with_room
 def search(site: Site) -> list[Change]:
     """Return meshes and settings, the best first: those that fit before those that do not, then by time.
 
@@ -46,8 +48,26 @@ def search(site: Site) -> list[Change]:
     """
     found = Search(site)
     with collector_paused():
-        found.run()
+        _run(site, found)
     return found.ranked()
+
+
+def _run(site: Site, found: "Search") -> None:
+    """Make all plans."""
+    Meshes(site, found.plan_or_error).run()
+    if not found.ranked():
+        found.own()
+    meshes = found.finalists()
+    remats = found.remats(meshes[0])
+    for mesh in meshes[:FINALISTS]:
+        for remat in remats:
+            found.fewest_microbatches({**mesh, "remat": remat})
+    if found.could_be_quicker() and site.hardware.chip.target is not None:
+        for mesh in meshes[:OFFLOADING]:
+            for remat in remats:
+                found.fewest_microbatches({**mesh, "remat": remat, OFFLOADED: True})
+            if set(remats) & set(LAYER_REMATS):
+                found.fewest_microbatches({**mesh, "remat": OFFLOADED_REMAT})
 
 
 class Search:
@@ -56,27 +76,6 @@ class Search:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._made: dict[frozenset[tuple[str, Any]], Change | UsageError] = {}
-
-    def run(self) -> None:
-        """Make all plans.
-
-        Raises:
-          LayoutError: No mesh is possible.
-        """
-        Meshes(self._site, self.plan_or_error).run()
-        if not self.ranked():
-            self.own()
-        meshes = self.finalists()
-        remats = self.remats(meshes[0])
-        for mesh in meshes[:FINALISTS]:
-            for remat in remats:
-                self.fewest_microbatches({**mesh, "remat": remat})
-        if self.could_be_quicker() and self._site.hardware.chip.target is not None:
-            for mesh in meshes[:OFFLOADING]:
-                for remat in remats:
-                    self.fewest_microbatches({**mesh, "remat": remat, OFFLOADED: True})
-                if set(remats) & set(LAYER_REMATS):
-                    self.fewest_microbatches({**mesh, "remat": OFFLOADED_REMAT})
 
     def ranked(self) -> list[Change]:
         """Return what was found, the best first."""

@@ -8,7 +8,8 @@ Corresponding dimensions have the same letter, as in the rules of the room `prog
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
@@ -32,10 +33,6 @@ class Splits(NamedTuple):
     """Letters that are reduced over: if such a dimension is split, each device has a partial sum."""
     known: bool
     """False if the rule of the operation is not known."""
-
-    @property
-    def sides(self) -> list[Letters]:
-        return [*self.inputs, *self.outputs]
 
 
 class Crossing(NamedTuple):
@@ -64,12 +61,24 @@ Link = Operation | Tie | Crossing
 def splits_of(operation: Operation) -> Splits:
     """Return how an operation without bodies may be split. Of merged dimensions, only the slowest can be."""
     rule = rule_of(operation)
-    whole = rule.whole.union(*(dim[1:] for dims in (*rule.inputs, *rule.outputs) for dim in dims))
+    return _splits(tuple(rule.inputs), tuple(rule.outputs), rule.summed, rule.whole, rule.known)
+
+
+@lru_cache(4096)
+def _splits(
+    inputs: tuple[Dims, ...],
+    outputs: tuple[Dims, ...],
+    summed: frozenset[int],
+    whole: frozenset[int],
+    known: bool,
+) -> Splits:
+    """Return the splits of a rule from a cache, as layers and meshes repeat it."""
+    whole = whole.union(*(dim[1:] for dims in (*inputs, *outputs) for dim in dims))
 
     def letters(arrays: Iterable[Dims]) -> list[Letters]:
         return [tuple(dim[0] if dim and dim[0] not in whole else None for dim in dims) for dims in arrays]
 
-    return Splits(letters(rule.inputs), letters(rule.outputs), rule.summed, rule.known)
+    return Splits(letters(inputs), letters(outputs), summed, known)
 
 
 def _broadcasts(operation: Operation) -> bool:
@@ -81,6 +90,29 @@ def _broadcasts(operation: Operation) -> bool:
     return any(1 < math.prod(x.shape) < math.prod(out) for x in operation.inputs)
 
 
+def _wishes(
+    sides: Iterable[tuple[Value, Letters]], spec: Callable[[Value], Spec]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the axes that each letter has anywhere, those of the largest array first.
+
+    Letters that have the same axes everywhere are left out.
+    """
+    found, first, differing = [], dict[int, tuple[str, ...]](), set[int]()
+    for value, letters in sides:
+        for letter, axes in zip(letters, spec(value), strict=True):
+            if letter is None:
+                continue
+            if first.setdefault(letter, axes) != axes:
+                differing.add(letter)
+            if axes:
+                found.append((value, letter, axes))
+    if not differing:
+        return []
+    wishes = [wish for wish in found if wish[1] in differing]
+    wishes.sort(key=lambda wish: -wish[0].nbytes)
+    return [(letter, axes) for _, letter, axes in wishes]
+
+
 class Propagation:
     """The specs of all values of a program, as far as they are known."""
 
@@ -89,6 +121,7 @@ class Propagation:
         self.specs: dict[Value, Spec] = {}
         self._fixed: dict[Value, set[int]] = {}
         self._rules: dict[Operation, Splits] = {}
+        self._sides: dict[Operation, list[tuple[Value, Letters]]] = {}
         self._is_first: dict[Operation, bool] = {}
         self._links: dict[Value, list[Link]] = defaultdict(list)
         self._first: deque[Link] = deque()
@@ -129,6 +162,14 @@ class Propagation:
         if operation not in self._rules:
             self._rules[operation] = splits_of(operation)
         return self._rules[operation]
+
+    def sides(self, operation: Operation) -> list[tuple[Value, Letters]]:
+        """Return all operands and results of an operation without bodies, each with its letters."""
+        if operation not in self._sides:
+            rule = self.rule(operation)
+            letters = (*rule.inputs, *rule.outputs)
+            self._sides[operation] = [*zip(operation.values, letters, strict=True)]
+        return self._sides[operation]
 
     def run(self, program: Program) -> None:
         """Spread the fixed specs over all other values of `program`."""
@@ -191,29 +232,11 @@ class Propagation:
                     self._fixed[link.outside] = {*range(len(link.own))} if is_whole else set()
 
     def _spread(self, operation: Operation) -> None:
-        sides = [*zip(operation.values, self.rule(operation).sides, strict=True)]
-        for letter, axes in self._wishes(sides):
+        sides = self.sides(operation)
+        for letter, axes in _wishes(sides, self.spec):
             for value, letters in sides:
                 if letter in letters:
                     self._extend(value, letters.index(letter), axes)
-
-    def _wishes(self, sides: Iterable[tuple[Value, Letters]]) -> list[tuple[int, tuple[str, ...]]]:
-        """Return the axes that each letter has anywhere, those of the largest array first.
-
-        Letters that have the same axes everywhere are left out.
-        """
-        found, first, differing = [], dict[int, tuple[str, ...]](), set[int]()
-        for value, letters in sides:
-            for letter, axes in zip(letters, self.spec(value), strict=True):
-                if letter is None:
-                    continue
-                if first.setdefault(letter, axes) != axes:
-                    differing.add(letter)
-                if axes:
-                    found.append((value, letter, axes))
-        wishes = [wish for wish in found if wish[1] in differing]
-        wishes.sort(key=lambda wish: -wish[0].nbytes)
-        return [(letter, axes) for _, letter, axes in wishes]
 
     def _join(self, tie: Tie) -> None:
         source, target = tie.source, tie.target

@@ -5,7 +5,6 @@ The dimension that most of them ask for is taken. XLA does so even if the batch 
 to the weights would be cheaper. In a tie, the dimension that exchanges fewest bytes is taken.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 from meshwright.plan._estimate._propagation import Propagation, Spec, Splits
@@ -22,32 +21,32 @@ def shares_of(operation: Operation, specs: Propagation) -> Shares:
         axis: min(letters, key=lambda letter: _sent(axis, letter, operation, rule, specs))
         if len(letters) > 1
         else letters[0]
-        for axis, letters in _letters(operation, rule, specs).items()
+        for axis, letters in _letters(operation, specs).items()
     }
 
 
 def shared_spec(letters: Iterable[int | None], shares: Shares, like: Spec) -> Spec:
     """Return the spec of an operand or result during an operation, with axes in the order of `like`."""
-    if not shares:
-        return tuple([() for _ in letters])
+    of_letter: dict[int | None, list[str]] = {}
     order = [axis for dim in like for axis in dim]
-    ranked = sorted(shares, key=lambda axis: order.index(axis) if axis in order else len(order))
-    return tuple(tuple(a for a in ranked if letter is not None and shares[a] == letter) for letter in letters)
+    for axis in sorted(shares, key=lambda axis: order.index(axis) if axis in order else len(order)):
+        of_letter.setdefault(shares[axis], []).append(axis)
+    return tuple([tuple(of_letter.get(letter, ())) for letter in letters])
 
 
-def _letters(operation: Operation, rule: Splits, specs: Propagation) -> dict[str, list[int]]:
+def _letters(operation: Operation, specs: Propagation) -> dict[str, list[int]]:
     """Return for each axis the letters that most operands and results want on it; several in a tie."""
-    votes: dict[str, Counter[int]] = {}
-    for value, letters in zip(operation.values, rule.sides, strict=True):
+    votes: dict[str, dict[int, int]] = {}
+    for value, letters in specs.sides(operation):
         for letter, axes in zip(letters, specs.spec(value), strict=True):
             for axis in axes:
-                of_axis = votes.setdefault(axis, Counter())
+                of_axis = votes.setdefault(axis, {})
                 if letter is not None:
-                    of_axis[letter] += 1
-    wanted = {axis: (of_axis, max(of_axis.values())) for axis, of_axis in votes.items() if of_axis}
+                    of_axis[letter] = of_axis.get(letter, 0) + 1
     return {
-        axis: [letter for letter, number in of_axis.items() if number == most]
-        for axis, (of_axis, most) in wanted.items()
+        axis: [letter for letter, number in of_axis.items() if number == max(of_axis.values())]
+        for axis, of_axis in votes.items()
+        if of_axis
     }
 
 
