@@ -148,6 +148,17 @@ def test_meshes_with_as_many_devices_for_the_batch_share_a_trace_and_plan_as_wit
     assert shared == [site("h100:2x4", **settings, mesh=mesh).plan() for mesh in meshes]
 
 
+@pytest.mark.slow
+def test_meshes_share_a_trace_if_data_and_fsdp_both_split_the_batch_as_they_are_told_to():
+    settings = {"rules": decoder.RULES, "remat": "layers:dots"}
+    alike = [("data=2,fsdp=2,tensor=2", ("data", "fsdp")), ("fsdp=4,tensor=2", ("fsdp",))]
+    meshes = [{"mesh": mesh, "batch_axis_names": names} for mesh, names in alike]
+    here = site("h100:2x4", **settings)
+    shared = [change.plan for change in plan.tried(here, meshes)]
+    assert len(here.traces) == 1
+    assert shared == [site("h100:2x4", **settings, **mesh).plan() for mesh in meshes]
+
+
 def of_plain_layers(params, batch):
     x = batch["tokens"] @ params["first"]
     for w in params["others"]:

@@ -56,6 +56,17 @@ def test_the_first_values_depend_on_the_seed_and_not_on_the_mesh():
     assert not np.allclose(made("data=8", 1), made("data=8", 2))
 
 
+def test_a_loss_is_called_once_whatever_the_number_of_microbatches():
+    calls = []
+
+    def counted(*given):
+        calls.append(given)
+        return loss(*given)
+
+    trained("fsdp=8", steps=1, loss=counted, microbatches=2)
+    assert len(calls) == 1
+
+
 def test_an_abstract_state_is_what_init_makes(mesh):
     layout = mw.Layout(mesh, RULES)
     made, struct = mw.train.init_state(init, TX, 0, layout), mw.train.abstract_state(init, TX, layout)
