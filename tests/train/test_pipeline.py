@@ -1,5 +1,8 @@
 """`mw.layers` on the axis `pipeline`: the values of one device, in as many ticks as the schedule says."""
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
+from meshwright.models import decoder
 from meshwright.program import equations
 from train.pipelines import LAYERS, WIDTH, batch_of, init, layout_of, loss, step_of, updated
 
@@ -26,6 +30,26 @@ def test_updates_and_metrics_are_those_of_one_device(mesh, microbatches, pipelin
     expected, reported = updated("data=1", batch, microbatches=microbatches)
     found, metrics = updated(mesh, batch, microbatches=microbatches, pipeline_rounds=pipeline_rounds)
     assert metrics == pytest.approx(reported, rel=1e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
+def test_updates_with_inferred_rules_and_tensor_are_those_of_one_device(schedule):
+    cfg, batch = decoder.Config(layers=2), {"tokens": np.arange(4 * 17, dtype=np.int32).reshape(4, 17)}
+    of_decoder = functools.partial(decoder.loss, cfg)
+    params = decoder.init(cfg, jax.random.key(0))
+
+    def updated(sizes, **settings):
+        mesh = mw.make_mesh(sizes, jax.devices()[: math.prod(sizes.values())])
+        with mw.sharding.in_mesh(mesh):
+            layout = mw.Layout(mesh, (mw.auto(params, of_decoder, batch),))
+        step = mw.make_step(of_decoder, optax.sgd(1.0), layout, microbatches=2, **settings)
+        state, metrics = step(mw.train.state_from(params, optax.sgd(1.0), 0, layout), batch)
+        return jax.device_get(state.params), float(metrics["loss"])
+
+    expected, reported = updated({"data": 1})
+    found, total = updated({"pipeline": 2, "tensor": 2}, pipeline_schedule=schedule)
+    assert total == pytest.approx(reported, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
 
 

@@ -11,6 +11,7 @@ of `_trace.py`:
 The loss then runs with constraints at these places, as if its author had written them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from jax.sharding import PartitionSpec as P
 from meshwright import tree
 from meshwright.program import Operation, Rule, known_of, program_of, rule_of
 from meshwright.program import walk as operations_of
+from meshwright.sharding._activations import in_microbatch
 from meshwright.sharding._auto import Auto
 from meshwright.sharding._factors import Factor
-from meshwright.sharding._layout import TENSOR, Layout, axes_of, canonical
+from meshwright.sharding._layout import PIPELINE, TENSOR, Layout, axes_of, canonical
 from meshwright.sharding._replay import Place, replayed
 from meshwright.sharding._trace import Walk
 from meshwright.tree import PyTree
@@ -87,6 +89,11 @@ class _Places:
     def __init__(self, jaxpr: Any, params: PyTree, batch: slice, layout: Layout) -> None:
         self._layout, self._walk = layout, Walk()
         self._ways = layout.mesh.shape[TENSOR]
+        batch_axes = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
+        if in_microbatch():  # `pipeline` splits the microbatches, and the others the rows of each
+            batch_axes = [axis for axis in batch_axes if axis != PIPELINE]
+        self._batch_axes = tuple(batch_axes)
+        self._batch_ways = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
         self._program = program_of(jaxpr)
         self._weights = tree.named_leaves(tree.abstract(params))
         inputs = dict(zip(self._weights, self._program.inputs, strict=False))
@@ -147,7 +154,7 @@ class _Places:
         dims = self._walk.array(product.operation.outputs[0]).dims
         flats = map(self._walk.factors.flat, dims)
         found = [d for d, flat in enumerate(flats) if flat and flat[0] in self._examples]
-        return found[0] if found and self._fits(product, found[0], self._layout.batch_ways) else None
+        return found[0] if found and self._fits(product, found[0], self._batch_ways) else None
 
     def _length(self, product: Product) -> tuple[Factor, ...] | None:
         """Return the factors of the positions of a product's result, if it has examples and positions."""
@@ -173,8 +180,7 @@ class _Places:
         examples, positions = self._example_dim(product), self._position_dim(product)
         assert examples is not None
         assert positions is not None
-        batch = tuple(axis for entry in self._layout.batch_sharding.spec for axis in axes_of(entry))
-        axes = dict.fromkeys(made[examples], batch)
+        axes = dict.fromkeys(made[examples], self._batch_axes)
         split = axes | dict.fromkeys(made[positions], (TENSOR,))
         features = axes | {product.letter: (TENSOR,)}
         if product.is_lookup:
