@@ -32,8 +32,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "which-axes.md"
 MARKS = "<!-- from benchmarks/axes.py -->\n", "<!-- to here -->\n"
 ADDED = {"sequence", "pipeline", "expert"}
 MAX_SECONDS = 30
-"""Of a core, for the search of the small model."""
-SMALL = "0.9 M"
+"""Of a core, for the searches that are judged: of a small model, and one of 60 plans."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Case:
     rows: int
     length: int
     on: str
+    judged: bool = False
 
     @property
     def title(self) -> str:
@@ -53,7 +53,7 @@ class Case:
 
 
 CASES = (
-    Case(SMALL, "tiny", 64, 512, "h100:8"),
+    Case("0.9 M", "tiny", 64, 512, "h100:8", judged=True),
     Case("1 B", "llama-3-1b", 64, 8192, "h100:8"),
     Case("8 B", "llama-3-8b", 64, 8192, "h100:8"),
     Case("8 B", "llama-3-8b", 16, 131_072, "h100:8x8"),
@@ -63,6 +63,8 @@ CASES = (
     Case("405 B", "llama-3-405b", 512, 8192, "h100:64x8"),
     Case("405 B", "llama-3-405b", 2048, 8192, "h100:2048x8"),
     Case("405 B", "llama-3-405b", 128, 131_072, "h100:2048x8"),
+    Case("157 B, 256 experts", "mixture", 256, 4096, "h100:2x8", judged=True),
+    Case("157 B, 256 experts", "mixture", 1024, 4096, "h100:8x8"),
     Case("157 B, 256 experts", "mixture", 1024, 4096, "h100:32x8"),
 )
 
@@ -90,7 +92,7 @@ def shown(case: Case) -> list[Change]:
     found = mw.plan.search(mw.plan.site_of(experiment_of(case), case.on))
     seconds = time.process_time() - started
     print(f"{case.title:<48}{len(found):>6}{seconds:>8.1f}  {found[0]}, {figures(found[0])}", flush=True)
-    if case.name == SMALL and seconds > MAX_SECONDS:
+    if case.judged and seconds > MAX_SECONDS:
         print(f"  MISSED: {MAX_SECONDS} s of a core")
     return found
 

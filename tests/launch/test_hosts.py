@@ -21,6 +21,8 @@ exec(sys.argv[2])
 """
 FAIL_ONCE = """
 if again == 0:
+    while number == "1" and not (place / "0-0").exists():  # else 0 would take its second start for its first
+        time.sleep(0.02)
     sys.exit("no data") if number == "1" else time.sleep(600)
 """
 
