@@ -12,12 +12,14 @@ from functools import partial, wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import LayoutError, UsageError
 from meshwright.experiment import Experiment, Parts, init_of, loss_of, parts_of
 from meshwright.program import bind, evaluate
-from meshwright.sharding import grouped_mesh
+from meshwright.sharding import grouped_mesh, in_mesh
+from meshwright.train import Init, key_of
 from meshwright.tree import PyTree
 
 _BOTH = ("data", "fsdp")
@@ -29,6 +31,7 @@ class Traces:
     def __init__(self) -> None:
         self._steps: dict[Hashable, tuple[Experiment, Any]] = {}
         self._rules: dict[Hashable, tuple[Experiment, tuple[Any, ...]]] = {}
+        self._inits: dict[Hashable, tuple[Any, Init]] = {}
         self._functions: dict[tuple[int, ...], tuple[Any, Callable[..., Any]]] = {}
 
     def __len__(self) -> int:
@@ -83,11 +86,25 @@ class Traces:
         key = _settings(experiment, but=("mesh", "microbatches", "optimizer", "remat"))
         if experiment.rules is None and key in self._rules:
             experiment = replace(experiment, rules=self._rules[key][1])
-        init = self._once((experiment.model,), lambda: jax.jit(partial(init_of(experiment))))
+        init = self._init(experiment, mesh)
         parts = parts_of(experiment, mesh, rows, init=init, loss=self._loss(experiment))
         if parts.layout.rules:
             self._rules[key] = experiment, parts.layout.rules
         return parts
+
+    def _init(self, experiment: Experiment, mesh: Mesh) -> Init:
+        """Return what makes parameters as the model's own, traced once for all meshes that share a step."""
+        own = self._once((experiment.model,), lambda: jax.jit(partial(init_of(experiment))))
+        _, common = _common(experiment, mesh)
+        key = id(experiment.model), tuple(common.shape.items())
+        if key not in self._inits:
+            try:
+                with in_mesh(common):
+                    made = jax.eval_shape(own, key_of(0))
+            except (TypeError, ValueError, LayoutError):
+                return own  # on its own mesh it may be possible
+            self._inits[key] = experiment.model, own if _is_unusual(made) else jax.jit(partial(_zeros, made))
+        return self._inits[key][1]
 
     def _loss(self, experiment: Experiment) -> Callable[..., Any]:
         """Return the loss that the step minimises, traced once, with what it rematerializes.
@@ -127,6 +144,15 @@ def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments)  # for the same error, or for a result that is no arrays
 
     return called
+
+
+def _is_unusual(made: PyTree) -> bool:
+    """Return whether there are keys, or numbers that take the dtype of what they meet."""
+    return any(x.weak_type or jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(made))
+
+
+def _zeros(like: PyTree, _: jax.Array) -> PyTree:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 def _common(experiment: Experiment, mesh: Mesh) -> tuple[Experiment, Mesh]:
