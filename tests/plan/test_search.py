@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import meshwright as mw
@@ -187,6 +188,30 @@ def test_a_search_calls_the_loss_once_for_a_mesh_and_a_size_of_microbatches_what
     for policy in ("everything", "dots", "nothing"):
         assert list(plan.tried(here, [{"remat": f"layers:{policy}"}]))
     assert len(calls) == 1
+
+
+def test_a_search_calls_once_what_makes_the_parameters_for_meshes_that_share_a_step():
+    calls, made_by = [], site().experiment.model
+
+    def counted(key):
+        calls.append(key)
+        return made_by(key)
+
+    here = site("h100:2x4", model=counted, rules=decoder.RULES)
+    assert len([*plan.tried(here, [{"mesh": mesh} for mesh in ("data=8", "data=4,fsdp=2", "fsdp=8")])]) == 3
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("unusual", [lambda key: key, lambda key: jnp.asarray(1.0)], ids=["key", "weak type"])
+def test_a_plan_has_the_state_of_a_run_also_where_it_is_unusual(unusual):
+    made = lambda key: {"w": jnp.zeros((64, 8)), "other": unusual(key)}
+    loss = lambda params, batch: (batch["tokens"][:, :64] @ params["w"]).mean()
+    optimizer = mw.Trainable("w", optax.sgd(0.1))
+    here = site(model=made, loss=loss, rules=(mw.sharding.fsdp(),), mesh="fsdp=4", optimizer=optimizer)
+    of_run = parts_of(here.experiment, here.parts.layout.mesh, here.rows).target
+    assert here.parts.target == of_run
+    weak = lambda state: [x.weak_type for x in jax.tree.leaves(state)]
+    assert weak(here.parts.target) == weak(of_run)
 
 
 def test_offloading_takes_time():
