@@ -73,7 +73,7 @@ class LayoutError(UsageError):
 class AxisError(LayoutError):
     """A mesh axis does not apply to a program: it would only repeat work, or does not divide what it splits.
 
-    A longer axis does not apply either.
+    A longer axis does not apply either. Or the mesh lacks an axis that the program names.
 
     Attributes:
       axis: The name of the axis.

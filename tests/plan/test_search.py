@@ -160,6 +160,18 @@ def test_meshes_share_a_trace_if_data_and_fsdp_both_split_the_batch_as_they_are_
     assert shared == [site("h100:2x4", **settings, **mesh).plan() for mesh in meshes]
 
 
+def test_meshes_without_an_axis_that_the_model_names_get_it_with_size_1():
+    def loss(params, batch):
+        x = batch["tokens"][:, :64] @ params["w"]
+        return jax.lax.with_sharding_constraint(x, jax.P(None, "tensor")).mean()
+
+    rules = (mw.match("w", None, "tensor"),)
+    found = plan.search(site("h100:1x2", model=lambda key: {"w": jnp.zeros((64, 8))}, loss=loss, rules=rules))
+    meshes = [str(change) for change in found]
+    assert {"mesh=tensor=2", "mesh=data=2,tensor=1"} <= {*meshes}
+    assert len({*meshes}) == len(meshes)
+
+
 def of_plain_layers(params, batch):
     x = batch["tokens"] @ params["first"]
     for w in params["others"]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 import meshwright as mw
-from meshwright.errors import LayoutError
+from meshwright.errors import AxisError, LayoutError
 from meshwright.sharding import group_parts, grouped_mesh, mesh_sizes
 
 
@@ -178,3 +178,15 @@ def test_a_step_is_traced_for_more_devices_than_there_are():
     step.trace(state, {"x": jax.ShapeDtypeStruct((512, 4096), "float32")})
     assert state.params["w"].sharding.shard_shape((4096, 64)) == (8, 8)
     assert step.jaxpr is not None
+
+
+def test_a_model_that_names_an_axis_which_the_mesh_lacks_is_told_to_add_it():
+    def trace_on(mesh):
+        split = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, jax.P("tensor")))
+        with mw.sharding.in_mesh(mw.make_mesh(mesh)):
+            split.trace(jax.ShapeDtypeStruct((8,), "float32"))
+
+    with pytest.raises(AxisError, match=r"'tensor', and the mesh data=8 (.|\n)*'data=8,tensor=1'") as told:
+        trace_on("data=8")
+    assert told.value.axis == "tensor"
+    trace_on("data=8,tensor=1")

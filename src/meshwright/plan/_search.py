@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.collector import collector_paused
 from meshwright.deep_calls import with_room
-from meshwright.errors import UsageError
+from meshwright.errors import AxisError, UsageError
 from meshwright.plan._changes import (
     LAYER_REMATS,
     OFFLOADED,
@@ -79,7 +79,8 @@ class Search:
 
     def ranked(self) -> list[Change]:
         """Return what was found, the best first."""
-        return ranked([change for change in self._made.values() if isinstance(change, Change)])
+        changes = {id(change): change for change in self._made.values() if isinstance(change, Change)}
+        return ranked([*changes.values()])
 
     def finalists(self) -> list[Settings]:
         """Return the best settings of each mesh, in order.
@@ -121,6 +122,11 @@ class Search:
         if key not in self._made:
             try:
                 self._made[key] = with_settings(self._site, changed)
+            except AxisError as error:
+                mesh = settings.get("mesh", "")
+                is_missing = mesh and f"{error.axis}=" not in mesh  # the model names it: it splits nothing
+                more = {**settings, "mesh": f"{mesh},{error.axis}=1"}
+                self._made[key] = self.plan_or_error(more) if is_missing else error
             except UsageError as error:
                 self._made[key] = error
         return self._made[key]

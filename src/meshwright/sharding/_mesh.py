@@ -12,6 +12,7 @@ GPUs, one NVLink domain), or a process if devices have no `slice_index`.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,14 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from meshwright.errors import LayoutError
+from meshwright.errors import AxisError, LayoutError
 
 _SPLIT_RINGS = ("TPU v5 lite", "TPU v5e")
 """Device kinds for which `jax.make_mesh` lets two mesh axes share one axis of the torus."""
 _GROUPS = "groups (slices or processes)"
 _EXPLICIT = "explicit:"
+_MISSING = re.compile(r"Resource axis: (\w+) of .* is not found in mesh")
+"""The start of JAX's error about a sharding constraint."""
 
 
 def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -148,6 +151,7 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
     Raises:
       LayoutError: The model states the shardings of its results, and the mesh has no explicit axes.
+      AxisError: The model splits an array over an axis that the mesh does not have.
 
     Example:
       >>> with mw.sharding.in_mesh(mw.make_mesh("data=8")):
@@ -160,9 +164,16 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
         try:
             yield
         except ValueError as error:
+            sizes = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+            if missing := _MISSING.match(str(error)):
+                raise AxisError(
+                    f"the model splits an array over the mesh axis {missing[1]!r}, and the mesh {sizes} has "
+                    "no such axis.\n  Give the mesh this axis, of size 1 if it is to split nothing: "
+                    f"mesh='{sizes},{missing[1]}=1'.",
+                    missing[1],
+                ) from error
             if "of type Auto" not in str(error):
                 raise
-            sizes = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
             raise LayoutError(
                 "the model states the shardings of its results (out_sharding=, jax.sharding.reshard), which "
                 f"needs explicit axes. JAX says: {error}\n  Write mesh='explicit: {sizes}'."
