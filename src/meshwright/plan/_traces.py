@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
-from meshwright.errors import LayoutError, UsageError
+from meshwright.errors import AxisError, LayoutError, UsageError
 from meshwright.experiment import Experiment, Parts, init_of, loss_of, parts_of
 from meshwright.program import bind, evaluate
 from meshwright.sharding import grouped_mesh, in_mesh
@@ -31,6 +31,7 @@ class Traces:
     def __init__(self) -> None:
         self._steps: dict[Hashable, tuple[Experiment, Any]] = {}
         self._rules: dict[Hashable, tuple[Experiment, tuple[Any, ...]]] = {}
+        self._refused: dict[str, AxisError | None] = {}
         self._inits: dict[Hashable, tuple[Any, Init]] = {}
         self._functions: dict[tuple[int, ...], tuple[Any, Callable[..., Any]]] = {}
 
@@ -52,12 +53,30 @@ class Traces:
         """
         mesh = parts.layout.mesh
         alike, common = _common(experiment, mesh)
+        self._check_names(experiment, parts, rows, common)
         found = self._traced(alike, common, rows, parts if common == mesh else None)
         if isinstance(found, LayoutError) and common != mesh:
             found = self._traced(experiment, mesh, rows, parts)  # the parameters may divide over this one
         if isinstance(found, Exception):
             raise found
         return found
+
+    def _check_names(self, experiment: Experiment, parts: Parts, rows: PyTree, common: Mesh) -> None:
+        """Check that the model names no axis that only the common mesh has.
+
+        The first step without an axis is traced on its own mesh to find out.
+
+        Raises:
+          AxisError: The model names such an axis.
+        """
+        mesh = parts.layout.mesh
+        for axis in common.shape.keys() - mesh.shape.keys():
+            if axis not in self._refused:
+                found = self._traced(experiment, mesh, rows, parts)
+                is_named = isinstance(found, AxisError) and found.axis == axis
+                self._refused[axis] = found if is_named else None
+            if (error := self._refused[axis]) is not None:
+                raise error
 
     def _traced(self, experiment: Experiment, mesh: Mesh, rows: PyTree, parts: Parts | None) -> Any:
         """Return the jaxpr of the step on a mesh, traced once, or the error that says why there is none."""
