@@ -34,7 +34,7 @@ def continued(tmp_path_factory):
     with pytest.raises(SystemExit):
         mw.run(experiment(run, **often))
     cut_off = read_ledger(run / "ledger.json")
-    time.sleep(0.1)
+    time.sleep(0.3)
     mw.run(experiment(run))
     return cut_off, read_ledger(run / "ledger.json")
 
@@ -50,7 +50,7 @@ def test_the_work_after_the_save_that_a_run_continues_from_is_lost(continued):
 
 def test_the_time_between_two_attempts_was_spent_waiting(continued):
     cut_off, ledger = continued
-    assert 0.1 <= ledger.seconds["waiting"] < 5
+    assert 0.2 <= ledger.seconds["waiting"] < 5  # by the clock on the wall, which may be set meanwhile
     begun = [each.until - each.total for each in continued]
     assert begun[0] == pytest.approx(begun[1], abs=0.05)
     assert (ledger.attempts, ledger.ended, cut_off.ended) == (2, "finished", "stopped")
