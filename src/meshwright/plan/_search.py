@@ -124,7 +124,8 @@ class Search:
                 self._made[key] = with_settings(self._site, changed)
             except AxisError as error:
                 mesh = settings.get("mesh", "")
-                is_missing = mesh and f"{error.axis}=" not in mesh  # the model names it: it splits nothing
+                # A model may name an axis that the mesh lacks. With size 1 the axis splits nothing.
+                is_missing = mesh and f"{error.axis}=" not in mesh
                 more = {**settings, "mesh": f"{mesh},{error.axis}=1"}
                 self._made[key] = self.plan_or_error(more) if is_missing else error
             except UsageError as error:

@@ -31,7 +31,8 @@ class Traces:
     def __init__(self) -> None:
         self._steps: dict[Hashable, tuple[Experiment, Any]] = {}
         self._rules: dict[Hashable, tuple[Experiment, tuple[Any, ...]]] = {}
-        self._refused: dict[str, AxisError | None] = {}
+        self._named: dict[Hashable, AxisError | None] = {}
+        """For losses and axes that a mesh may lack: the error if the loss names the axis."""
         self._inits: dict[Hashable, tuple[Any, Init]] = {}
         self._functions: dict[tuple[int, ...], tuple[Any, Callable[..., Any]]] = {}
 
@@ -71,11 +72,14 @@ class Traces:
         """
         mesh = parts.layout.mesh
         for axis in common.shape.keys() - mesh.shape.keys():
-            if axis not in self._refused:
+            key = _key(experiment.loss), axis
+            if key not in self._named:
                 found = self._traced(experiment, mesh, rows, parts)
-                is_named = isinstance(found, AxisError) and found.axis == axis
-                self._refused[axis] = found if is_named else None
-            if (error := self._refused[axis]) is not None:
+                if isinstance(found, AxisError) and found.axis == axis:
+                    self._named[key] = found
+                elif not isinstance(found, Exception):  # one that fails for another reason shows nothing
+                    self._named[key] = None
+            if (error := self._named.get(key)) is not None:
                 raise error
 
     def _traced(self, experiment: Experiment, mesh: Mesh, rows: PyTree, parts: Parts | None) -> Any:
