@@ -121,9 +121,10 @@ class Traces:
         _, common = _common(experiment, mesh)
         key = id(experiment.model), tuple(common.shape.items())
         if key not in self._inits:
+            first = key_of(0)  # made here: a mesh would compile it anew
             try:
                 with in_mesh(common):
-                    made = jax.eval_shape(own, key_of(0))
+                    made = jax.eval_shape(own, first)
             except (TypeError, ValueError, LayoutError):
                 return own  # on its own mesh it may be possible
             self._inits[key] = experiment.model, own if _is_unusual(made) else jax.jit(partial(_zeros, made))
