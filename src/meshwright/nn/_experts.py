@@ -5,14 +5,12 @@ forms:
 
     ring         The tokens of a device visit all others in turn, and what their experts add comes home with
                  them. A device sends m × d values n - 1 times, and as many of results.
-    all-to-all   Each choice is sent to the device of its expert, and the result is sent back. There is room
-                 for 1.25 × the mean for each device. What does not fit goes in another round, which all
-                 devices leave out if nothing is left anywhere. A round sends 1.25 × m × k × d / n values to
-                 each of n - 1 devices, and as many back.
+    all-to-all   Each choice is sent to the device of its expert, and the result is sent back. A round sends
+                 1.25 × m × k × d / n values to each of n - 1 devices, and as many back.
 
-No token is dropped in either. If the tokens of an expert are limited, its rows lie in slots, as many for
-each expert. Otherwise `jax.lax.ragged_dot` multiplies them, and rows are moved by permutations, so that no
-sum depends on the order of its parts.
+In both a device makes rounds, each with room for 1.25 × the mean. What does not fit goes in another round,
+which is left out if nothing is left. No token is dropped. Rows are arranged by expert, as `Arranged` says,
+and moved by permutations, so that no sum depends on the order of its parts.
 
 Shapes: m tokens on one device, d features, k experts of a token, n devices of the axis, e experts on each.
 """
@@ -26,11 +24,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from meshwright.nn._grouped import Arranged, Dot
 from meshwright.sharding import EXPERT, in_microbatch
 from meshwright.tree import PyTree
 
-Dot = Callable[[jax.Array, jax.Array], jax.Array]
-"""The product of rows with the matrix of the expert of each row."""
 Block = Callable[[PyTree, jax.Array, Dot], jax.Array]
 """A function `(weights, rows, dot) -> rows`, written as for one expert."""
 _SLACK = 1.25
@@ -63,17 +60,16 @@ def computed(
     """
     (m, k), e = tokens.experts.shape, num_experts(weights)
     local = tokens.experts - first
-    is_here = (local >= 0) & (local < e)
-    ids = jnp.where(is_here, local, e).reshape(-1)
-    if limit is not None:
-        return _weighted(_in_slots(block, weights, _copies(tokens.x, k), ids, limit), tokens)
-    order, places = _sorted(ids)
-    num_rows = m * min(k, e)  # a token goes to different experts
-    rows = _copies(tokens.x, k).at[order[:num_rows]].get(unique_indices=True)
-    with _used(m * k, ways * num_rows):
-        found = _found(block, weights, rows, _sizes(ids, e))
-    found = found.at[jnp.minimum(places, num_rows - 1)].get(mode="clip")
-    return _weighted(jnp.where(is_here.reshape(-1, 1), found, 0), tokens)
+    choices = _Choices.of(jnp.where((local >= 0) & (local < e), local, e).reshape(-1), e)
+    most = m * min(k, e)  # a token goes to different experts
+    # Mapped over microbatches, a round could not be left out.
+    room = most if limit is not None or in_microbatch() else min(most, room_of_a_round(m, k, ways))
+
+    def one(weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
+        rows, used = _copies(tokens.x, k), _Used(m * k, ways)
+        return _weighted(_found(block, weights, rows, choices, number * room, room, limit, used), tokens)
+
+    return _in_rounds(one, weights, tokens, -(-most // room), -(-choices.counts.sum() // room))
 
 
 def ring(block: Block, weights: PyTree, tokens: Tokens, limit: int | None) -> jax.Array:
@@ -122,10 +118,8 @@ def exchanged(
     most = most_of_a_device(m, k, e, limit)
     room = min(most, room_of_a_round(m, k, ways))
     of_expert = None if limit is None else ways * min(limit, room)
-    ids = tokens.experts.reshape(-1)
-    devices = ids // e
-    order, places = _sorted(ids)
-    counts = _sizes(devices, ways)
+    devices = tokens.experts.reshape(-1) // e
+    _, order, places, counts = _Choices.of(devices, ways)
     starts = jnp.cumsum(counts) - counts
     places -= starts.at[devices].get(mode="clip")  # among those that go to the same device
 
@@ -134,28 +128,15 @@ def exchanged(
         slots = begin + jnp.arange(room)
         taken = order.at[(starts[:, None] + slots).reshape(-1)].get(mode="clip")
         is_used = (slots < counts[:, None]).reshape(-1)
-        rows = _copies(tokens.x, k)[taken]
-        local = jnp.where(is_used, ids[taken] % e, e)
-        with _used(m * k if limit is None else ways * room, ways * room):
-            found = _of_rows(block, weights, _swapped(rows), _swapped(local), of_expert)
+        rows = _swapped(_copies(tokens.x, k)[taken])
+        ids = _swapped(jnp.where(is_used, tokens.experts.reshape(-1)[taken] % e, e))
+        found = _found(block, weights, rows, _Choices.of(ids, e), 0, ways * room, of_expert, _Used(m * k))
         is_in = (places >= begin) & (places < begin + room) & (devices < ways)
         at = jnp.where(is_in, devices * room + places - begin, 0)
         return _weighted(jnp.where(is_in[:, None], _swapped(found)[at], 0), tokens)
 
-    total = one(weights, tokens, 0)
-    rounds = math.ceil(most / room)
-    if rounds == 1:
-        return total
     longest = jax.lax.pmax(counts.max(), axes)
-    again = jax.checkpoint(one, prevent_cse=False)
-
-    def another(total: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
-        skipped = lambda *_: jnp.zeros_like(total)  # noqa: E731
-        with jax.named_scope(_SELDOM):
-            more = jax.lax.cond(longest > number * room, again, skipped, weights, tokens, number)
-        return total + more, None
-
-    return jax.lax.scan(another, total, jnp.arange(1, rounds))[0]
+    return _in_rounds(one, weights, tokens, -(-most // room), -(-longest // room))
 
 
 def room_of_a_round(m: int, k: int, ways: int) -> int:
@@ -192,77 +173,118 @@ def num_experts(weights: PyTree) -> int:
     return jax.tree.leaves(weights)[0].shape[0]
 
 
-def _of_rows(block: Block, weights: PyTree, rows: jax.Array, ids: jax.Array, slots: int | None) -> jax.Array:
-    """Return the result of each row, given the number of its expert on this device; e for none.
+class _Choices(NamedTuple):
+    """Choices, sorted by what was chosen."""
+
+    ids: jax.Array
+    """int32[c], the number of what each chose; e for nothing."""
+    order: jax.Array
+    """int32[c], the choices in their order."""
+    places: jax.Array
+    """int32[c], the place of each choice in the order."""
+    counts: jax.Array
+    """int32[e], the number of choices of each."""
+
+    @classmethod
+    def of(cls, ids: jax.Array, e: int) -> "_Choices":
+        """Return the choices that have these numbers, below e."""
+        order = jnp.argsort(ids, stable=True)
+        counts = (ids[:, None] == jnp.arange(e)).sum(0, dtype=jnp.int32)
+        return cls(ids, order, jnp.argsort(order), counts)
+
+
+class _Used(NamedTuple):
+    """How many of the rows of several devices are choices, on average."""
+
+    count: int
+    """The number of choices."""
+    devices: int = 1
+
+
+def _found(
+    block: Block,
+    weights: PyTree,
+    rows: jax.Array,
+    choices: _Choices,
+    begin: Any,
+    room: int,
+    slots: int | None,
+    used: _Used,
+) -> jax.Array:
+    """Return the results of those choices that have a place from `begin` on, and 0 for all others.
 
     Args:
       block: What an expert computes.
       weights: Of the experts, [e, ...].
-      rows: [n, d].
-      ids: int32[n].
+      rows: [c, d], a row for each choice.
+      choices: The numbers of their experts.
+      begin: The first place.
+      room: The number of places.
       slots: At least the number of rows of an expert; None if that has no limit.
+      used: How many rows there are.
     """
-    if slots is not None:
-        return _in_slots(block, weights, rows, ids, slots)
-    order, places = _sorted(ids)
-    sizes = _sizes(ids, num_experts(weights))
-    found = _found(block, weights, rows.at[order].get(unique_indices=True), sizes)
-    return found.at[places].get(unique_indices=True)
+    (ids, order, places, counts), (c, e) = choices, (rows.shape[0], num_experts(weights))
+    ends = jnp.cumsum(counts)
+    starts, ends = (jnp.clip(x, begin, begin + room) for x in (ends - counts, ends))
+    arranged = Arranged.of(ends - starts, room) if slots is None else Arranged.one_block_each(e, slots)
+    size, number = arranged.size, jnp.arange(arranged.num_rows)
+    expert = arranged.experts[number // size]
+    place = starts[expert] + number - size * arranged.firsts[expert]
+    # Fillers are 1, where a norm of zeros would be 0 / 0. Each has a number of its own, so that all differ.
+    taken = jnp.where(place < ends[expert], order.at[place].get(mode="clip"), c + number)
+    inputs = rows.at[taken].get(mode="fill", fill_value=1, unique_indices=True)
+    with nullcontext() if slots is not None else _naming(used, arranged.num_rows):
+        found = block(weights, inputs, arranged.dot)
+    at = size * arranged.firsts.at[ids].get(mode="clip") + places - starts.at[ids].get(mode="clip")
+    is_here = (ids < e) & (places >= begin) & (places < begin + room)
+    at = jnp.where(is_here, at, arranged.num_rows + jnp.arange(c))
+    return found.at[at].get(mode="fill", fill_value=0, unique_indices=True)
 
 
-def _found(block: Block, weights: PyTree, rows: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Return the results of rows that are sorted by expert; 0 for those after the last expert's."""
-    found = block(weights, rows, partial(_dot, sizes))
-    return jnp.where((jnp.arange(rows.shape[0]) < sizes.sum())[:, None], found, 0)
+def _naming(used: _Used, num_rows: int) -> AbstractContextManager[Any]:
+    """Return a scope that tells plans for how many of the rows there are choices."""
+    return jax.named_scope(f"used_{used.count}_of_{used.devices * num_rows}_rows")
 
 
-def _in_slots(block: Block, weights: PyTree, rows: jax.Array, ids: jax.Array, slots: int) -> jax.Array:
-    """Return the result of each row; each expert has some slots for its rows, and all are computed.
-
-    The product of all experts is one batched product of the same size for each, which all hardware has
-    kernels for.
+def _in_rounds(
+    one: Callable[..., jax.Array], weights: PyTree, tokens: Tokens, most: int, needed: jax.Array
+) -> jax.Array:
+    """Return the sum of the results of rounds.
 
     Args:
-      block: What an expert computes.
-      weights: Of the experts, [e, ...].
-      rows: [n, d].
-      ids: The number of the expert of each row; e for none, whose result is 0.
-      slots: The number of slots of an expert, at least that of its rows.
+      one: Returns the result of a round: of weights, tokens, and its number.
+      weights: Of the experts of this device.
+      tokens: The tokens of this device.
+      most: The largest number of rounds.
+      needed: int32[], how many rounds are needed: seldom more than the first.
     """
-    e = num_experts(weights)
-    order, places = _sorted(ids)
-    counts = _sizes(ids, e)
-    starts, numbers = jnp.cumsum(counts) - counts, jnp.arange(slots)
-    taken = order.at[(starts[:, None] + numbers).reshape(-1)].get(mode="clip")
-    is_used = (numbers < counts[:, None]).reshape(-1, 1)
-    found = block(weights, jnp.where(is_used, rows[taken], 0), partial(_batched_dot, slots))
-    at = ids * slots + places - starts.at[ids].get(mode="clip")
-    return jnp.where((ids < e)[:, None], found.at[at].get(mode="clip"), 0)
+    total = one(weights, tokens, 0)
+    if most == 1:
+        return total
+    seldom = partial(_seldom, jnp.zeros_like(total))
+
+    def others(weights: PyTree, tokens: Tokens) -> jax.Array:
+        def another(more: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
+            return more + seldom(one)(number < needed, weights, tokens, number), None
+
+        return jax.lax.scan(another, jnp.zeros_like(total), jnp.arange(1, most))[0]
+
+    return total + seldom(others)(needed > 1, weights, tokens)
 
 
-def _used(count: int, rows: int) -> AbstractContextManager[Any]:
-    """Return a scope that tells plans for how many of the rows there are choices, on average."""
-    return nullcontext() if count == rows else jax.named_scope(f"used_{count}_of_{rows}_rows")
+def _seldom(otherwise: jax.Array, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return a function that is seldom called, given first whether it is.
 
+    It is computed again for its gradient, inside of the condition, too: what leaves a condition has memory
+    also where it is not met.
+    """
+    again = jax.checkpoint(function, prevent_cse=False)
 
-def _dot(sizes: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Array:
-    dtype = jnp.promote_types(rows.dtype, weight.dtype)
-    product = _product_in_a_pipeline if in_microbatch() else jax.lax.ragged_dot
-    return product(rows.astype(dtype), weight.astype(dtype), sizes)
+    def called(is_needed: jax.Array, *of: Any) -> jax.Array:
+        with jax.named_scope(_SELDOM):
+            return jax.lax.cond(is_needed, again, lambda *_: otherwise, *of)
 
-
-def _batched_dot(slots: int, rows: jax.Array, weight: jax.Array) -> jax.Array:
-    dtype = jnp.promote_types(rows.dtype, weight.dtype)
-    of_experts = rows.reshape(-1, slots, rows.shape[-1]).astype(dtype)
-    return jnp.einsum("eri,eio->ero", of_experts, weight.astype(dtype)).reshape(rows.shape[0], -1)
-
-
-def _product_in_a_pipeline(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Return the product that `ragged_dot` defines, which JAX cannot map over microbatches."""
-    ends = jnp.cumsum(sizes)
-    number = jnp.arange(rows.shape[0])
-    is_of = (number >= (ends - sizes)[:, None]) & (number < ends[:, None])
-    return jnp.einsum("emi,eio->mo", jnp.where(is_of[..., None], rows, 0), weight)
+    return jax.checkpoint(called, prevent_cse=False)
 
 
 def _copies(x: jax.Array, k: int) -> jax.Array:
@@ -274,17 +296,6 @@ def _weighted(found: jax.Array, tokens: Tokens) -> jax.Array:
     """Return the weighted sums of the results of each token's choices, [m, d], given [m × k, d]."""
     of_choices = found.reshape(*tokens.experts.shape, -1).astype(tokens.weights.dtype)
     return (of_choices * tokens.weights[..., None]).sum(1).astype(found.dtype)
-
-
-def _sorted(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the order of choices by number, and the place of each choice in it."""
-    order = jnp.argsort(ids, stable=True)
-    return order, jnp.argsort(order)
-
-
-def _sizes(ids: jax.Array, count: int) -> jax.Array:
-    """Return how many choices fall on each of `count` numbers."""
-    return (ids[:, None] == jnp.arange(count)).sum(0, dtype=jnp.int32)
 
 
 def _sent(x: PyTree, ways: int) -> PyTree:

@@ -186,11 +186,12 @@ def _rule(dimensions: Dimensions, params: tuple[tuple[str, Any], ...], *shapes: 
 def product_flops(operation: Operation) -> tuple[int, str] | None:
     """Return the FLOPs of a matrix product, with recomputation, and its dtype; None for other operations.
 
+    Those of rows that are not used count, too.
+
     Args:
       operation: An operation of a program.
     """
     work = known_of(operation).work
     if work is None:
         return None
-    flops = sum(work(operation.eqn, rule_of(operation)))
-    return round(flops * operation.used_share), products.dtype_of(operation.eqn)
+    return sum(work(operation.eqn, rule_of(operation))), products.dtype_of(operation.eqn)

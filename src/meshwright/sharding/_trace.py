@@ -17,12 +17,25 @@ from meshwright.program import Dims, Operation, Program, Rule, Value, known_of, 
 from meshwright.sharding._factors import Factor, Factors, Product
 
 
+class Lookup(NamedTuple):
+    """A lookup in a parameter."""
+
+    weight: str
+    """The parameter."""
+    rows: Product
+    """Its dimension that is looked up by."""
+    places: frozenset[Product]
+    """The dimensions of the result that count lookups."""
+
+
 class Array(NamedTuple):
     """The dimensions of an array, and the parameter that it comes from."""
 
     dims: tuple[Product, ...]
     weight: str | None = None
     """The parameter that it is, perhaps cast, transposed or sliced."""
+    lookup: Lookup | None = None
+    """The lookup whose result it is."""
 
 
 class Walk:
@@ -97,7 +110,7 @@ class Walk:
         for whole, piece in rule.pieces:
             self._note_slice(letters[whole], () if piece is None else letters[piece])
         if operation.kind == "gather":
-            self._note_lookup(rule, arrays[0], letters)
+            self._note_lookup(operation.outputs[0], rule, arrays[0], letters)
         elif known_of(operation).product:
             self._note_product(operation, rule, arrays, letters)
 
@@ -142,12 +155,15 @@ class Walk:
         else:
             self.marked["indexed"].append(whole)
 
-    def _note_lookup(self, rule: Rule, table: Array, letters: dict[int, Product]) -> None:
+    def _note_lookup(self, found: Value, rule: Rule, table: Array, letters: dict[int, Product]) -> None:
         if table.weight and not _is_slice(rule):
             rows = [letters[letter] for letter in sorted(rule.summed)]
             kept = set(chain(*rule.inputs[0])) - rule.summed.union(*rule.inputs[1])
             self._note_weight(table.weight, reads=rows, writes=_only(table, rule.inputs[0], kept))
             self.marked["rows"].extend(rows)
+            if len(rows) == 1:
+                places = frozenset(_only(self.array(found), rule.outputs[0], {*chain(*rule.inputs[1])}))
+                self.arrays[found] = self.array(found)._replace(lookup=Lookup(table.weight, rows[0], places))
 
     def _note_product(
         self, operation: Operation, rule: Rule, arrays: Sequence[Array], letters: dict[int, Product]
@@ -160,21 +176,34 @@ class Walk:
         contracted, groups = rule.summed & on_left & on_right, rule.summed & on_right - on_left
         batch, is_convolution = on_left & on_right & made, known_of(operation).product == "convolution"
         self.marked["experts"].extend(letters[letter] for letter in groups)
-        (left, right), (of_left, of_right) = arrays[:2], rule.inputs[:2]
         if is_convolution and not contracted:
             return
-        for array, dims, other in ((left, of_left, right), (right, of_right, left))[is_convolution:]:
-            if array.weight and not other.weight:
-                reads, of_batch = _only(array, dims, contracted), _only(array, dims, batch)
+        sides = list(zip(arrays[:2], rule.inputs[:2], strict=True))
+        weights = [_as_weight(array, dims, batch) for array, dims in sides]
+        both = list(zip(sides, weights, reversed(weights), strict=True))
+        for (array, dims), (weight, experts), (other, _) in both[is_convolution:]:
+            if weight and not other:
+                reads = _only(array, dims, contracted)
                 writes = _only(array, dims, {*chain(*dims)} - contracted - batch - groups)
-                self._note_weight(array.weight, reads=reads, writes=writes)
-                self.marked["experts"].extend(of_batch)
+                self._note_weight(weight, reads=reads, writes=writes)
+                self.marked["experts"].extend(experts)
                 self.together.extend((reads[0], rest) for rest in reads[1:])
                 if is_convolution:
-                    self.convolutions.add(array.weight)
-        if not left.weight and not right.weight and not is_convolution:
+                    self.convolutions.add(weight)
+        if not any(weight for weight, _ in weights) and not is_convolution:
             self.marked["inner"].extend(letters[letter] for letter in contracted)
             self.marked["outer"].extend(letters[letter] for letter in batch)
+
+
+def _as_weight(array: Array, dims: Dims, batch: Set[int]) -> tuple[str | None, list[Product]]:
+    """Return the parameter that a factor of a product is, and its dimensions that count experts.
+
+    A matrix may be looked up for each of some rows, as that of their expert.
+    """
+    of_batch = _only(array, dims, batch)
+    if array.lookup is not None and array.lookup.places <= set(of_batch):
+        return array.lookup.weight, [array.lookup.rows]
+    return array.weight, of_batch
 
 
 def _only(array: Array, dims: Dims, letters: Set[int]) -> list[Product]:

@@ -62,8 +62,11 @@ def products_of(
         product = product_flops(operation)
         if product:
             work = _work(operation, *product, specs, traffic, times)
-            is_masked = is_ragged(operation) and not ragged_kernel
-            found.append(_masked(work, operation, specs) if is_masked else work)
+            if ragged_kernel:
+                work = replace(work, flops=work.flops * operation.used_share)
+            elif is_ragged(operation):
+                work = _masked(work, operation, specs)
+            found.append(work)
     return found
 
 
@@ -77,10 +80,9 @@ def num_groups(operation: Operation) -> int:
 
 
 def _masked(work: Work, operation: Operation, specs: Propagation) -> Work:
-    """Return the work of a ragged product without a kernel: all rows, also unused ones, with each expert."""
+    """Return the work of a ragged product without a kernel: all rows with each expert."""
     written = 2 * num_groups(operation) * specs.nbytes(operation.inputs[0])
-    flops = work.flops * num_groups(operation) / operation.used_share
-    return replace(work, flops=flops, nbytes=work.nbytes + written)
+    return replace(work, flops=work.flops * num_groups(operation), nbytes=work.nbytes + written)
 
 
 def _work(
@@ -161,7 +163,7 @@ def traced_costs(
       state: The state that the step was traced with: arrays or structs, with shardings.
       layout: The layout, whose mesh (it may be abstract) and split of the batch are used.
       ragged_kernel: True if the hardware has a kernel for ragged products (`jax.lax.ragged_dot`), as TPUs
-        have. Elsewhere XLA writes the rows once for each expert.
+        have, which computes used rows only. Elsewhere XLA writes the rows once for each expert.
       ample_nbytes: The bytes of memory up to which XLA keeps these rows for the gradient; if a step takes
         more, it makes them again, as far as that is needed.
     """
