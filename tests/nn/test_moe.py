@@ -1,5 +1,6 @@
 """Mixtures of experts: each token goes to its experts, on whatever mesh, and none is lost on the way."""
 
+import math
 from functools import partial
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
@@ -100,6 +103,73 @@ def test_every_mesh_computes_what_one_device_does(mesh, top_k):
 def test_no_token_is_lost_if_all_go_to_one_expert(mesh):
     experts, x, logits = arrays()
     check(mesh, partial(mw.moe, top_k=2), (experts, x, logits.at[..., 5].add(20)))
+
+
+def wide_arrays(num_experts):
+    """Experts with more elements in a matrix than a product copies for all of its rows at once."""
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    normal = lambda *shape: jax.random.normal(next(keys), shape) / shape[-2] ** 0.5
+    sizes = {"gate": (128, 512), "up": (128, 512), "down": (512, 128)}
+    experts = {name: normal(num_experts, *size) for name, size in sizes.items()}
+    return experts, normal(4, 16, 128), normal(4, 16, num_experts)
+
+
+@pytest.mark.parametrize("num_experts", [pytest.param(1, marks=pytest.mark.slow), 9])
+def test_products_are_computed_in_parts_where_matrices_are_large(num_experts):
+    of, inputs = partial(mw.moe, top_k=min(2, num_experts)), wide_arrays(num_experts)
+    found = gradients(of)(*inputs)
+    expected = gradients(partial(every_expert, top_k=min(2, num_experts)))(*inputs)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), found, expected)
+    assert ("scan" in str(jax.make_jaxpr(partial(of, block))(*inputs))) == (num_experts > 1)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 5), (3, 2, 40), (12, 4, 7)])
+def test_however_tokens_choose_each_is_computed_by_its_experts(sizes):
+    num_experts, top_k, length = sizes
+    experts, x, _ = arrays(num_experts, 1, length)
+    of = [jax.jit(partial(each, block, experts, top_k=top_k)) for each in (mw.moe, every_expert)]
+
+    @given(st.lists(st.integers(0, 99), min_size=length * num_experts, max_size=length * num_experts))
+    @settings(max_examples=25)
+    def for_all(numbers):
+        chosen = jnp.asarray(numbers, jnp.float32).reshape(1, length, num_experts)
+        logits = chosen + jnp.arange(num_experts) / 100  # no two are equal
+        same(of[0](x, logits)[0], of[1](x, logits)[0])
+
+    for_all()
+
+
+def test_a_device_multiplies_half_more_rows_than_there_are_or_fewer():
+    experts, x, logits = arrays(8, 64, 64)
+    traced = jax.make_jaxpr(gradients(partial(mw.moe, top_k=2)))(experts, x, logits)
+    rows = [
+        math.prod(eqn.outvars[0].aval.shape) / F  # of a product with "gate" or "up"
+        for eqn in mw.program.equations(traced)
+        if eqn.primitive.name == "dot_general"
+        and eqn.outvars[0].aval.shape[-1] == F != eqn.outvars[0].aval.shape[-2]
+    ]
+    assert "ragged_dot" not in str(traced)
+    assert 2 * 64 * 64 < max(rows) < 1.5 * 2 * 64 * 64
+
+
+def test_rows_that_fill_blocks_give_no_gradient_that_is_not_a_number():
+    def normed(weights, rows, dot):
+        return block(weights, rows / jnp.linalg.norm(rows, axis=-1, keepdims=True), dot)
+
+    of = lambda _, *given: mw.moe(normed, *given, top_k=2)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradients(of)(*arrays())))
+
+
+def test_a_gradient_of_a_gradient_is_that_of_the_definition():
+    def steepness(of, *inputs):
+        grads, _ = jax.grad(partial(objective, of), (0, 1), has_aux=True)(*inputs)
+        return sum(jnp.square(x).sum() for x in jax.tree.leaves(grads))
+
+    inputs = arrays(4, 2, 3)
+    found, expected = (
+        jax.jit(jax.grad(partial(steepness, of)))(*inputs) for of in (partial(mw.moe, top_k=2), every_expert)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), found, expected)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ forms:
 
 In both a device makes rounds, each with room for 1.25 × the mean. What does not fit goes in another round,
 which is left out if nothing is left. No token is dropped. Rows are arranged by expert, as `Arranged` says,
-and moved by permutations, so that no sum depends on the order of its parts.
+and moved by lookups both ways, so that no sum depends on the order of its parts.
 
 Shapes: m tokens on one device, d features, k experts of a token, n devices of the axis, e experts on each.
 """
@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.nn._grouped import Arranged, Dot
+from meshwright.nn._permuted import Places, returned, taken
 from meshwright.sharding import EXPERT, in_microbatch
 from meshwright.tree import PyTree
 
@@ -66,8 +67,7 @@ def computed(
     room = most if limit is not None or in_microbatch() else min(most, room_of_a_round(m, k, ways))
 
     def one(weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
-        rows, used = _copies(tokens.x, k), _Used(m * k, ways)
-        return _weighted(_found(block, weights, rows, choices, number * room, room, limit, used), tokens)
+        return _summed(block, weights, tokens, choices, number * room, room, limit, _Used(m * k, ways))
 
     return _in_rounds(one, weights, tokens, -(-most // room), -(-choices.counts.sum() // room))
 
@@ -126,14 +126,18 @@ def exchanged(
     def one(weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
         begin = number * room
         slots = begin + jnp.arange(room)
-        taken = order.at[(starts[:, None] + slots).reshape(-1)].get(mode="clip")
+        sent = order.at[(starts[:, None] + slots).reshape(-1)].get(mode="clip")
         is_used = (slots < counts[:, None]).reshape(-1)
-        rows = _swapped(_copies(tokens.x, k)[taken])
-        ids = _swapped(jnp.where(is_used, tokens.experts.reshape(-1)[taken] % e, e))
-        found = _found(block, weights, rows, _Choices.of(ids, e), 0, ways * room, of_expert, _Used(m * k))
         is_in = (places >= begin) & (places < begin + room) & (devices < ways)
-        at = jnp.where(is_in, devices * room + places - begin, 0)
-        return _weighted(jnp.where(is_in[:, None], _swapped(found)[at], 0), tokens)
+        moved = Places(
+            jnp.where(is_used, sent, m * k), jnp.where(is_in, devices * room + places - begin, ways * room)
+        )
+        ids = _swapped(jnp.where(is_used, tokens.experts.reshape(-1)[sent] % e, e))
+        rows = _swapped(taken(tokens.x, moved))
+        came = Tokens(rows, ids[:, None], jnp.ones((ways * room, 1), tokens.weights.dtype))
+        choices = _Choices.of(ids, e)
+        found = _summed(block, weights, came, choices, 0, ways * room, of_expert, _Used(m * k))
+        return returned(_swapped(found), tokens.weights, moved)
 
     longest = jax.lax.pmax(counts.max(), axes)
     return _in_rounds(one, weights, tokens, -(-most // room), -(-longest // room))
@@ -201,44 +205,44 @@ class _Used(NamedTuple):
     devices: int = 1
 
 
-def _found(
+def _summed(
     block: Block,
     weights: PyTree,
-    rows: jax.Array,
+    tokens: Tokens,
     choices: _Choices,
     begin: Any,
     room: int,
     slots: int | None,
     used: _Used,
 ) -> jax.Array:
-    """Return the results of those choices that have a place from `begin` on, and 0 for all others.
+    """Return what is added to tokens, [m, d], by those of their choices that have a place from `begin` on.
 
     Args:
       block: What an expert computes.
       weights: Of the experts, [e, ...].
-      rows: [c, d], a row for each choice.
-      choices: The numbers of their experts.
+      tokens: The tokens.
+      choices: The numbers of their experts here.
       begin: The first place.
       room: The number of places.
       slots: At least the number of rows of an expert; None if that has no limit.
       used: How many rows there are.
     """
-    (ids, order, places, counts), (c, e) = choices, (rows.shape[0], num_experts(weights))
-    ends = jnp.cumsum(counts)
+    ids, order, places, counts = choices
+    e, ends = num_experts(weights), jnp.cumsum(counts)
     starts, ends = (jnp.clip(x, begin, begin + room) for x in (ends - counts, ends))
     arranged = Arranged.of(ends - starts, room) if slots is None else Arranged.one_block_each(e, slots)
     size, number = arranged.size, jnp.arange(arranged.num_rows)
     expert = arranged.experts[number // size]
     place = starts[expert] + number - size * arranged.firsts[expert]
-    # Fillers are 1, where a norm of zeros would be 0 / 0. Each has a number of its own, so that all differ.
-    taken = jnp.where(place < ends[expert], order.at[place].get(mode="clip"), c + number)
-    inputs = rows.at[taken].get(mode="fill", fill_value=1, unique_indices=True)
-    with nullcontext() if slots is not None else _naming(used, arranged.num_rows):
-        found = block(weights, inputs, arranged.dot)
     at = size * arranged.firsts.at[ids].get(mode="clip") + places - starts.at[ids].get(mode="clip")
     is_here = (ids < e) & (places >= begin) & (places < begin + room)
-    at = jnp.where(is_here, at, arranged.num_rows + jnp.arange(c))
-    return found.at[at].get(mode="fill", fill_value=0, unique_indices=True)
+    moved = Places(
+        jnp.where(place < ends[expert], order.at[place].get(mode="clip"), ids.shape[0]),
+        jnp.where(is_here, at, arranged.num_rows),
+    )
+    with nullcontext() if slots is not None else _naming(used, arranged.num_rows):
+        found = block(weights, taken(tokens.x, moved), arranged.dot)
+    return returned(found, tokens.weights, moved)
 
 
 def _naming(used: _Used, num_rows: int) -> AbstractContextManager[Any]:
@@ -285,17 +289,6 @@ def _seldom(otherwise: jax.Array, function: Callable[..., jax.Array]) -> Callabl
             return jax.lax.cond(is_needed, again, lambda *_: otherwise, *of)
 
     return jax.checkpoint(called, prevent_cse=False)
-
-
-def _copies(x: jax.Array, k: int) -> jax.Array:
-    """Return k copies of each row, one for each of its choices."""
-    return jnp.repeat(x, k, axis=0)
-
-
-def _weighted(found: jax.Array, tokens: Tokens) -> jax.Array:
-    """Return the weighted sums of the results of each token's choices, [m, d], given [m × k, d]."""
-    of_choices = found.reshape(*tokens.experts.shape, -1).astype(tokens.weights.dtype)
-    return (of_choices * tokens.weights[..., None]).sum(1).astype(found.dtype)
 
 
 def _sent(x: PyTree, ways: int) -> PyTree:

@@ -31,7 +31,7 @@ _TILE = 128
 """Rows of large blocks are a multiple of this, as matrix units want them."""
 _PARTS = 8
 """Many blocks are a multiple of this, so that they can be divided into equal parts."""
-_COPIED = 2**24
+_COPIED = 2**20
 """The number of elements of copied matrices that are always few enough."""
 
 
@@ -74,7 +74,7 @@ class Arranged(NamedTuple):
         e = counts.shape[0]
         size = _block_size(most, e)
         number = (most + e * (size - 1)) // size  # enough if the last block of each expert has one row only
-        number = _PARTS * math.ceil(number / _PARTS) if number > _PARTS**2 else number
+        number = _PARTS * math.ceil(number / _PARTS) if number > 4 * _PARTS else number
         of_each = -(-counts // size)
         ends = jnp.cumsum(of_each)
         experts = _holder(ends, number)
