@@ -1,14 +1,16 @@
-"""The gradient of a mixture of experts on one CPU device: without a capacity, and with one.
+"""The gradient of a mixture of experts on one CPU device, by turns, beside `jax.lax.ragged_dot`.
 
     python benchmarks/experts.py
 
-XLA has a kernel for `jax.lax.ragged_dot` on TPUs; elsewhere each row is multiplied with all experts. With a
-capacity all experts multiply the same number of rows, in one batched product. The forms take turns.
+XLA has a kernel for `jax.lax.ragged_dot` on TPUs; elsewhere it multiplies each row with all experts. `mw.moe`
+multiplies blocks of rows of one expert there. With a capacity all experts multiply the same number of rows.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,6 @@ import jax.numpy as jnp
 import meshwright as mw
 
 TOKENS, WIDTH, HIDDEN, TOP_K = 1024, 256, 512, 2
-CAPACITIES = (None, 1.25, 2.0)
 
 
 def main() -> None:
@@ -29,19 +30,23 @@ def main() -> None:
     )
     for num_experts in (8, 32):
         arguments = arrays(num_experts)
-        steps = {capacity: gradient(capacity) for capacity in CAPACITIES}
+        steps = {
+            "ragged_dot": gradient(by_ragged_dot),
+            "mw.moe": gradient(by_moe),
+            "mw.moe, capacity 1.25": gradient(partial(by_moe, capacity=1.25)),
+            "mw.moe, capacity 2.0": gradient(partial(by_moe, capacity=2.0)),
+        }
         for step in steps.values():
             jax.block_until_ready(step(*arguments))
-        taken = {capacity: [] for capacity in CAPACITIES}
+        taken = {name: [] for name in steps}
         for _ in range(turns):
-            for capacity, step in steps.items():
+            for name, step in steps.items():
                 begin = time.perf_counter()
                 jax.block_until_ready(step(*arguments))
-                taken[capacity].append(time.perf_counter() - begin)
-        for capacity in CAPACITIES[1:]:
-            ratio = statistics.median(a / b for a, b in zip(taken[capacity], taken[None], strict=True))
-            seconds = statistics.median(taken[capacity])
-            print(f"{num_experts} experts, capacity {capacity}: {seconds:.3f} s, {ratio:.2f} x that without")
+                taken[name].append(time.perf_counter() - begin)
+        for name, seconds in taken.items():
+            ratio = statistics.median(a / b for a, b in zip(seconds, taken["ragged_dot"], strict=True))
+            print(f"{num_experts} experts, {name}: {statistics.median(seconds):.3f} s, {ratio:.2f} x")
 
 
 def arrays(num_experts: int) -> tuple:
@@ -54,14 +59,25 @@ def arrays(num_experts: int) -> tuple:
     return experts, x, jax.random.normal(keys[3], (WIDTH, num_experts)) / WIDTH**0.5
 
 
-def gradient(capacity: float | None):
-    def block(weights, rows, dot):
-        return dot(jax.nn.relu(dot(rows, weights["up"])), weights["down"])
+def block(weights: dict, rows: jax.Array, dot: Callable[..., jax.Array]) -> jax.Array:
+    return dot(jax.nn.relu(dot(rows, weights["up"])), weights["down"])
 
-    def loss(experts, x, router):
-        y, routing = mw.moe(block, experts, x, x @ router, top_k=TOP_K, capacity=capacity)
-        return jnp.square(y).mean() + 0.01 * routing.balance_loss
 
+def by_moe(experts: dict, x: jax.Array, logits: jax.Array, capacity: float | None = None) -> jax.Array:
+    return mw.moe(block, experts, x, logits, top_k=TOP_K, capacity=capacity)[0]
+
+
+def by_ragged_dot(experts: dict, x: jax.Array, logits: jax.Array) -> jax.Array:
+    weights, chosen = jax.lax.top_k(jax.nn.softmax(logits), TOP_K)
+    order = jnp.argsort(chosen.reshape(-1))
+    sizes = jnp.bincount(chosen.reshape(-1), length=logits.shape[-1])
+    found = block(experts, x[order // TOP_K], lambda rows, w: jax.lax.ragged_dot(rows, w, sizes))
+    of_choices = found[jnp.argsort(order)].reshape(*chosen.shape, -1)
+    return (of_choices * (weights / weights.sum(-1, keepdims=True))[..., None]).sum(1)
+
+
+def gradient(mixture: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    loss = lambda experts, x, router: jnp.square(mixture(experts, x, x @ router)).mean()  # noqa: E731
     return jax.jit(jax.grad(loss, (0, 2)))
 
 

@@ -95,6 +95,29 @@ def test_each_row_is_multiplied_by_all_experts_where_there_is_no_kernel():
     assert work[0] == 4 * work[1]
 
 
+def test_rows_that_fill_blocks_take_time_where_there_is_no_kernel():
+    def step(state, x):
+        with jax.named_scope("used_3_of_4_rows"):
+            return state, {"y": jnp.tanh(x @ state["w"]).sum()}
+
+    layout = layout_of({"data": 1})
+    state = abstract({"w": ((32, 32), P())}, layout)
+    jaxpr = Step(step, layout).trace(state, jax.ShapeDtypeStruct((64, 32), jnp.float32)).jaxpr
+    work = [
+        sum(x.flops for x in traced_costs(jaxpr, state, layout, ragged_kernel=has).products)
+        for has in (False, True)
+    ]
+    assert work == [2 * 64 * 32 * 32, 3 / 4 * 2 * 64 * 32 * 32]
+
+
+def test_a_lookup_passes_the_rows_that_it_finds_and_not_the_table():
+    def found(num_rows):
+        looked_up = lambda s, x: jnp.tanh(s["table"][x.astype(int)]).sum()
+        return costs(looked_up, {"table": ((num_rows, 32), P())}, (16,), {"data": 1}).other_nbytes
+
+    assert found(128) == found(1024)
+
+
 def mixed(ways):
     """A mixture of 8 experts over 128 tokens of 32 features, two experts for each."""
     block = lambda w, rows, dot: dot(rows, w)

@@ -158,6 +158,16 @@ def test_rows_of_many_experts_cost_as_with_one_and_so_do_the_gradients():
     assert flops(value_and_grads(routed), rows, experts).model == 3 * 2 * 12 * 4 * 5
 
 
+def test_rows_that_fill_blocks_of_an_expert_do_not_count():
+    rows, experts, logits = jnp.ones((24, 4)), jnp.ones((3, 4, 5)), jnp.zeros((24, 3))
+
+    def mixed(rows, experts):
+        return mw.moe(lambda w, rows, dot: jnp.sin(dot(rows, w)), experts, rows, logits, top_k=2)[0]
+
+    assert flops(mixed, rows, experts).model == 2 * 2 * 24 * 4 * 5
+    assert flops(value_and_grads(mixed), rows, experts).model == 3 * 2 * 2 * 24 * 4 * 5
+
+
 def test_kernels_of_unknown_work_are_named():
     from jax.experimental import pallas
 

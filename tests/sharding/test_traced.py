@@ -231,6 +231,13 @@ def ragged(p, x):
     return jax.lax.ragged_dot(hidden, p["wo"], sizes).reshape(x.shape)
 
 
+def looked_up(p, x):
+    """The matrices of the expert of each token, by number."""
+    chosen = (x @ p["router"]).argmax(-1)
+    hidden = jax.nn.relu(jnp.einsum("btd,btdf->btf", x, p["wi"][chosen]))
+    return jnp.einsum("btf,btfd->btd", hidden, p["wo"][chosen])
+
+
 def groups(params, function, *arguments):
     """The group of each dimension of the parameters."""
     known = mw.auto(params, function, *arguments).structure.dims
@@ -259,7 +266,7 @@ def test_a_lookup_in_each_of_several_tables_keeps_them_apart():
     assert first == ["experts", "experts"]
 
 
-@pytest.mark.parametrize("mix", [dispatched, all_computed, ragged])
+@pytest.mark.parametrize("mix", [dispatched, all_computed, ragged, looked_up])
 def test_experts_are_recognised(mix):
     params = {"embed": struct(V, D), "router": struct(D, 4), "wi": struct(4, D, F), "wo": struct(4, F, D)}
 

@@ -117,7 +117,7 @@ class Config:
     """True if the weights of a token's experts add up to 1, as in Mixtral."""
     expert_capacity: float | None = None
     """The number of tokens that an expert takes from each row at most, as a factor of the mean; None for all.
-    Further tokens lack its part. It makes steps faster where `jax.lax.ragged_dot` has no kernel, as on GPUs.
+    Further tokens lack its part. It bounds what is sent and computed.
     In generation no token is dropped."""
     balance_factor: float = 0.01
     """The factor of the balancing loss, the mean over the layers of `mw.nn.Routing.balance_loss`, which

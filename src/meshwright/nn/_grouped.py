@@ -33,6 +33,8 @@ _PARTS = 8
 """Many blocks are a multiple of this, so that they can be divided into equal parts."""
 _COPIED = 2**20
 """The number of elements of copied matrices that are always few enough."""
+_WORK = 2**31
+"""The number of multiplications that are enough for one turn of a loop."""
 
 
 class Arranged(NamedTuple):
@@ -141,7 +143,7 @@ def _product(is_transposed: bool, rows: jax.Array, weight: jax.Array, experts: j
 
     def some(_: None, of: Any) -> tuple[None, jax.Array]:
         rows, experts = of
-        return None, jnp.einsum(equation, rows, weight.at[experts].get(mode="promise_in_bounds"))
+        return None, jnp.einsum(equation, rows, _looked_up(weight, experts))
 
     return _in_parts(some, None, (rows, experts), weight)[1]
 
@@ -158,6 +160,9 @@ def _backward(is_transposed: bool, of: tuple[jax.Array, ...], change: jax.Array)
     def some(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
         rows, change, experts = of
         found = jnp.einsum(equation, rows, change, preferred_element_type=wide)
+        if len(experts) == 1:  # a sum in place, where a GPU would add numbers in any order
+            new = _looked_up(total, experts) + found
+            return jax.lax.dynamic_update_index_in_dim(total, new, experts[0], 0), None
         return total.at[experts].add(found, indices_are_sorted=True, mode="promise_in_bounds"), None
 
     d_rows = _product(not is_transposed, change, weight, experts)
@@ -166,6 +171,12 @@ def _backward(is_transposed: bool, of: tuple[jax.Array, ...], change: jax.Array)
 
 
 _product.defvjp(_forward, _backward)
+
+
+def _looked_up(weight: jax.Array, experts: jax.Array) -> jax.Array:
+    if len(experts) == 1:
+        return jax.lax.dynamic_index_in_dim(weight, experts[0])
+    return weight.at[experts].get(mode="promise_in_bounds")
 
 
 def _in_parts(some: Callable[[Any, Any], Any], carry: Any, of: Any, weight: jax.Array) -> tuple[Any, Any]:
@@ -177,10 +188,10 @@ def _in_parts(some: Callable[[Any, Any], Any], carry: Any, of: Any, weight: jax.
       of: Arrays with a first dimension of blocks, the first of which are the rows.
       weight: The matrices, one of which is copied for each block.
     """
-    number, of_matrix = of[0].shape[0], math.prod(weight.shape[1:])
-    of_rows = math.prod(of[0].shape[:2]) * sum(weight.shape[1:])
-    copied = max(1, _COPIED // of_matrix, of_rows // (4 * of_matrix))
-    each = max(n for n in range(1, min(copied, number) + 1) if number % n == 0)
+    (number, size), of_matrix = of[0].shape[:2], math.prod(weight.shape[1:])
+    small = number * size * sum(weight.shape[1:]) // (4 * of_matrix)  # beside the rows and their results
+    most = max(1, _COPIED // of_matrix, min(small, _WORK // (size * of_matrix)))
+    each = max(n for n in range(1, min(most, number) + 1) if number % n == 0)
     if each == number:
         return some(carry, of)
     parts = jax.tree.map(lambda x: x.reshape(number // each, each, *x.shape[1:]), of)

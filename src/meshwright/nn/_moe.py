@@ -42,15 +42,16 @@ def moe(
     """Return, for each token, the weighted sum of what its experts compute, and how even their load is.
 
     Each token goes to the `top_k` experts with the largest scores. No token is dropped, unless there is a
-    `capacity`: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies them. XLA has a kernel for it
-    on TPUs; elsewhere it multiplies each token with all experts of a device, and a `capacity` saves that.
+    `capacity`: tokens are sorted by expert. On TPUs `jax.lax.ragged_dot` multiplies them, for which XLA has a
+    kernel. Elsewhere tokens are multiplied in blocks of one expert, with fillers in the last block of each:
+    about a quarter more rows than there are.
 
     On a mesh with the axis `expert` each device holds a part of the experts, and tokens are sent to them, not
     experts to tokens. Either the tokens of each device visit all others in a ring, or each choice is sent to
-    the device of its expert by an all-to-all with room for 1.25 × the mean; what does not fit is sent in
-    further rounds. The second sends fewer bytes, and is taken, if 1.25 × `top_k` is less than the size of the
-    axis. Other axes split tokens, and `fsdp` and `tensor` the experts, as in any layer. Values are those
-    of one device.
+    the device of its expert by an all-to-all. Both have room for 1.25 × the mean; what does not fit is
+    computed in further rounds. The second sends fewer bytes, and is taken, if 1.25 × `top_k` is less than the
+    size of the axis. Other axes split tokens, and `fsdp` and `tensor` the experts, as in any layer. Values
+    are those of one device.
 
     Args:
       block: What an expert computes, `(weights, rows, dot) -> rows`, written as for one expert: `dot(rows,

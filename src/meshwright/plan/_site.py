@@ -366,7 +366,7 @@ def _masked(traced: TracedCosts, *, is_compiled: bool) -> list[str]:
     notes = [
         f"XLA has no kernel for jax.lax.ragged_dot here: it multiplies each row by all {traced.num_masked} "
         "experts of its device, with zeros for the others. Time and memory count that, the FLOPs of the "
-        "model do not. A capacity of mw.moe avoids it."
+        "model do not. mw.moe avoids it."
     ]
     if not is_compiled and traced.most_nbytes > traced.memory.peak:
         notes.append(

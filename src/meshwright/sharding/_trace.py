@@ -18,7 +18,7 @@ from meshwright.sharding._factors import Factor, Factors, Product
 
 
 class Lookup(NamedTuple):
-    """A lookup in a parameter."""
+    """A lookup of matrices in a parameter, such as those of experts."""
 
     weight: str
     """The parameter."""
@@ -161,7 +161,7 @@ class Walk:
             kept = set(chain(*rule.inputs[0])) - rule.summed.union(*rule.inputs[1])
             self._note_weight(table.weight, reads=rows, writes=_only(table, rule.inputs[0], kept))
             self.marked["rows"].extend(rows)
-            if len(rows) == 1:
+            if len(rows) == 1 and len(kept) > 1:
                 places = frozenset(_only(self.array(found), rule.outputs[0], {*chain(*rule.inputs[1])}))
                 self.arrays[found] = self.array(found)._replace(lookup=Lookup(table.weight, rows[0], places))
 
