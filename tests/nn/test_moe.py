@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
+from meshwright.nn._hardware import Hardware
 
 D, F = 8, 12
 
@@ -139,7 +140,7 @@ def test_however_tokens_choose_each_is_computed_by_its_experts(sizes):
     for_all()
 
 
-def test_a_device_multiplies_half_more_rows_than_there_are_or_fewer():
+def test_a_device_multiplies_about_a_third_more_rows_than_there_are():
     experts, x, logits = arrays(8, 64, 64)
     traced = jax.make_jaxpr(gradients(partial(mw.moe, top_k=2)))(experts, x, logits)
     rows = [
@@ -149,7 +150,25 @@ def test_a_device_multiplies_half_more_rows_than_there_are_or_fewer():
         and eqn.outvars[0].aval.shape[-1] == F != eqn.outvars[0].aval.shape[-2]
     ]
     assert "ragged_dot" not in str(traced)
-    assert 2 * 64 * 64 < max(rows) < 1.5 * 2 * 64 * 64
+    assert 2 * 64 * 64 < max(rows) < 1.4 * 2 * 64 * 64
+
+
+@pytest.fixture
+def on_tpus(monkeypatch):
+    monkeypatch.setattr(Hardware, "here", classmethod(lambda _: Hardware("tpu")))
+
+
+@pytest.mark.usefixtures("on_tpus")
+def test_tpus_multiply_sorted_rows_by_their_own_kernel():
+    of = partial(mw.moe, top_k=2)
+    assert "ragged_dot" in str(jax.make_jaxpr(partial(of, block))(*arrays()))
+    same(gradients(of)(*arrays()), gradients(every_expert)(*arrays()))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_tpus")
+def test_tpus_multiply_blocks_in_a_pipeline():
+    same(trained("pipeline=2,expert=2,data=2", microbatches=2), trained("data=1", microbatches=2))
 
 
 def test_rows_that_fill_blocks_give_no_gradient_that_is_not_a_number():

@@ -8,7 +8,7 @@ matrices:
     expert    0 0 0 0   0 0 - -   1 1 1 -   3 3 3 3   3 - - -   - - - -      rows of 4 experts in blocks of 4
 
 All blocks are multiplied at once, with copies of their matrices, if these copies are small; otherwise in a
-loop over parts of the blocks. Either way a device multiplies about a quarter more rows than there are.
+loop over parts of the blocks. Either way a device multiplies about a third more rows than there are.
 
 Shapes: n rows in blocks, d features, f features of results, e experts.
 """
@@ -22,13 +22,12 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.nn._hardware import Hardware
+from meshwright.sharding import in_microbatch
 
 Dot = Callable[[jax.Array, jax.Array], jax.Array]
 """The product of rows with the matrix of the expert of each row."""
 _SHARE = 4
-"""The mean number of blocks of an expert, which has fillers in one of them."""
-_TILE = 128
-"""Rows of large blocks are a multiple of this, as matrix units want them."""
+"""The mean number of blocks of an expert, of which one has fillers."""
 _PARTS = 8
 """Many blocks are a multiple of this, so that they can be divided into equal parts."""
 _COPIED = 2**20
@@ -64,7 +63,9 @@ class Arranged(NamedTuple):
         """
         hardware = Hardware.here()
         has_kernel = hardware.platform == "tpu" and not hardware.is_unknown
-        return cls._sorted(counts, most) if has_kernel else cls._in_blocks(counts, most)
+        # JAX cannot map the kernel over microbatches.
+        is_sorted = has_kernel and not in_microbatch()
+        return cls._sorted(counts, most) if is_sorted else cls._in_blocks(counts, most)
 
     @classmethod
     def _sorted(cls, counts: jax.Array, most: int) -> "Arranged":
@@ -100,11 +101,15 @@ def _holder(ends: jax.Array, number: int) -> jax.Array:
 
 
 def _block_size(most: int, e: int) -> int:
-    """Return the rows of a block: a quarter of the mean of an expert or more."""
+    """Return the rows of a block: a quarter of the mean of an expert, or a little more.
+
+    It is a multiple of a large power of two, as matrix units want it.
+    """
     if e == 1:
         return most
     least = math.ceil(most / (_SHARE * e))
-    return _TILE * math.ceil(least / _TILE) if least > _TILE else 1 << (least - 1).bit_length()
+    unit = 1 << max(0, (least - 1).bit_length() - 3)
+    return unit * math.ceil(least / unit)
 
 
 def _promoted(rows: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:

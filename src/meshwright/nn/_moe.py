@@ -44,7 +44,7 @@ def moe(
     Each token goes to the `top_k` experts with the largest scores. No token is dropped, unless there is a
     `capacity`: tokens are sorted by expert. On TPUs `jax.lax.ragged_dot` multiplies them, for which XLA has a
     kernel. Elsewhere tokens are multiplied in blocks of one expert, with fillers in the last block of each:
-    about a quarter more rows than there are.
+    about a third more rows than there are.
 
     On a mesh with the axis `expert` each device holds a part of the experts, and tokens are sent to them, not
     experts to tokens. Either the tokens of each device visit all others in a ring, or each choice is sent to
