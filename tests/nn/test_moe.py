@@ -179,6 +179,20 @@ def test_rows_that_fill_blocks_give_no_gradient_that_is_not_a_number():
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradients(of)(*arrays())))
 
 
+def test_a_mixture_is_exported_for_any_number_of_tokens():
+    experts, x, logits = arrays()
+    of = jax.jit(lambda *of_tokens: mw.moe(block, experts, *of_tokens, top_k=2)[0])
+    sizes = jax.export.symbolic_shape("b, t")
+    structs = [jax.ShapeDtypeStruct((*sizes, each.shape[-1]), each.dtype) for each in (x, logits)]
+    same(jax.export.export(of)(*structs).call(x, logits), of(x, logits))
+
+
+def test_mapped_over_examples_it_computes_the_same():
+    experts, x, logits = arrays()
+    of = jax.jit(jax.vmap(lambda *of_tokens: mw.moe(block, experts, *of_tokens, top_k=2)[0]))
+    same(of(x, logits), mw.moe(block, experts, x, logits, top_k=2)[0])
+
+
 def test_a_gradient_of_a_gradient_is_that_of_the_definition():
     def steepness(of, *inputs):
         grads, _ = jax.grad(partial(objective, of), (0, 1), has_aux=True)(*inputs)

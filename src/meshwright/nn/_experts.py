@@ -63,13 +63,15 @@ def computed(
     local = tokens.experts - first
     choices = _Choices.of(jnp.where((local >= 0) & (local < e), local, e).reshape(-1), e)
     most = m * min(k, e)  # a token goes to different experts
-    # Mapped over microbatches, a round could not be left out.
-    room = most if limit is not None or in_microbatch() else min(most, room_of_a_round(m, k, ways))
 
-    def one(weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
+    def one(room: int, weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
         return _summed(block, weights, tokens, choices, number * room, room, limit, _Used(m * k, ways))
 
-    return _in_rounds(one, weights, tokens, -(-most // room), -(-choices.counts.sum() // room))
+    if ways == 1 or limit is not None or in_microbatch():  # mapped over those, a round could not be left out
+        return one(most, weights, tokens, 0)
+    room = min(most, room_of_a_round(m, k, ways))
+    needed = -(-choices.counts.sum() // room)
+    return _in_rounds(partial(one, room), weights, tokens, -(-most // room), needed)
 
 
 def ring(block: Block, weights: PyTree, tokens: Tokens, limit: int | None) -> jax.Array:

@@ -63,8 +63,11 @@ class Arranged(NamedTuple):
         """
         hardware = Hardware.here()
         has_kernel = hardware.platform == "tpu" and not hardware.is_unknown
+        is_counted = isinstance(
+            most, int
+        )  # exported for any number of rows, of which blocks cannot be counted
         # JAX cannot map the kernel over microbatches.
-        is_sorted = has_kernel and not in_microbatch()
+        is_sorted = (has_kernel and not in_microbatch()) or not is_counted
         return cls._sorted(counts, most) if is_sorted else cls._in_blocks(counts, most)
 
     @classmethod
