@@ -118,6 +118,8 @@ class Traces:
     def _init(self, experiment: Experiment, mesh: Mesh) -> Init:
         """Return what makes parameters as the model's own, traced once for all meshes that share a step."""
         own = self._once((experiment.model,), lambda: jax.jit(partial(init_of(experiment))))
+        if not _is_auto(mesh):  # the parameters have shardings of their own in their types
+            return own
         _, common = _common(experiment, mesh)
         key = id(experiment.model), tuple(common.shape.items())
         if key not in self._inits:
@@ -188,15 +190,18 @@ def _common(experiment: Experiment, mesh: Mesh) -> tuple[Experiment, Mesh]:
     sizes, names = dict(mesh.shape), experiment.batch_axis_names
     data, fsdp = sizes.pop("data", 1), sizes.pop("fsdp", 1)
     ways = data * fsdp
-    is_auto = all(kind == AxisType.Auto for kind in mesh.axis_types)
     given = [axis for axis in _BOTH if axis in mesh.shape]
     in_order = [*given, *sizes] == [*mesh.shape]
     of_both = names is None or [*names[: len(given)]] == given
-    if ways % 2 or ways == 2 or not (in_order and is_auto and of_both):
+    if ways % 2 or ways == 2 or not (in_order and _is_auto(mesh) and of_both):
         return experiment, mesh
     if names is not None:
         experiment = replace(experiment, batch_axis_names=(*_BOTH, *names[len(given) :]))
     return experiment, grouped_mesh({"data": ways // 2, "fsdp": 2, **sizes}, 1, mesh.size)
+
+
+def _is_auto(mesh: Mesh) -> bool:
+    return all(kind == AxisType.Auto for kind in mesh.axis_types)
 
 
 def _settings(experiment: Experiment, but: tuple[str, ...]) -> Hashable:
