@@ -151,7 +151,7 @@ def _product(is_transposed: bool, rows: jax.Array, weight: jax.Array, experts: j
 
     def some(_: None, of: Any) -> tuple[None, jax.Array]:
         rows, experts = of
-        return None, jnp.einsum(equation, rows, _looked_up(weight, experts))
+        return None, jnp.einsum(equation, rows, weight.at[experts].get(mode="promise_in_bounds"))
 
     return _in_parts(some, None, (rows, experts), weight)[1]
 
@@ -168,10 +168,9 @@ def _backward(is_transposed: bool, of: tuple[jax.Array, ...], change: jax.Array)
     def some(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
         rows, change, experts = of
         found = jnp.einsum(equation, rows, change, preferred_element_type=wide)
-        if len(experts) == 1:  # a sum in place, where a GPU would add numbers in any order
-            new = _looked_up(total, experts) + found
-            return jax.lax.dynamic_update_index_in_dim(total, new, experts[0], 0), None
-        return total.at[experts].add(found, indices_are_sorted=True, mode="promise_in_bounds"), None
+        is_one = len(experts) == 1  # of several a GPU would add up those of an expert in any order
+        how = {"indices_are_sorted": True, "unique_indices": is_one, "mode": "promise_in_bounds"}
+        return total.at[experts].add(found, **how), None
 
     d_rows = _product(not is_transposed, change, weight, experts)
     d_weight, _ = _in_parts(some, jnp.zeros(weight.shape, wide), (rows, change, experts), weight)
@@ -179,12 +178,6 @@ def _backward(is_transposed: bool, of: tuple[jax.Array, ...], change: jax.Array)
 
 
 _product.defvjp(_forward, _backward)
-
-
-def _looked_up(weight: jax.Array, experts: jax.Array) -> jax.Array:
-    if len(experts) == 1:
-        return jax.lax.dynamic_index_in_dim(weight, experts[0])
-    return weight.at[experts].get(mode="promise_in_bounds")
 
 
 def _in_parts(some: Callable[[Any, Any], Any], carry: Any, of: Any, weight: jax.Array) -> tuple[Any, Any]:
