@@ -42,9 +42,9 @@ def moe(
     """Return, for each token, the weighted sum of what its experts compute, and how even their load is.
 
     Each token goes to the `top_k` experts with the largest scores. No token is dropped, unless there is a
-    `capacity`: tokens are sorted by expert. On TPUs `jax.lax.ragged_dot` multiplies them, for which XLA has a
-    kernel. Elsewhere tokens are multiplied in blocks of one expert, with fillers in the last block of each:
-    about a third more rows than there are.
+    `capacity`. Tokens are sorted by expert. On TPUs `jax.lax.ragged_dot` multiplies them, for which XLA has a
+    kernel. Elsewhere they are multiplied in blocks of one expert, with fillers in the last block of each:
+    about a third more rows than there are. They have gradients of their own, so `jax.jvp` refuses them.
 
     On a mesh with the axis `expert` each device holds a part of the experts, and tokens are sent to them, not
     experts to tokens. Either the tokens of each device visit all others in a ring, or each choice is sent to
