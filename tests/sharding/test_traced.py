@@ -234,7 +234,7 @@ def ragged(p, x):
 def looked_up(p, x):
     """The matrices of the expert of each token, by number."""
     chosen = (x @ p["router"]).argmax(-1)
-    hidden = jax.nn.relu(jnp.einsum("btd,btdf->btf", x, p["wi"][chosen]))
+    hidden = jax.nn.relu(jnp.einsum("btd,btdf->btf", x, p["wi"][chosen].astype(jnp.bfloat16)))
     return jnp.einsum("btf,btfd->btd", hidden, p["wo"][chosen])
 
 

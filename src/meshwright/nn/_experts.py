@@ -8,9 +8,9 @@ forms:
     all-to-all   Each choice is sent to the device of its expert, and the result is sent back. A round sends
                  1.25 × m × k × d / n values to each of n - 1 devices, and as many back.
 
-In both a device makes rounds, each with room for 1.25 × the mean. What does not fit goes in another round,
-which is left out if nothing is left. No token is dropped. Rows are arranged by expert, as `Arranged` says,
-and moved by lookups both ways, so that no sum depends on the order of its parts.
+In both a device makes rounds, each with room for 1.25 × the mean, if the tokens of an expert are not limited.
+What does not fit goes in another round, which is left out if nothing is left. No token is dropped. Rows are
+arranged by expert, as `Arranged` says.
 
 Shapes: m tokens on one device, d features, k experts of a token, n devices of the axis, e experts on each.
 """
@@ -200,11 +200,12 @@ class _Choices(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """How many of the rows of several devices are choices, on average."""
+    """The choices, on average, for which some devices have rows."""
 
     count: int
     """The number of choices."""
     devices: int = 1
+    """The number of devices."""
 
 
 def _summed(
@@ -227,7 +228,7 @@ def _summed(
       begin: The first place.
       room: The number of places.
       slots: At least the number of rows of an expert; None if that has no limit.
-      used: How many rows there are.
+      used: For how many choices devices have these rows.
     """
     ids, order, places, counts = choices
     e, ends = num_experts(weights), jnp.cumsum(counts)
@@ -281,8 +282,8 @@ def _in_rounds(
 def _seldom(otherwise: jax.Array, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Return a function that is seldom called, given first whether it is.
 
-    It is computed again for its gradient, inside of the condition, too: what leaves a condition has memory
-    also where it is not met.
+    It is computed again for its gradient, inside of the condition, too: a value that leaves a condition takes
+    memory even if the branch that makes it is not taken.
     """
     again = jax.checkpoint(function, prevent_cse=False)
 

@@ -8,7 +8,7 @@ matrices:
     expert    0 0 0 0   0 0 - -   1 1 1 -   3 3 3 3   3 - - -   - - - -      rows of 4 experts in blocks of 4
 
 All blocks are multiplied at once, with copies of their matrices, if these copies are small; otherwise in a
-loop over parts of the blocks. Either way a device multiplies about a third more rows than there are.
+loop over parts of the blocks. Either way a device multiplies a quarter to a half more rows than there are.
 
 Shapes: n rows in blocks, d features, f features of results, e experts.
 """
@@ -28,8 +28,6 @@ Dot = Callable[[jax.Array, jax.Array], jax.Array]
 """The product of rows with the matrix of the expert of each row."""
 _SHARE = 4
 """The mean number of blocks of an expert, of which one has fillers."""
-_PARTS = 8
-"""Many blocks are a multiple of this, so that they can be divided into equal parts."""
 _COPIED = 2**20
 """The number of elements of copied matrices that are always few enough."""
 _WORK = 2**31
@@ -59,15 +57,13 @@ class Arranged(NamedTuple):
 
         Args:
           counts: int32[e], the number of rows of each expert.
-          most: The largest number of rows of all experts.
+          most: The most rows that all experts have together.
         """
         hardware = Hardware.here()
         has_kernel = hardware.platform == "tpu" and not hardware.is_unknown
-        is_counted = isinstance(
-            most, int
-        )  # exported for any number of rows, of which blocks cannot be counted
-        # JAX cannot map the kernel over microbatches.
-        is_sorted = (has_kernel and not in_microbatch()) or not is_counted
+        # A mixture is exported for any number of rows, and then its blocks cannot be counted. JAX cannot map
+        # the kernel over microbatches.
+        is_sorted = (has_kernel and not in_microbatch()) or not isinstance(most, int)
         return cls._sorted(counts, most) if is_sorted else cls._in_blocks(counts, most)
 
     @classmethod
@@ -80,7 +76,7 @@ class Arranged(NamedTuple):
         e = counts.shape[0]
         size = _block_size(most, e)
         number = (most + e * (size - 1)) // size  # enough if the last block of each expert has one row only
-        number = _PARTS * math.ceil(number / _PARTS) if number > 4 * _PARTS else number
+        number = _rounded(number, 4)  # so that they can be divided into equal parts
         of_each = -(-counts // size)
         ends = jnp.cumsum(of_each)
         experts = _holder(ends, number)
@@ -110,8 +106,12 @@ def _block_size(most: int, e: int) -> int:
     """
     if e == 1:
         return most
-    least = math.ceil(most / (_SHARE * e))
-    unit = 1 << max(0, (least - 1).bit_length() - 3)
+    return _rounded(math.ceil(most / (_SHARE * e)), 3)
+
+
+def _rounded(least: int, bits: int) -> int:
+    """Return a number, or the next larger one that is so many bits times a power of two."""
+    unit = 1 << max(0, (least - 1).bit_length() - bits)
     return unit * math.ceil(least / unit)
 
 
@@ -168,12 +168,12 @@ def _backward(is_transposed: bool, of: tuple[jax.Array, ...], change: jax.Array)
     def some(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
         rows, change, experts = of
         found = jnp.einsum(equation, rows, change, preferred_element_type=wide)
-        is_one = len(experts) == 1  # of several a GPU would add up those of an expert in any order
+        is_one = len(experts) == 1  # then XLA adds in place; several of one expert a GPU adds in any order
         how = {"indices_are_sorted": True, "unique_indices": is_one, "mode": "promise_in_bounds"}
         return total.at[experts].add(found, **how), None
 
     d_rows = _product(not is_transposed, change, weight, experts)
-    d_weight, _ = _in_parts(some, jnp.zeros(weight.shape, wide), (rows, change, experts), weight)
+    d_weight, _ = _in_parts(some, jnp.zeros_like(weight, wide), (rows, change, experts), weight)
     return d_rows, d_weight.astype(weight.dtype), None
 
 
@@ -191,8 +191,8 @@ def _in_parts(some: Callable[[Any, Any], Any], carry: Any, of: Any, weight: jax.
     """
     (number, size), of_matrix = of[0].shape[:2], math.prod(weight.shape[1:])
     small = number * size * sum(weight.shape[1:]) // (4 * of_matrix)  # beside the rows and their results
-    most = max(1, _COPIED // of_matrix, min(small, _WORK // (size * of_matrix)))
-    each = max(n for n in range(1, min(most, number) + 1) if number % n == 0)
+    limit = max(1, _COPIED // of_matrix, min(small, _WORK // (size * of_matrix)))
+    each = max(n for n in range(1, min(limit, number) + 1) if number % n == 0)
     if each == number:
         return some(carry, of)
     parts = jax.tree.map(lambda x: x.reshape(number // each, each, *x.shape[1:]), of)

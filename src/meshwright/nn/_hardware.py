@@ -1,4 +1,4 @@
-"""The devices that attention is traced for, which decide which kernels it may use."""
+"""The devices that a program is traced for, which decide which kernels it may use."""
 
 import math
 from collections.abc import Mapping

@@ -44,14 +44,14 @@ def moe(
     Each token goes to the `top_k` experts with the largest scores. No token is dropped, unless there is a
     `capacity`. Tokens are sorted by expert. On TPUs `jax.lax.ragged_dot` multiplies them, for which XLA has a
     kernel. Elsewhere they are multiplied in blocks of one expert, with fillers in the last block of each:
-    about a third more rows than there are. They have gradients of their own, so `jax.jvp` refuses them.
+    a quarter to a half more rows than there are. A mixture has gradients of its own, so `jax.jvp` refuses it.
 
     On a mesh with the axis `expert` each device holds a part of the experts, and tokens are sent to them, not
     experts to tokens. Either the tokens of each device visit all others in a ring, or each choice is sent to
-    the device of its expert by an all-to-all. Both have room for 1.25 × the mean; what does not fit is
-    computed in further rounds. The second sends fewer bytes, and is taken, if 1.25 × `top_k` is less than the
-    size of the axis. Other axes split tokens, and `fsdp` and `tensor` the experts, as in any layer. Values
-    are those of one device.
+    the device of its expert by an all-to-all. Both have room for 1.25 × the mean, if there is no `capacity`;
+    what does not fit is computed in further rounds. The second sends fewer bytes, and is taken, if 1.25 ×
+    `top_k` is less than the size of the axis. Other axes split tokens, and `fsdp` and `tensor` the experts,
+    as in any layer. Values are those of one device.
 
     Args:
       block: What an expert computes, `(weights, rows, dot) -> rows`, written as for one expert: `dot(rows,
@@ -100,8 +100,24 @@ def moe(
         found = _computed(block, weights, tokens, over, None if room is None else examples * room)
         return found.reshape(*x.shape[:-1], -1)
 
+    experts, x, choice = _varying_alike((experts, x, choice))
     weights = with_shadows(experts, over.num_copies) if over.num_copies > 1 else experts
     return over.mapped(local, 3, over.of_experts)(weights, x, *choice), routing
+
+
+def _varying_alike(arrays: PyTree) -> PyTree:
+    """Return arrays that differ between the devices of the same axes of a `shard_map` around.
+
+    So JAX adds up the gradients of an array that is the same on all of them.
+    """
+    varying = lambda x: jax.typeof(x).manual_axis_type.varying  # noqa: E731
+    axes = frozenset().union(*map(varying, jax.tree.leaves(arrays)))
+
+    def one(x: jax.Array) -> jax.Array:
+        missing = tuple(axes - varying(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(one, arrays)
 
 
 @dataclass(frozen=True)

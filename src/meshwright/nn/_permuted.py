@@ -1,8 +1,8 @@
-"""Rows moved to places and back, each way by lookups, and so are their gradients.
+"""Rows moved to places and back by lookups, whose gradients are lookups, too.
 
-The gradient of a lookup adds rows to the ones that they came from, in no order that one could count on. But
-each choice has one place at most. So the gradient of the way to the places is the way back, and the gradient
-of the way back that to the places.
+The gradient of any lookup adds rows to those that they came from, in an order that may change. But each
+choice has one place at most. So the gradient of the way to the places is the way back, and the other way
+round.
 
 Shapes: m tokens of d features with k choices each, c = m × k choices, n places.
 """
@@ -26,9 +26,9 @@ class Places(NamedTuple):
 def taken(x: jax.Array, places: Places) -> jax.Array:
     """Return the tokens, [m, d], of the choices in the places, [n, d].
 
-    Where there is no choice they are 1: a norm of zeros would be 0 / 0.
+    Where there is no choice it is the last token: a row of zeros might give what is no number.
     """
-    return _taken(x, places, 1)
+    return x.at[places.choices // _num_choices(x, places)].get(mode="clip")
 
 
 @jax.custom_vjp
@@ -40,18 +40,17 @@ def returned(rows: jax.Array, weights: jax.Array, places: Places) -> jax.Array:
       weights: [m, k]. A choice that has no place counts for nothing.
       places: The places.
     """
-    of_choices = _of_choices(rows, weights, places).astype(weights.dtype)
-    return (of_choices * weights[..., None]).sum(1).astype(rows.dtype)
+    return (_of_choices(rows, weights, places) * weights[..., None]).sum(1).astype(rows.dtype)
 
 
-def _taken(x: jax.Array, places: Places, otherwise: int) -> jax.Array:
-    k = places.places.shape[0] // x.shape[0]
-    return x.at[places.choices // k].get(mode="fill", fill_value=otherwise)
+def _num_choices(x: jax.Array, places: Places) -> int:
+    return places.places.shape[0] // x.shape[0]
 
 
 def _of_choices(rows: jax.Array, weights: jax.Array, places: Places) -> jax.Array:
     found = rows.at[places.places].get(mode="fill", fill_value=0)
-    return found.reshape(*weights.shape, rows.shape[-1])
+    dtype = jnp.promote_types(rows.dtype, weights.dtype)
+    return found.reshape(*weights.shape, rows.shape[-1]).astype(dtype)
 
 
 def _taken_forward(x: jax.Array, places: Places) -> tuple[jax.Array, Any]:
@@ -60,10 +59,9 @@ def _taken_forward(x: jax.Array, places: Places) -> tuple[jax.Array, Any]:
 
 def _taken_backward(of: Any, change: jax.Array) -> tuple[Any, ...]:
     x, places = of
-    ones = jnp.ones(
-        (x.shape[0], places.places.shape[0] // x.shape[0]), jnp.promote_types(x.dtype, jnp.float32)
-    )
-    return returned(change, ones, places).astype(x.dtype), None
+    wide = jnp.promote_types(x.real.dtype, jnp.float32)
+    ones = jnp.ones((x.shape[0], _num_choices(x, places)), wide)
+    return returned(change, ones, places), None
 
 
 def _returned_forward(*of: Any) -> tuple[jax.Array, Any]:
@@ -72,10 +70,11 @@ def _returned_forward(*of: Any) -> tuple[jax.Array, Any]:
 
 def _returned_backward(of: Any, change: jax.Array) -> tuple[Any, ...]:
     rows, weights, places = of
+    k = weights.shape[1]
     own = weights.reshape(-1).at[places.choices].get(mode="fill", fill_value=0)
-    d_rows = _taken(change, places, 0).astype(weights.dtype) * own[:, None]
-    found = _of_choices(rows, weights, places).astype(weights.dtype)
-    d_weights = (found * change[:, None].astype(weights.dtype)).sum(-1)
+    d_rows = change.at[places.choices // k].get(mode="fill", fill_value=0) * own[:, None]
+    d_weights = (_of_choices(rows, weights, places) * change[:, None]).sum(-1)
+    d_weights = d_weights if jnp.iscomplexobj(weights) else d_weights.real
     return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), None
 
 

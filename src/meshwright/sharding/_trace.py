@@ -16,6 +16,9 @@ from typing import NamedTuple
 from meshwright.program import Dims, Operation, Program, Rule, Value, known_of, rule_of
 from meshwright.sharding._factors import Factor, Factors, Product
 
+_SAME = ("convert_element_type", "copy", "reduce_precision")
+"""Operations whose result is the array that they are given, perhaps cast."""
+
 
 class Lookup(NamedTuple):
     """A lookup of matrices in a parameter, such as those of experts."""
@@ -35,7 +38,7 @@ class Array(NamedTuple):
     weight: str | None = None
     """The parameter that it is, perhaps cast, transposed or sliced."""
     lookup: Lookup | None = None
-    """The lookup whose result it is."""
+    """The lookup whose result it is, perhaps cast."""
 
 
 class Walk:
@@ -104,9 +107,11 @@ class Walk:
     def _apply(self, operation: Operation) -> None:
         rule, arrays = rule_of(operation), [self.array(value) for value in operation.inputs]
         letters, weight = self._letters(rule, arrays), _weight(operation, arrays)
+        lookup = arrays[0].lookup if operation.kind in _SAME else None
         for value, dims in zip(operation.outputs, rule.outputs, strict=True):
             sized = zip(dims, value.shape, strict=True)
-            self.arrays[value] = Array(tuple([self._product(letters, rule, *dim) for dim in sized]), weight)
+            found = tuple([self._product(letters, rule, *dim) for dim in sized])
+            self.arrays[value] = Array(found, weight, lookup)
         for whole, piece in rule.pieces:
             self._note_slice(letters[whole], () if piece is None else letters[piece])
         if operation.kind == "gather":

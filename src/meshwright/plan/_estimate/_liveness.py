@@ -207,8 +207,10 @@ class Liveness:
             return 0
         if operation.kind == "gather":  # the rows that are looked up, of a table
             return 2 * self._specs.nbytes(made[0])
+        if operation.kind == "dynamic_update_slice":
+            return 2 * self._specs.nbytes(operation.inputs[1])
         if known_of(operation).memory is Memory.IN_PLACE:  # what changes is read and written
-            return 3 * self._specs.nbytes(operation.inputs[-1 if "scatter" in operation.kind else 1])
+            return 3 * self._specs.nbytes(operation.inputs[-1])
         return sum(map(self._specs.nbytes, (*made, *buffers.sources(operation))))
 
 
