@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.nn._grouped import Arranged, Dot
-from meshwright.nn._permuted import Places, returned, taken
+from meshwright.nn._permuted import Choices, Places, returned, taken
 from meshwright.sharding import EXPERT, in_microbatch
 from meshwright.tree import PyTree
 
@@ -61,7 +61,7 @@ def computed(
     """
     (m, k), e = tokens.experts.shape, num_experts(weights)
     local = tokens.experts - first
-    choices = _Choices.of(jnp.where((local >= 0) & (local < e), local, e).reshape(-1), e)
+    choices = Choices.of(jnp.where((local >= 0) & (local < e), local, e).reshape(-1), e)
     most = m * min(k, e)  # a token goes to different experts
 
     def one(room: int, weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
@@ -69,6 +69,7 @@ def computed(
 
     if ways == 1 or limit is not None or in_microbatch():  # mapped over those, a round could not be left out
         return one(most, weights, tokens, 0)
+    # Devices that XLA splits a product over have the same tokens, and so make the same rounds.
     room = min(most, room_of_a_round(m, k, ways))
     needed = -(-choices.counts.sum() // room)
     return _in_rounds(partial(one, room), weights, tokens, -(-most // room), needed)
@@ -121,7 +122,7 @@ def exchanged(
     room = min(most, room_of_a_round(m, k, ways))
     of_expert = None if limit is None else ways * min(limit, room)
     devices = tokens.experts.reshape(-1) // e
-    _, order, places, counts = _Choices.of(devices, ways)
+    _, order, places, counts = Choices.of(devices, ways)
     starts = jnp.cumsum(counts) - counts
     places -= starts.at[devices].get(mode="clip")  # among those that go to the same device
 
@@ -137,7 +138,7 @@ def exchanged(
         ids = _swapped(jnp.where(is_used, tokens.experts.reshape(-1)[sent] % e, e))
         rows = _swapped(taken(tokens.x, moved))
         came = Tokens(rows, ids[:, None], jnp.ones((ways * room, 1), tokens.weights.dtype))
-        choices = _Choices.of(ids, e)
+        choices = Choices.of(ids, e)
         found = _summed(block, weights, came, choices, 0, ways * room, of_expert, _Used(m * k))
         return returned(_swapped(found), tokens.weights, moved)
 
@@ -179,26 +180,6 @@ def num_experts(weights: PyTree) -> int:
     return jax.tree.leaves(weights)[0].shape[0]
 
 
-class _Choices(NamedTuple):
-    """Choices, sorted by what was chosen."""
-
-    ids: jax.Array
-    """int32[c], the number of what each chose; e for nothing."""
-    order: jax.Array
-    """int32[c], the choices in their order."""
-    places: jax.Array
-    """int32[c], the place of each choice in the order."""
-    counts: jax.Array
-    """int32[e], the number of choices of each."""
-
-    @classmethod
-    def of(cls, ids: jax.Array, e: int) -> "_Choices":
-        """Return the choices that have these numbers, below e."""
-        order = jnp.argsort(ids, stable=True)
-        counts = (ids[:, None] == jnp.arange(e)).sum(0, dtype=jnp.int32)
-        return cls(ids, order, jnp.argsort(order), counts)
-
-
 class _Used(NamedTuple):
     """The choices, on average, for which some devices have rows."""
 
@@ -212,7 +193,7 @@ def _summed(
     block: Block,
     weights: PyTree,
     tokens: Tokens,
-    choices: _Choices,
+    choices: Choices,
     begin: Any,
     room: int,
     slots: int | None,

@@ -13,6 +13,26 @@ import jax
 import jax.numpy as jnp
 
 
+class Choices(NamedTuple):
+    """Choices, sorted by what was chosen."""
+
+    ids: jax.Array
+    """int32[c], the number of what each chose; e for nothing."""
+    order: jax.Array
+    """int32[c], the choices in their order."""
+    places: jax.Array
+    """int32[c], the place of each choice in the order."""
+    counts: jax.Array
+    """int32[e], the number of choices of each."""
+
+    @classmethod
+    def of(cls, ids: jax.Array, e: int) -> "Choices":
+        """Return the choices that have these numbers, below e."""
+        order = jnp.argsort(ids, stable=True)
+        counts = (ids[:, None] == jnp.arange(e)).sum(0, dtype=jnp.int32)
+        return cls(ids, order, jnp.argsort(order), counts)
+
+
 class Places(NamedTuple):
     """Which choice is in each place, and where each choice is."""
 
