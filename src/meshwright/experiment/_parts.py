@@ -97,6 +97,7 @@ def parts_of(
     other_rows: Sequence[PyTree] = (),
     init: Init | None = None,
     loss: Loss | None = None,
+    target: TrainState | None = None,
 ) -> Parts:
     """Return the parts of a run on a mesh. Nothing of the run is compiled.
 
@@ -107,6 +108,7 @@ def parts_of(
       other_rows: Some examples of each other shape that a batch may have.
       init: What is called instead of `init_of(experiment)`, such as one that is traced once.
       loss: What is called instead of `loss_of(experiment)`.
+      target: The state, if it is known of other parts on this mesh.
 
     Raises:
       LayoutError: The parameters do not fit the mesh.
@@ -116,8 +118,9 @@ def parts_of(
     init, loss = init or init_of(experiment), loss or loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)
     layout = Layout(mesh, _rules(experiment, mesh, init, loss, batch), experiment.batch_axis_names)
-    with errors_naming("rules", LayoutError):
-        target = abstract_state(init, experiment.optimizer, layout)
+    if target is None:
+        with errors_naming("rules", LayoutError):
+            target = abstract_state(init, experiment.optimizer, layout)
     with errors_naming("compute_dtype"):
         check_dtypes(experiment.compute_dtype, target.params, "compute_dtype")
     step = make_step(

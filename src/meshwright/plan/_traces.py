@@ -19,10 +19,12 @@ from meshwright.errors import AxisError, LayoutError, UsageError
 from meshwright.experiment import Experiment, Parts, init_of, loss_of, parts_of
 from meshwright.program import bind, evaluate
 from meshwright.sharding import grouped_mesh, in_mesh
-from meshwright.train import Init, key_of
+from meshwright.train import Init, TrainState, key_of
 from meshwright.tree import PyTree
 
 _BOTH = ("data", "fsdp")
+_NOT_IN_STATE = ("microbatches", "pipeline_rounds", "pipeline_schedule", "remat")
+"""Settings that do not change the state."""
 
 
 class Traces:
@@ -33,6 +35,7 @@ class Traces:
         self._rules: dict[Hashable, tuple[Experiment, tuple[Any, ...]]] = {}
         self._named: dict[Hashable, AxisError | None] = {}
         """For losses and axes that a mesh may lack: the error if the loss names the axis."""
+        self._targets: dict[Hashable, tuple[Experiment, TrainState]] = {}
         self._inits: dict[Hashable, tuple[Any, Init]] = {}
         self._functions: dict[tuple[int, ...], tuple[Any, Callable[..., Any]]] = {}
 
@@ -110,7 +113,14 @@ class Traces:
         if experiment.rules is None and key in self._rules:
             experiment = replace(experiment, rules=self._rules[key][1])
         init = self._init(experiment, mesh)
-        parts = parts_of(experiment, mesh, rows, init=init, loss=self._loss(experiment))
+        placed = (
+            _settings(experiment, but=(*_NOT_IN_STATE, "mesh")),
+            tuple(mesh.shape.items()),
+            mesh.axis_types,
+        )
+        _, target = self._targets.get(placed, (None, None))
+        parts = parts_of(experiment, mesh, rows, init=init, loss=self._loss(experiment), target=target)
+        self._targets[placed] = experiment, parts.target
         if parts.layout.rules:
             self._rules[key] = experiment, parts.layout.rules
         return parts
