@@ -303,6 +303,7 @@ def test_no_scores_are_gathered():
     ("asked", "message"),
     [
         ({"top_k": 9}, r"top_k=9: expected a number from 1 to 8"),
+        ({"top_k": 2, "x": jnp.ones((0, 6, 8)), "logits": jnp.ones((0, 6, 8))}, r"no tokens: .* \(0, 6, 8\)"),
         ({"top_k": 2, "capacity": 0.0}, r"capacity=0.0: expected a number above 0"),
         ({"top_k": 2, "capacity": "1"}, r"capacity='1': expected a number above 0"),
         ({"top_k": 2, "logits": jnp.ones((8, 6, 4))}, r"logits \(8, 6, 4\), and experts down \(8, 12, 8\)"),

@@ -26,7 +26,7 @@ from meshwright.sharding import in_microbatch
 
 Dot = Callable[[jax.Array, jax.Array], jax.Array]
 """The product of rows with the matrix of the expert of each row."""
-_SHARE = 4
+_BLOCKS_EACH = 4
 """The mean number of blocks of an expert, of which one has fillers."""
 _COPIED = 2**20
 """The number of elements of copied matrices that are always few enough."""
@@ -69,7 +69,7 @@ class Arranged(NamedTuple):
     @classmethod
     def _sorted(cls, counts: jax.Array, most: int) -> "Arranged":
         ends = jnp.cumsum(counts)
-        return cls(1, ends - counts, _holder(ends, most), partial(_ragged, counts))
+        return cls(1, ends - counts, _experts_of_blocks(ends, most), partial(_ragged, counts))
 
     @classmethod
     def _in_blocks(cls, counts: jax.Array, most: int) -> "Arranged":
@@ -79,7 +79,7 @@ class Arranged(NamedTuple):
         number = _rounded(number, 4)  # so that they can be divided into equal parts
         of_each = -(-counts // size)
         ends = jnp.cumsum(of_each)
-        experts = _holder(ends, number)
+        experts = _experts_of_blocks(ends, number)
         return cls(size, ends - of_each, experts, partial(_blocked, experts))
 
     @classmethod
@@ -93,7 +93,7 @@ class Arranged(NamedTuple):
         return cls(size, jnp.arange(e), jnp.arange(e), _batched)
 
 
-def _holder(ends: jax.Array, number: int) -> jax.Array:
+def _experts_of_blocks(ends: jax.Array, number: int) -> jax.Array:
     """Return the expert of each of a number of blocks, given the end of the blocks of each expert."""
     past = (jnp.arange(number)[:, None] >= ends).sum(1, dtype=jnp.int32)
     return jnp.minimum(past, ends.shape[0] - 1)
@@ -106,11 +106,11 @@ def _block_size(most: int, e: int) -> int:
     """
     if e == 1:
         return most
-    return _rounded(math.ceil(most / (_SHARE * e)), 3)
+    return _rounded(math.ceil(most / (_BLOCKS_EACH * e)), 3)
 
 
 def _rounded(least: int, bits: int) -> int:
-    """Return a number, or the next larger one that is so many bits times a power of two."""
+    """Round up to a number that has at most so many binary digits before its zeros."""
     unit = 1 << max(0, (least - 1).bit_length() - bits)
     return unit * math.ceil(least / unit)
 

@@ -229,6 +229,8 @@ def _check(experts: PyTree, x: jax.Array, logits: jax.Array, top_k: Any, capacit
             f"mw.moe takes x [..., D] and logits [..., E] for E experts: found x {x.shape}, logits "
             f"{logits.shape}, and experts {listed}."
         )
+    if 0 in x.shape[:-1]:
+        raise UsageError(f"mw.moe was given no tokens: x has the shape {x.shape}. It needs one or more.")
     if not isinstance(top_k, int) or not 1 <= top_k <= logits.shape[-1]:
         raise UsageError(f"top_k={top_k!r}: expected a number from 1 to {logits.shape[-1]}, that of experts.")
     if capacity is not None and not (isinstance(capacity, int | float) and 0 < capacity < math.inf):
