@@ -109,7 +109,7 @@ class Traces:
           LayoutError: The parameters do not fit the mesh.
           UsageError: The settings do not fit together.
         """
-        key = _settings(experiment, but=("mesh", "microbatches", "optimizer", "remat"))
+        key = _settings(experiment, but=("mesh", "batch_axis_names", "optimizer", *_NOT_IN_STATE))
         if experiment.rules is None and key in self._rules:
             experiment = replace(experiment, rules=self._rules[key][1])
         init = self._init(experiment, mesh)
@@ -148,11 +148,10 @@ class Traces:
         JAX remembers the derivatives of loops that it has seen.
         """
         loss = self._once((experiment.loss,), lambda: _replayed(experiment.loss))
-        given = replace(experiment, loss=loss)
         if experiment.remat is None:
-            return loss_of(given)
+            return loss_of(replace(experiment, loss=loss))
         of = experiment.loss, experiment.remat, experiment.parameter_noise
-        return self._once(of, lambda: _replayed(loss_of(given)))
+        return self._once(of, lambda: _replayed(loss_of(replace(experiment, loss=loss))))
 
     def _once(self, of: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         """Return a function that is made once, so that JAX traces it once for a mesh and shapes.

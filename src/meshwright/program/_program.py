@@ -169,6 +169,8 @@ def _finder() -> Callable[[Mapping[str, Any]], Iterator[Jaxpr]]:
 def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
     """Yield all equations of a jaxpr; those inside another follow it.
 
+    A jaxpr that several equations call is looked into once.
+
     Args:
       jaxpr: The jaxpr, closed or not.
 
@@ -177,10 +179,17 @@ def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
       >>> [eqn.primitive.name for eqn in mw.program.equations(jaxpr.jaxpr)]
       ['jit', 'sin']
     """
+    return _new_equations(jaxpr, set())
+
+
+def _new_equations(jaxpr: Jaxpr, met: set[int]) -> Iterator[Equation]:
+    """Yield the equations of a jaxpr, and of those inside that are not yet met."""
     for eqn in _open(jaxpr).eqns:
         yield eqn
-        for inner in jaxprs_in(eqn.params):
-            yield from equations(inner)
+        for inner in jaxprs_in(eqn.params) if eqn.params else ():
+            if id(_open(inner)) not in met:
+                met.add(id(_open(inner)))
+                yield from _new_equations(inner, met)
 
 
 def walk(program: Program) -> Iterator[Operation]:

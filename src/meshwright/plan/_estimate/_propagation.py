@@ -8,7 +8,7 @@ Corresponding dimensions have the same letter, as in the rules of the room `prog
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ class Splits(NamedTuple):
     """Letters that are reduced over: if such a dimension is split, each device has a partial sum."""
     known: bool
     """False if the rule of the operation is not known."""
+    alike: bool
+    """True if all operands and results have the same letters, but for scalars."""
 
 
 class Crossing(NamedTuple):
@@ -78,7 +80,9 @@ def _splits(
     def letters(arrays: Iterable[Dims]) -> list[Letters]:
         return [tuple(dim[0] if dim and dim[0] not in whole else None for dim in dims) for dims in arrays]
 
-    return Splits(letters(inputs), letters(outputs), summed, known)
+    of_inputs, of_outputs = letters(inputs), letters(outputs)
+    alike = len({*filter(None, (*of_inputs, *of_outputs))}) <= 1
+    return Splits(of_inputs, of_outputs, summed, known, alike)
 
 
 def _broadcasts(operation: Operation) -> bool:
@@ -91,26 +95,30 @@ def _broadcasts(operation: Operation) -> bool:
 
 
 def _wishes(
-    sides: Iterable[tuple[Value, Letters]], spec: Callable[[Value], Spec]
+    sides: Sequence[tuple[Value, Letters]], specs: Mapping[Value, Spec], *, alike: bool
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Return the axes that each letter has anywhere, those of the largest array first.
 
     Letters that have the same axes everywhere are left out.
+
+    Args:
+      sides: Arrays, and the letters of their dimensions.
+      specs: The specs of those arrays that have any.
+      alike: True if all arrays have the same letters.
     """
-    found, first, differing = [], dict[int, tuple[str, ...]](), set[int]()
-    for value, letters in sides:
-        for letter, axes in zip(letters, spec(value), strict=True):
-            if letter is None:
-                continue
+    given = [specs.get(value) for value, _ in sides]
+    if not any(given) or (alike and given.count(given[0]) == len(given)):
+        return []
+    found, first, differing = [], dict[int | None, tuple[str, ...]](), set[int | None]()
+    for (value, letters), spec in zip(sides, given, strict=True):
+        for letter, axes in zip(letters, spec or ((),) * len(letters), strict=True):
             if first.setdefault(letter, axes) != axes:
                 differing.add(letter)
             if axes:
                 found.append((value, letter, axes))
-    if not differing:
-        return []
-    wishes = [wish for wish in found if wish[1] in differing]
+    wishes = [wish for wish in found if wish[1] in differing and wish[1] is not None]
     wishes.sort(key=lambda wish: -wish[0].nbytes)
-    return [(letter, axes) for _, letter, axes in wishes]
+    return list(dict.fromkeys((letter, axes) for _, letter, axes in wishes))
 
 
 class Propagation:
@@ -164,11 +172,11 @@ class Propagation:
         return self._rules[operation]
 
     def sides(self, operation: Operation) -> list[tuple[Value, Letters]]:
-        """Return all operands and results of an operation without bodies, each with its letters."""
+        """Return the operands and results of an operation without bodies, with letters; no scalars."""
         if operation not in self._sides:
             rule = self.rule(operation)
             letters = (*rule.inputs, *rule.outputs)
-            self._sides[operation] = [*zip(operation.values, letters, strict=True)]
+            self._sides[operation] = [x for x in zip(operation.values, letters, strict=True) if x[1]]
         return self._sides[operation]
 
     def run(self, program: Program) -> None:
@@ -205,7 +213,7 @@ class Propagation:
 
     def _enlist(self, link: Link) -> None:
         self._queue(link)
-        for value in {*link.values} if isinstance(link, Operation) else link[:2]:
+        for value in {x for x, _ in self.sides(link)} if isinstance(link, Operation) else link[:2]:
             self._links[value].append(link)
 
     def _queue(self, link: Link) -> None:
@@ -232,18 +240,24 @@ class Propagation:
                     self._fixed[link.outside] = {*range(len(link.own))} if is_whole else set()
 
     def _spread(self, operation: Operation) -> None:
-        sides = self.sides(operation)
-        for letter, axes in _wishes(sides, self.spec):
+        sides, alike = self.sides(operation), self._rules[operation].alike
+        for letter, axes in _wishes(sides, self.specs, alike=alike):
             for value, letters in sides:
-                if letter in letters:
-                    self._extend(value, letters.index(letter), axes)
+                if letter not in letters:
+                    continue
+                d, spec = letters.index(letter), self.specs.get(value)
+                if not spec or spec[d] != axes:
+                    self._extend(value, d, axes)
 
     def _join(self, tie: Tie) -> None:
         source, target = tie.source, tie.target
+        if not (self.specs.get(source) or self.specs.get(target)):
+            return
         for d in range(min(len(source.shape), len(target.shape))):
             mine, theirs = d + tie.source_stacked, d + tie.target_stacked
-            self._extend(target, theirs, self.spec(source)[mine])
-            self._extend(source, mine, self.spec(target)[theirs])
+            if self.spec(source)[mine] != self.spec(target)[theirs]:
+                self._extend(target, theirs, self.spec(source)[mine])
+                self._extend(source, mine, self.spec(target)[theirs])
 
     def _cross(self, link: Crossing) -> None:
         for d, axes in enumerate(link.within(self.spec(link.outside))):
@@ -254,7 +268,7 @@ class Propagation:
     def _extend(self, value: Value, d: int, axes: tuple[str, ...]) -> None:
         """Split a dimension over the next axes of `axes` that are free, as long as they divide its size."""
         spec = self.spec(value)
-        if d in self._fixed.get(value, ()) or axes[: len(spec[d])] != spec[d] or axes == spec[d]:
+        if axes == spec[d] or d in self._fixed.get(value, ()) or axes[: len(spec[d])] != spec[d]:
             return
         taken = {axis for other, dim in enumerate(spec) for axis in dim if other != d}
         new = spec[d]

@@ -67,7 +67,8 @@ def _depth_first(results: Iterable[Operation], needed: Needed) -> list[Operation
         lengths[operation] = 1 + max((lengths[x] for x in operands), default=0)
 
     def longest_first(operation: Operation) -> Iterator[Operation]:
-        return iter(sorted(needed[operation], key=lambda x: -lengths[x]))
+        operands = needed[operation]
+        return iter(operands if len(operands) < 2 else sorted(operands, key=lambda x: -lengths[x]))
 
     done: dict[Operation, None] = {}
     for result in results:

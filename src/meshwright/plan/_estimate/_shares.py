@@ -6,8 +6,9 @@ to the weights would be cheaper. In a tie, the dimension that exchanges fewest b
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
-from meshwright.plan._estimate._propagation import Propagation, Spec, Splits
+from meshwright.plan._estimate._propagation import Letters, Propagation, Spec, Splits
 from meshwright.program import Operation
 
 Shares = dict[str, int]
@@ -25,12 +26,18 @@ def shares_of(operation: Operation, specs: Propagation) -> Shares:
     }
 
 
-def shared_spec(letters: Iterable[int | None], shares: Shares, like: Spec) -> Spec:
+def shared_spec(letters: Letters, shares: Shares, like: Spec) -> Spec:
     """Return the spec of an operand or result during an operation, with axes in the order of `like`."""
+    return _shared_spec(letters, tuple(shares.items()), like) if shares else ((),) * len(letters)
+
+
+@lru_cache(4096)
+def _shared_spec(letters: Letters, shares: tuple[tuple[str, int], ...], like: Spec) -> Spec:
+    """Return a spec from a cache, as operations in a row often repeat it."""
     of_letter: dict[int | None, list[str]] = {}
     order = [axis for dim in like for axis in dim]
-    for axis in sorted(shares, key=lambda axis: order.index(axis) if axis in order else len(order)):
-        of_letter.setdefault(shares[axis], []).append(axis)
+    for axis, letter in sorted(shares, key=lambda x: order.index(x[0]) if x[0] in order else len(order)):
+        of_letter.setdefault(letter, []).append(axis)
     return tuple([tuple(of_letter.get(letter, ())) for letter in letters])
 
 
@@ -38,7 +45,7 @@ def _letters(operation: Operation, specs: Propagation) -> dict[str, list[int]]:
     """Return for each axis the letters that most operands and results want on it; several in a tie."""
     votes: dict[str, dict[int, int]] = {}
     for value, letters in specs.sides(operation):
-        for letter, axes in zip(letters, specs.spec(value), strict=True):
+        for letter, axes in zip(letters, specs.specs.get(value, ()), strict=False):  # none: it is not split
             for axis in axes:
                 of_axis = votes.setdefault(axis, {})
                 if letter is not None:
