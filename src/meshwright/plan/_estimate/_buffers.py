@@ -10,6 +10,8 @@ from collections.abc import Container, Iterable
 
 from meshwright.program import Memory, Operation, Program, Value, known_of
 
+_WHOLE = (Memory.WHOLE, Memory.IN_PLACE)
+
 
 class Buffers:
     """The stored values of a program, without those of its loop bodies."""
@@ -37,9 +39,10 @@ class Buffers:
                 self._roots[operation.outputs[0]] = self.root(operation.inputs[0])
         self._held = set(map(self.root, (*program.inputs, *kept, *exchanged)))
         for operation in program.operations:
-            if is_whole(operation):
+            memory = known_of(operation).memory
+            if memory in _WHOLE:
                 self._held.update(map(self.root, operation.values))
-            elif known_of(operation).memory in (Memory.WRITTEN, Memory.REDUCED):
+            elif memory in (Memory.WRITTEN, Memory.REDUCED):
                 self._held.update(operation.outputs)
         self._held |= _costly(program)
         self._held -= _added(program, carried)
@@ -49,14 +52,19 @@ class Buffers:
             read = self.sources(operation)
             if known_of(operation).memory is Memory.REDUCED:
                 self._reduced |= read
-            self._read |= {value: read for value in operation.outputs if self.root(value) not in self._held}
+            for value in operation.outputs:
+                if self.root(value) not in self._held:
+                    self._read[value] = read
 
     def sources(self, operation: Operation) -> set[Value]:
         """Return the stored values that an operation reads, directly or through fused operations."""
         found: set[Value] = set()
         for value in operation.inputs:
-            root = self.root(value)
-            found |= {root} if root in self._held else self._read.get(value, set())
+            root = self._roots.get(value, value)
+            if root in self._held:
+                found.add(root)
+            elif value in self._read:
+                found |= self._read[value]
         return found
 
     def replaceable(self, operation: Operation) -> set[Value]:
@@ -76,7 +84,7 @@ class Buffers:
         last = {}
         for i, operation in enumerate(self._program.operations):
             if is_whole(operation) or self.makes(operation):
-                last |= dict.fromkeys(self.sources(operation), i)
+                last.update(dict.fromkeys(self.sources(operation), i))
         return last | dict.fromkeys(map(self.root, kept), len(self._program.operations))
 
     def root(self, value: Value) -> Value:
@@ -126,4 +134,4 @@ def _is_costly(operation: Operation) -> bool:
 
 def is_whole(operation: Operation) -> bool:
     """Return whether XLA fuses nothing into an operation."""
-    return known_of(operation).memory in (Memory.WHOLE, Memory.IN_PLACE)
+    return known_of(operation).memory in _WHOLE

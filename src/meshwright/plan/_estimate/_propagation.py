@@ -200,7 +200,7 @@ class Propagation:
             return self.crossings(operation)
         if operation.bodies:
             return (*operation.entering, *operation.leaving, *operation.carried)
-        return (operation,) if any(x.shape for x in operation.values) else ()
+        return (operation,) if self.sides(operation) else ()
 
     def crossings(self, operation: Operation) -> Iterator[Crossing]:
         """Yield the operands of a `shard_map` and then its results, each outside and inside."""
