@@ -221,7 +221,7 @@ def test_a_gradient_of_a_gradient_is_that_of_the_definition():
     found, expected = (
         jax.jit(jax.grad(partial(steepness, of)))(*inputs) for of in (partial(mw.moe, top_k=2), every_expert)
     )
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), found, expected)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), found, expected)
 
 
 @pytest.mark.slow
