@@ -185,7 +185,7 @@ def test_rows_that_fill_blocks_give_no_gradient_that_is_not_a_number(first):
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradients(of)(*arrays())))
 
 
-@pytest.mark.parametrize("of_inputs", [arrays, wide_arrays])
+@pytest.mark.parametrize("of_inputs", [arrays, pytest.param(wide_arrays, marks=pytest.mark.slow)])
 def test_it_has_gradients_inside_a_shard_map_of_the_user(of_inputs):
     inputs = of_inputs(8)
     of = lambda experts, x, logits: mw.moe(block, experts, x, logits, top_k=2)[0]
