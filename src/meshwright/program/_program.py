@@ -186,7 +186,7 @@ def _new_equations(jaxpr: Jaxpr, met: set[int]) -> Iterator[Equation]:
     """Yield the equations of a jaxpr, and of those inside that are not yet met."""
     for eqn in _open(jaxpr).eqns:
         yield eqn
-        for inner in jaxprs_in(eqn.params) if eqn.params else ():
+        for inner in jaxprs_in(eqn.params):
             if id(_open(inner)) not in met:
                 met.add(id(_open(inner)))
                 yield from _new_equations(inner, met)
