@@ -1,11 +1,13 @@
 # Each target sets up what it needs and is instant when nothing changed.
 #   make demo    train a real model on a mesh, kill it, and watch it continue
 #   make test    lint, types and the suite, on as many processes as there are cores
-#   make test-newest   the suite, the pages and the slow tests on the newest Python found, where that is another
+#   make test-oldest   imports, formats, checkpoints and what depends on versions, on the oldest Python found
+#   make test-slow   tests of some seconds whose parts `make test` tries
+#   make test-share   as many of these as MINUTES=8 have time for; first those near what changed last
 #   make test-pages   run the code of the site's pages
-#   make test-slow   tests of some seconds whose parts `make test` tries, and further cases that are alike
 #   make test-notebooks   the notebooks of the docs, in a real kernel
 #   make test-clusters   runs on a real SLURM and a real Ray of three nodes on this machine, and pods of a JobSet
+#   make nightly   all slow tests, pages, further cases that are alike and faults planted in the code
 #   make notebooks   run them and keep their outputs
 #   make test-others   tests that read checkpoints of other systems, which are not in the repository (OTHERS=FOLDER)
 #   make lint    ruff and the type checker
@@ -15,20 +17,42 @@
 #   make dist    the wheel and the sdist, into dist/, the same bytes for the same commit
 #   make test-dist   build them twice, install the wheel into fresh environments, and train with it
 #   make bench   the measurements behind the README's claims
-#   make setup   only the environment
+#   make setup   only the environment; make environments: those of all targets but bench
+# The Python is the newest that is found and has packages; PYTHON=/path/to/python3 names another.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 KILLS ?= 5000
+MINUTES ?= 8
 LOCKS := requirements/dev.txt
+SETUP = sh scripts/setup $(VENV) "$(PYTHON)" $(LOCKS)
+# Each process has a share of the files, and takes over from another when it is done with them. There is one more
+# than cores, since many tests wait for programs that they start.
+PARALLEL = -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 8 --dist worksteal --durations 10
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-pages test-slow test-clusters test-notebooks notebooks test-newest test-others lint types soak docs dist test-dist bench bench-accelerator lock clean
+.PHONY: setup setup-oldest setup-docs setup-notebooks setup-clusters environments demo lint test test-oldest test-slow test-share test-pages test-notebooks test-clusters nightly notebooks test-others types soak docs dist test-dist bench bench-accelerator lock clean
 
-setup: $(VENV)/.ready
+setup:
+	@$(SETUP)
 
-$(VENV)/.ready: $(LOCKS) pyproject.toml scripts/setup
-	@python="$(PYTHON)"; [ -n "$$python" ] || python=$$(sh scripts/find_python) && sh scripts/setup $(VENV) "$$python" $(LOCKS)
+setup-oldest: setup
+	@python=$$(sh scripts/find_python oldest); \
+	if [ "$$("$$python" -V)" = "$$($(BIN)/python -V)" ]; then rm -rf .venv-oldest; \
+	else sh scripts/setup .venv-oldest "$$python" $(LOCKS); fi
+
+# Reads the sources, so it needs neither JAX nor the package.
+setup-docs:
+	@sh scripts/setup --without-project .venv-docs "$(PYTHON)" requirements/docs.txt
+
+# A kernel and what it needs stay out of the environment that tests run in, and so does Ray.
+setup-notebooks:
+	@sh scripts/setup .venv-notebooks "$(PYTHON)" $(LOCKS) requirements/notebooks.txt
+
+setup-clusters:
+	@sh scripts/setup .venv-clusters "$(PYTHON)" $(LOCKS) requirements/clusters.txt
+
+environments: setup setup-oldest setup-docs setup-notebooks setup-clusters
 
 demo: setup
 	@$(BIN)/meshwright demo digits --kill
@@ -38,31 +62,33 @@ lint: setup
 
 test: lint
 	@sh scripts/programs
-	@$(MAKE) --no-print-directory test-here
+	$(BIN)/python -m pytest $(PARALLEL)
 
-# Each process has a share of the files, and takes over from another when it is done with them. There is one more
-# than cores, since many tests wait for programs that they start.
-test-here: setup
-	$(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 8 --dist worksteal $(MARKS)
-
-test-pages: setup
-	$(BIN)/python -m pytest -m pages
-
-# Ray stays out of the environment that tests run in.
-test-clusters:
-	@sh scripts/programs
-	@$(MAKE) --no-print-directory VENV=.venv-clusters LOCKS="$(LOCKS) requirements/clusters.txt" setup
-	.venv-clusters/bin/python -m pytest -m clusters -rs tests/clusters
+# What must hold on the oldest Python, where that is another one.
+OLDEST = tests/formats tests/checkpoint
+test-oldest: setup-oldest
+	@if [ -d .venv-oldest ]; then .venv-oldest/bin/python -m pytest $(PARALLEL) $(OLDEST); \
+	else echo "One Python alone was found, $$($(BIN)/python -V): make test has tested it."; fi
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	@sh scripts/programs
+	$(BIN)/python -m pytest $(PARALLEL) -m slow --write-seconds
 
-# Python 3.11 ends at jax 0.10; most users have a newer Python, and with it a newer jax.
-test-newest:
-	@python=$$(sh scripts/find_python newest); \
-	if [ -n "$$python" ] && [ "$$($$python -V)" != "$$($(BIN)/python -V)" ]; then \
-	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" \
-	    MARKS='-m "not others and not long and not types and not notebooks and not clusters"' test-here; fi
+test-share: setup
+	@sh scripts/programs
+	$(BIN)/python -m pytest $(PARALLEL) -m slow --share-minutes $(MINUTES)
+
+test-pages: setup
+	@sh scripts/programs
+	$(BIN)/python -m pytest $(PARALLEL) -m pages
+
+nightly: setup
+	@sh scripts/programs
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow or nightly or pages"
+
+test-clusters: setup-clusters
+	@sh scripts/programs
+	.venv-clusters/bin/python -m pytest -m clusters -rs tests/clusters
 
 types: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/types.txt
@@ -75,13 +101,8 @@ soak: setup
 	SOAK=1 $(BIN)/python -m pytest -m "soak or long" -o timeout=0
 	KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash -o timeout=0
 
-# Reads the sources, so it needs neither JAX nor the package.
-docs: .venv-docs/.ready
+docs: setup-docs
 	@NO_MKDOCS_2_WARNING=1 nice .venv-docs/bin/mkdocs build
-
-.venv-docs/.ready: requirements/docs.txt
-	@python="$(PYTHON)"; [ -n "$$python" ] || python=$$(sh scripts/find_python) && "$$python" -m venv --clear .venv-docs
-	@.venv-docs/bin/python -m pip install -qq --disable-pip-version-check -r requirements/docs.txt && touch $@
 
 dist: setup
 	@sh scripts/dist $(BIN)/python dist
@@ -89,14 +110,11 @@ dist: setup
 test-dist: setup
 	@sh scripts/test_dist $(BIN)/python
 
-# A kernel and what it needs stay out of the environment that tests run in.
-test-notebooks:
-	@$(MAKE) --no-print-directory VENV=.venv-notebooks LOCKS="$(LOCKS) requirements/notebooks.txt" setup
+test-notebooks: setup-notebooks
 	.venv-notebooks/bin/python -m pytest -m notebooks tests/notebooks
 
 # Run the notebooks of the docs anew and keep their outputs.
-notebooks:
-	@$(MAKE) --no-print-directory VENV=.venv-notebooks LOCKS="$(LOCKS) requirements/notebooks.txt" setup
+notebooks: setup-notebooks
 	.venv-notebooks/bin/python scripts/run_notebooks docs/notebooks/*.ipynb
 
 # The library that we are measured against stays out of the environment that tests run in.
@@ -120,4 +138,4 @@ lock: setup
 	  requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-bench .venv-docs .venv-notebooks .venv-clusters .compiled build dist site
+	rm -rf .venv .venv-oldest .venv-bench .venv-docs .venv-notebooks .venv-clusters .compiled build dist site

@@ -25,6 +25,7 @@ from hypothesis import settings
 
 import compiling
 import meshwright as mw
+import slow_share
 from formats.readers.real import FIXTURES
 from soak import SEED
 from states import make_state, over_processes, same_bytes, save, state  # noqa: F401 - fixtures
@@ -82,9 +83,14 @@ def pytest_collection_finish(session):
         )
 
 
-def pytest_configure():
+def pytest_addoption(parser):
+    slow_share.add_options(parser)
+
+
+def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" not in os.environ:
         compiling.tidy(COMPILED)
+    slow_share.configure(config)
 
 
 def pytest_terminal_summary(terminalreporter):

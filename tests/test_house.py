@@ -10,53 +10,10 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from layers import FLOORS, GROUND, VERSION
 
 PACKAGE = Path(mw.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-VERSION = {"_version", "__version__"}
-GROUND = {
-    "arguments",
-    "crc32",
-    "collector",
-    "corpus",
-    "crc32c",
-    "deep_calls",
-    "description",
-    "docstrings",
-    "documents",
-    "durable",
-    "errors",
-    "events",
-    "lines",
-    "old_names",
-    "patterns",
-    "storage",
-    "protobufs",
-    "shown",
-    "tables",
-    "times",
-    "tokens",
-    "tree",
-    "unknown_arguments",
-    "process",
-    "board",
-    "when",
-} | VERSION
-FLOORS = [
-    GROUND,
-    {"program", "hlo", "machine"},
-    {"sharding", "input", "metrics", "arrays", "profile"},
-    {"train", "checkpoint", "nn"},
-    {"formats", "adapters", "predict", "generation"},
-    {"models", "report", "evaluation", "exports", "server"},
-    {"engine"},
-    {"experiment", "deployer", "functions"},
-    {"predictor", "plan", "replay"},
-    {"trainer", "tuning"},
-    {"demo", "launch"},
-    {"cli"},
-    {"__main__"},
-]
 MAY_IMPORT = {
     # train is handed its save and its data; it knows neither checkpoints nor sources.
     "train": {"program", "sharding", "metrics"},
