@@ -7,7 +7,6 @@ GROUND = {
     "collector",
     "corpus",
     "crc32c",
-    "deep_calls",
     "description",
     "docstrings",
     "documents",

@@ -3,7 +3,6 @@
 from typing import Any
 
 from meshwright.collector import collector_paused
-from meshwright.deep_calls import with_room
 from meshwright.errors import AxisError, UsageError
 from meshwright.plan._changes import (
     LAYER_REMATS,
@@ -29,7 +28,6 @@ OFFLOADED_REMAT = "layers:offload_dots_no_batch"
 """The policy that keeps activations in the host's memory."""
 
 
-@with_room
 def search(site: Site) -> list[Change]:
     """Return meshes and settings, the best first: those that fit before those that do not, then by time.
 
