@@ -14,7 +14,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 OF_DIGITS = [
     name for name in EXAMPLES if name.startswith(("digits", "batch_norm")) or name == "finetune.py"
 ]  # others have their tests
-GOLDEN = json.loads((ROOT / "tests/golden/5ef2e64/losses.json").read_text())["examples"]
+GOLDEN = json.loads((ROOT / "tests/golden/losses.json").read_text())["losses"]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def test_an_example_learns_the_digits(name, printed):
 # The others are left to `tests/golden/make.py`: finetune.py prints no loss, and the rounding of convolutions
 # in batch_norm.py, which depends on flags of XLA, grows to a hundredth of its loss.
 @pytest.mark.parametrize("name", [in_every_test(name) for name in OF_DIGITS if name.startswith("digits")])
-def test_an_example_comes_to_the_loss_that_it_came_to_at_5ef2e64(name, printed):
+def test_an_example_comes_to_the_loss_that_it_is_recorded_with(name, printed):
     loss = float(re.search(r"loss ([\d.]+)", printed(name))[1])
-    assert loss == pytest.approx(GOLDEN[name.removesuffix(".py")]["fit 0"]["end"]["loss"], rel=1e-5)
+    assert loss == pytest.approx(GOLDEN[name.removesuffix(".py")], rel=1e-5)
 
 
 @pytest.mark.slow

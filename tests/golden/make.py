@@ -1,12 +1,10 @@
-"""Keep what one commit computes and wrote, and hold another against it.
+"""Keep what this version computes and writes, and compare two versions on one machine.
 
     python tests/golden/make.py compare --a OLD/src --b NEW/src    # on this machine, to the bit
-    python tests/golden/make.py examples --src SRC OUT             # losses.json and leaves.json
-    python tests/golden/make.py runs --src SRC OUT                 # two small run directories
+    python tests/golden/make.py record                             # losses.json, run.json and run/, anew
 
-SRC is the folder that holds `meshwright`; beside it lie the `examples` and `tests` that belong to it, and
-examples are run by the words of that commit. The programs in `programs/` speak the words of the library
-beside them. To run a commit that has other words, give `runs` the programs of that commit by `--programs`.
+A source tree is a folder that holds `meshwright`. Beside it lie the `examples` and `tests` that belong to it,
+and its examples are run by the words of its own `make.py`.
 """
 
 import argparse
@@ -24,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+SRC = HERE.parents[1] / "src"
+RECORDED = ("digits", "digits_equinox", "digits_linen", "digits_nnx")
+"""The examples whose losses are in `losses.json`."""
 STDLIB_FILE = json.__file__
 """A text of some length to learn, the same for all commits."""
 
@@ -92,17 +93,6 @@ def _beside(src: Path) -> Path:
     return found if found.is_dir() else HERE
 
 
-def examples(src: Path, out: Path, names: list[str]) -> None:
-    """Write the losses and leaves of examples, and what they were computed with."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = {name: example(src, Path(folder), name) for name in names}
-    versions = "import jax, json, platform as p; print(json.dumps([jax.__version__, p.python_version()]))"
-    jax, python = json.loads(run(src, out, "-c", versions))
-    for part in ("losses", "leaves"):
-        document = {"jax": jax, "python": python, "examples": {name: found[name][part] for name in names}}
-        _write(out / f"{part}.json", document)
-
-
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield where b differs from a, and both values. What only b has is no difference."""
     for name in a:
@@ -143,28 +133,31 @@ def _count(values: Any) -> int:
     return sum(map(_count, values.values())) if isinstance(values, dict) else 1
 
 
-def runs(src: Path, out: Path, programs: Path) -> None:
-    """Write two run directories of 12 steps, their leaves, and what the next 8 steps of each come to."""
-    _both(src, out, programs, 12)
-    found = {
-        name: {"leaves": _read(src, out / name)["leaves"]["checkpoints"]} for name in ("small", "trained")
-    }
+def record() -> None:
+    """Write the losses of examples, a run of 4 steps, digests of its arrays, and its reports to step 6."""
     with tempfile.TemporaryDirectory() as folder:
-        further = Path(folder)
-        for name in found:
-            shutil.copytree(out / name, further / name)
-        _both(src, further, programs, 20)
-        for name in found:
-            found[name]["continued"] = _read(src, further / name)["losses"]["."]
-    _write(out / "runs.json", found)
-    for name in found:
-        without_this_machine(out / name, src.resolve().parent)
+        ends = {name: example(SRC, Path(folder), name)["losses"]["fit 0"]["end"] for name in RECORDED}
+    versions = "import jax, json, platform as p; print(json.dumps([jax.__version__, p.python_version()]))"
+    jax, python = json.loads(run(SRC, HERE, "-c", versions))
+    _write(
+        HERE / "losses.json",
+        {"jax": jax, "python": python, "losses": {name: end["loss"] for name, end in ends.items()}},
+    )
+    shutil.rmtree(HERE / "run", ignore_errors=True)
+    _train(HERE, 4)
+    recorded = {"leaves": _read(SRC, HERE / "run")["leaves"]["checkpoints"]}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(HERE / "run", Path(folder) / "run")
+        _train(Path(folder), 6)
+        recorded["reports"] = _read(SRC, Path(folder))["losses"]["run"]
+    _write(HERE / "run.json", recorded)
+    (HERE / "run" / "report.html").unlink()  # it is made from the other files
+    without_this_machine(HERE / "run", SRC.parent)
 
 
-def _both(src: Path, cwd: Path, programs: Path, steps: int) -> None:
-    words = ("train", "small:experiment", "workdir=small", f"steps={steps}")
-    run(src, cwd, "-m", "meshwright", *words, also=programs)
-    run(src, cwd, programs / "trained.py", "trained", str(steps), also=programs)
+def _train(cwd: Path, steps: int) -> None:
+    words = ("train", "small:experiment", "workdir=run", f"steps={steps}")
+    run(SRC, cwd, "-m", "meshwright", *words, also=HERE / "programs")
 
 
 def _read(src: Path, folder: Path) -> dict[str, Any]:
@@ -206,21 +199,12 @@ def main() -> int:
     of_two = commands.add_parser("compare")
     of_two.add_argument("--a", type=Path, required=True)
     of_two.add_argument("--b", type=Path, required=True)
-    of_examples, of_runs = commands.add_parser("examples"), commands.add_parser("runs")
-    for each in (of_examples, of_runs):
-        each.add_argument("--src", type=Path, required=True)
-        each.add_argument("out", type=Path)
-    for each in (of_two, of_examples):
-        each.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    of_runs.add_argument("--programs", type=Path, default=HERE / "programs")
+    of_two.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    commands.add_parser("record")
     options = parser.parse_args()
     if options.command == "compare":
         return int(compare(options.a, options.b, options.only) > 0)
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.command == "examples":
-        examples(options.src, options.out, options.only)
-    else:
-        runs(options.src, options.out, options.programs.resolve())
+    record()
     return 0
 
 
