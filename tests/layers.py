@@ -14,7 +14,6 @@ GROUND = {
     "errors",
     "events",
     "lines",
-    "old_names",
     "patterns",
     "storage",
     "protobufs",

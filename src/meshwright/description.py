@@ -7,7 +7,6 @@ import ast
 import re
 from dataclasses import dataclass
 
-from meshwright import old_names
 from meshwright.docstrings import documented
 
 
@@ -29,14 +28,9 @@ class Difference:
 
 
 def values(text: str) -> dict[str, str]:
-    """Return the values by dotted path. Each argument of a call such as `adamw(b1=0.9)` has its own path.
-
-    Settings that an older version wrote have today's paths.
-    """
+    """Return the values by dotted path. Each argument of a call such as `adamw(b1=0.9)` has its own path."""
     rows = (line.partition(" = ") for line in text.splitlines())
-    return {
-        old_names.setting(path): value for name, _, said in rows for path, value in _taken_apart(name, said)
-    }
+    return {path: value for name, _, said in rows for path, value in _taken_apart(name, said)}
 
 
 def differences(a: str, b: str) -> list[Difference]:

@@ -125,7 +125,7 @@ def test_a_guard_of_some_parameters_lets_no_others_diverge(tmp_path):
 
 
 def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path, monkeypatch):
-    """Others may have saved it so: an earlier version, or a loop of one's own."""
+    """Others may have saved it so, as a loop of one's own."""
     with monkeypatch.context() as unjudged:
         unjudged.setattr("meshwright.engine._open_run.check_finite", lambda *_: lambda *_: None)
         mw.run(described(tmp_path, bad(4), max_steps=4))

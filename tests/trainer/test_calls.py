@@ -8,7 +8,6 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import DivergedError, Interrupted, UsageError
-from meshwright.trainer._calls import Finished
 from trainer.runs import EXAMPLES, arrays, deployer, fit, reports, trainer
 from trainer.test_resume import Crash, at, crash, sigterm
 
@@ -254,13 +253,3 @@ def test_settings_that_changed_are_told_where_nothing_is_left_to_train_too(tmp_p
     fit(again, epochs=1)
     assert any("settings differ" in line and "-0.1 → -0.5" in line for line in said)
     assert "asks for no more steps" in said[-1]
-
-
-def test_a_position_of_before_which_tells_all_of_all_calls_is_read_and_shortened():
-    calls = [{"fingerprint": str(i), "asked": "epochs=1", "step": i, "scores": {}} for i in range(1, 151)]
-    known = Finished.saved_in({"call": 151, "finished": calls})
-    assert known.about(1) == calls[0]
-    shortened = known.then(151, calls[0])
-    assert (shortened.num_older, len(shortened.newest)) == (51, 100)
-    assert Finished.saved_in(shortened.to_save()) == shortened
-    assert shortened.about(52) == calls[51]

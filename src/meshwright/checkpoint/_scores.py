@@ -5,7 +5,6 @@ from contextlib import suppress
 from numbers import Real
 from typing import Literal
 
-from meshwright import old_names
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import read_manifest
 from meshwright.errors import CheckpointError
@@ -31,7 +30,7 @@ def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None
     for step in _directory.complete_steps(directory):
         with suppress(CheckpointError):
             path = _directory.step_path(directory, step)
-            found[step] = known[step] if step in known else old_names.both(read_manifest(path).scores)
+            found[step] = known[step] if step in known else read_manifest(path).scores
     return found
 
 
@@ -76,7 +75,7 @@ def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
       >>> mw.checkpoint.mode_of("test/accuracy", {})
       'max'
     """
-    told = (mode for _, score, mode in _mentioned(settings) if score == old_names.score(name))
+    told = (mode for _, score, mode in _mentioned(settings) if score == name)
     if (mode := next(told, None)) is not None:
         return mode
     called = name.rpartition("/")[2].lower()
@@ -90,7 +89,7 @@ def _mentioned(settings: Mapping[str, str]) -> Iterator[tuple[str, str, Mode]]:
         beside = path.removesuffix("metric")
         # Where a policy reads TensorBoard's files, its score is not among those of checkpoints.
         is_policy = path.endswith(".metric") and settings.get(f"{beside}events") in (None, "None")
-        score = f"eval/{path.removeprefix(_BEST)}" if path.startswith(_BEST) else old_names.score(value[1:-1])
+        score = f"eval/{path.removeprefix(_BEST)}" if path.startswith(_BEST) else value[1:-1]
         mode = value if path.startswith(_BEST) else settings.get(f"{beside}mode") if is_policy else None
         if mode in _MODES:
             yield path, score, _MODES[mode]

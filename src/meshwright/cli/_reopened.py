@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright import old_names
 from meshwright.cli._target import as_module
 from meshwright.cli._vouched import Purpose, check_is_experiment, check_vouched
 from meshwright.documents import parse_object
@@ -48,8 +47,7 @@ def reopened(options: argparse.Namespace, purpose: Purpose) -> Reopened:
     origin = _origin(options.path, purpose)
     named = options.target and as_module(options.target)
     check_vouched(options.path, origin, named, purpose)
-    saved = {old_names.setting(name): value for name, value in origin["settings"].items()}
-    settings = {**saved, "workdir": str(options.path), **options.settings}
+    settings = {**origin["settings"], "workdir": str(options.path), **options.settings}
     if missing := [name for name, text in settings.items() if text == SECRET]:
         raise OverrideError(
             f"{missing[0]} is a secret, and runs do not store secrets. Give it again: {missing[0]}=VALUE."

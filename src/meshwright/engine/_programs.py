@@ -60,5 +60,5 @@ def _known_by(training: Training) -> str:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         return parse_object(read_file(path))
-    except (OSError, ValueError):  # of an older version, or damaged: there is nothing to compare with
+    except (OSError, ValueError):  # missing or damaged: there is nothing to compare with
         return {}

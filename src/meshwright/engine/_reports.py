@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 import meshwright
-from meshwright import old_names, process
+from meshwright import process
 from meshwright.engine._evaluations import Evaluations, seconds_of
 from meshwright.engine._messages import line_printer
 from meshwright.engine._open_run import OpenRun
@@ -224,5 +224,5 @@ def read_reports(directory: Path | None, *, until: int) -> dict[int, dict[str, f
     path = directory / "metrics.jsonl"
     found: dict[int, dict[str, float]] = {}
     for report in process.on_lead(lambda: read_jsonl(path) if path.exists() else []):
-        found.setdefault(int(report["step"]), {}).update(old_names.both(report))
+        found.setdefault(int(report["step"]), {}).update(report)
     return {step: values for step, values in found.items() if step <= until}

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
-from meshwright import old_names
 from meshwright.checkpoint import Mode
 from meshwright.docstrings import documented
 
@@ -95,7 +94,7 @@ def history_of(reports: Iterable[Report]) -> History:
             sizes = {name: value for name, value in report.items() if name not in ("step", "time")}
         else:
             for name in report.keys() - {"step", "time"}:
-                points = series.setdefault(old_names.score(name), Series(array("q"), array("d")))
+                points = series.setdefault(name, Series(array("q"), array("d")))
                 points.steps.append(int(report["step"]))
                 points.values.append(report[name])
         if _AT_START in report or not ends:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright import description, old_names
+from meshwright import description
 from meshwright.checkpoint import mode_of
 from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
@@ -127,7 +127,7 @@ class Run:
     def chosen(self) -> list[str]:
         """The names of the scores that the user chose, to keep checkpoints by or to end the run."""
         told = [value.strip("'") for path, value in self.settings.items() if path.endswith(".metric")]
-        return [name for name in dict.fromkeys(map(old_names.score, told)) if name in self.scores]
+        return [name for name in dict.fromkeys(told) if name in self.scores]
 
     @property
     def main_score(self) -> str | None:
@@ -232,7 +232,7 @@ def _typed_in(files: "_Files") -> tuple[str | None, dict[str, str]]:
     typed: dict[str, str] = {}
     for told in (origin.get("defaults"), origin.get("settings")):
         found = told.items() if isinstance(told, dict) else ()
-        given = {old_names.setting(name): value for name, value in found if isinstance(value, str)}
+        given = {name: value for name, value in found if isinstance(value, str)}
         typed = given | {name: value for name, value in typed.items() if name not in given}
     typed.pop("workdir", None)
     function = origin.get("target")
