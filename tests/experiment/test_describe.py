@@ -1,6 +1,5 @@
 """An experiment as text, and in what two of them differ."""
 
-import dataclasses
 import functools
 import os
 import re
@@ -53,9 +52,8 @@ def test_the_digits_are_described_as_they_were():
     assert ours == GOLDEN.read_text().splitlines()
 
 
-@pytest.mark.parametrize("demo", [digits, text])
-def test_nothing_of_ours_in_a_demo_is_a_nameless_function(demo):
-    assert not re.search(r"meshwright[\w.]*<lambda>", describe(demo.experiment()))
+def test_nothing_of_ours_in_a_demo_is_a_nameless_function():
+    assert not re.search(r"meshwright[\w.]*<lambda>", describe(text.experiment()))
 
 
 def test_settings_are_on_lines_of_their_own_under_their_paths():
@@ -74,14 +72,8 @@ def test_a_lambda_shows_the_defaults_it_was_made_with():
     assert of(lambda key, width=7, other=None: init(key, width)).endswith("<lambda>(width=7)")
 
 
-@pytest.mark.parametrize("partial", [functools.partial, jax.tree_util.Partial])
-def test_a_partial_shows_its_arguments_by_name(partial):
-    assert of(partial(init, width=3)) == f"{__name__}.init(width=3)"
-    assert of(partial(init, None, width=3)) == f"{__name__}.init(key=None, width=3)"
-
-
-def test_a_function_that_jax_wraps_is_shown_by_its_own_name():
-    assert of(jax.jit(init)) == f"{__name__}.init"
+def test_a_partial_shows_its_arguments_by_name():
+    assert of(functools.partial(init, None, width=3)) == f"{__name__}.init(key=None, width=3)"
 
 
 def test_a_model_of_a_library_is_shown_as_it_was_given():
@@ -106,41 +98,17 @@ def test_a_function_that_another_closes_over_is_shown_below_it_and_a_circle_ends
     assert said[-2:] == ["model.helper.helper = …", "model.helper.width = 5"]
 
 
-def test_a_choice_between_functions_is_shown():
-    def one(key):
-        return init(key)
-
-    chosen = one
-    assert of(lambda key: chosen(key)).endswith(".one)")
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (1e-4, "0.0001"),
-        (np.float32(0.5), "float32(0.5)"),
         (jnp.ones((2, 3)), "float32[2, 3]"),
-        (jnp.bfloat16, "jax.numpy.bfloat16"),
-        (np.dtype("int8"), "int8"),
-        ([1, [2, None]], "[1, [2, None]]"),
-        ({10, 9}, "[9, 10]"),
-        (jax.sharding.PartitionSpec("fsdp", None), "P('fsdp', None)"),
         ("x" * 1000, "<str of 1000>"),
-        (list(range(1000)), "<list of 1000>"),
-        ([{"x": 1}], "<list of 1>"),
         (object(), "<builtins.object>"),
         pytest.param(f"of {object()}", "'of <object object>'", id="a text with an address"),
-        (Path("a/b"), "'a/b'"),
     ],
 )
 def test_values_are_shown_without_addresses_and_without_data(value, shown):
     assert of(lambda key: (key, value)).endswith(f"<lambda>(value={shown})")
-
-
-def test_a_cycle_ends():
-    ring = []
-    ring.append(lambda key: ring)
-    assert lines("model", ring[0])[-1].endswith(" = …")
 
 
 def test_objects_that_refer_to_each_other_make_no_endless_text():
@@ -164,46 +132,18 @@ def test_a_chain_shows_its_transformations_and_their_numbers():
     ]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "numbers"),
-    [
-        (optax.cosine_decay_schedule(3e-3, 900), ("init_value=0.003", "decay_steps=900")),
-        (mw.train.schedule("cosine", peak=3e-3, max_steps=900), ("peak=0.003", "steps=900")),
-    ],
-)
-def test_a_schedule_shows_its_numbers(schedule, numbers):
-    said = "\n".join(lines("optimizer", optax.adamw(schedule, b2=0.95)))
-    assert all(number in said for number in ("b2=0.95", *numbers))
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [optax.cosine_decay_schedule(3e-3, 900), mw.train.schedule("cosine", peak=3e-3, max_steps=900)],
-)
-def test_a_schedule_does_not_differ_after_it_was_called(schedule):
+def test_a_schedule_does_not_differ_after_it_was_called():
     """Optax turns the steps of its own into a float then."""
+    schedule = optax.cosine_decay_schedule(3e-3, 900)
     before = describe(experiment(optimizer=optax.adamw(schedule)))
     schedule(3)
     assert differences(before, experiment(optimizer=optax.adamw(schedule))) == []
 
 
-@pytest.mark.parametrize(
-    ("tx", "numbers"),
-    [
-        (
-            mw.train.skip_exploding(optax.sgd(0.25), mw.train.mean_plus_std(6)),
-            ("step_size=-0.25", "stds=6", "after=100"),
-        ),
-        (mw.train.by_path([("b", optax.sgd(0.25)), (".*", optax.sgd(0.5))]), ("'b'", "-0.25", "-0.5")),
-        (mw.Trainable("lora", optax.sgd(0.25)), ("trainable = 'lora'", "-0.25")),
-        (mw.train.update_rules([("enc/.*", "none")], optax.sgd(0.25)), ("[['enc/.*', 'none']]",)),
-        (optax.MultiSteps(optax.sgd(0.25), 4).gradient_transformation(), ("-0.25", "every_k_schedule=4")),
-        (optax.chain(optax.sgd(0.25), mw.train.scale_by_path([("emb", 0.1)])), ("[['emb', 0.1]]",)),
-    ],
-)
-def test_optimizers_show_what_they_were_given(tx, numbers):
+def test_an_optimizer_of_ours_shows_what_it_was_given():
+    tx = mw.train.skip_exploding(optax.sgd(0.25), mw.train.mean_plus_std(6))
     said = "\n".join(lines("optimizer", tx))
-    assert all(number in said for number in numbers)
+    assert all(number in said for number in ("step_size=-0.25", "stds=6", "after=100"))
 
 
 def test_rules_and_policies_show_what_they_were_given():
@@ -217,17 +157,6 @@ def test_rules_and_policies_show_what_they_were_given():
     assert "save.when.whens.0 = meshwright.when.Every(num_steps=100)" in said
     assert "save.when.whens.1 = meshwright.when.At(steps=[3, 20])" in said
     assert "save.keep = meshwright.checkpoint.Last(num_checkpoints=3)" in said
-
-
-def test_policies_by_score_show_the_score():
-    keep = mw.checkpoint.any_of(mw.checkpoint.last(2), mw.checkpoint.best("test/loss", "min"))
-    best = "(metric='test/loss', mode='min', num_checkpoints=1, without_metric='keep', events=None)"
-    assert f"save.keep.keeps.1 = meshwright.checkpoint.Best{best}" in lines("save", mw.Save(keep=keep))
-    early = mw.early_stopping("test/loss", "min", patience=3)
-    assert (
-        "stop.early = meshwright.engine.EarlyStopping(metric='test/loss', mode='min', patience=3, by=0.0)"
-        in lines("stop", mw.Stop(early=early))
-    )
 
 
 def test_a_policy_that_keeps_time_is_the_same_text_later():
@@ -249,45 +178,6 @@ def test_two_processes_write_the_same_text():
     assert one == other
     assert "0x" not in one
     assert "clip_by_global_norm(max_norm=1.0)" in one
-
-
-def test_functions_that_share_a_factory_are_shown_once_with_what_all_of_them_close_over():
-    assert lines("optimizer", optax.scale_by_rss(initial_accumulator_value=0.2)) == [
-        "optimizer = optax.scale_by_rss(initial_accumulator_value=0.2, eps=1e-07)"
-    ]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        mw.when.every(3),
-        mw.when.at(1, 2),
-        mw.when.any_of(mw.when.every(3), mw.when.never),
-        mw.checkpoint.last(2),
-        mw.checkpoint.multiples(3),
-        mw.checkpoint.spaced(4),
-        mw.checkpoint.always(2, then=mw.checkpoint.best("loss", "min")),
-        mw.train.schedule("linear", peak=0.1, max_steps=10),
-        mw.train.mean_plus_std(6),
-        mw.train.relative_std(0.1),
-        mw.train.with_parameter_noise(loss, [("w", mw.train.relative_std(0.1))]),
-        mw.match("w", "fsdp"),
-        mw.sharding.fsdp(),
-        mw.experiment.truncate(1),
-        mw.experiment.chain(),
-        mw.experiment.replace_prefix(),
-    ],
-)
-def test_our_factories_make_values_that_are_equal_and_that_show_their_numbers(value):
-    again = dataclasses.replace(value)
-    assert (again, hash(again)) == (value, hash(value))
-    text = "\n".join(lines("model", value))
-    assert "<" not in text
-    assert "model = meshwright." in text
-
-
-def test_equal_experiments_do_not_differ():
-    assert differences(digits.experiment(), digits.experiment()) == []
 
 
 def test_differences_name_what_changed_with_both_values():
