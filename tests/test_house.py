@@ -175,35 +175,6 @@ def test_nothing_private_of_jax_is_imported():
     )
 
 
-def bodies(path):
-    """The name of each function in a file, with the lines of its body, its docstring not counted."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            yield node.name, body[-1].end_lineno - body[0].lineno + 1 if body else 0
-
-
-def test_no_function_s_body_is_longer_than_forty_lines():
-    found = those_that(lambda path: [name for name, lines in bodies(path) if lines > 40])
-    assert found == {}, "divide these functions: 40 lines are allowed, without the docstring"
-
-
-def lines_of_code(kind):
-    """Return the lines of a class without docstrings: an example in these must not cost it its code."""
-    documented = [node for node in ast.walk(kind) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    texts = (ast.get_docstring(node) or "" for node in documented)
-    return kind.end_lineno - kind.lineno - sum(len(text.splitlines()) for text in texts)
-
-
-def long_classes(path):
-    classes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
-    return [node.name for node in classes if lines_of_code(node) >= 150]
-
-
-def test_no_class_is_longer_than_a_hundred_and_fifty_lines():
-    assert those_that(long_classes) == {}, "divide these classes, or make functions of their methods"
-
-
 def test_the_way_of_data_is_that_of_the_imports():
     design = (PACKAGE.parents[1] / "docs/design.md").read_text()
     drawn = re.findall(r"^(\w+) → (\w+)", design.partition("## The way of data")[2].partition("## ")[0], re.M)
