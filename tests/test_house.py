@@ -1,4 +1,4 @@
-"""The shape of the house, held: what may import what, by which door, and how long a file may be."""
+"""The shape of the house, held: what may import what, and by which door."""
 
 import ast
 import functools
@@ -161,11 +161,6 @@ def test_what_holds_for_the_whole_process_is_set_where_the_design_says():
 def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():
     makers = [path for path in FILES if any(call in path.read_text() for call in ("random.key(", "PRNGKey("))]
     assert makers == [PACKAGE / "train/_keys.py"], "make keys by `train.key_of`"
-
-
-def test_no_file_is_longer_than_four_hundred_lines():
-    found = those_that(lambda path: len(path.read_text().splitlines()) > 400)
-    assert found == {}, "divide these files: each has one job"
 
 
 def test_nothing_private_of_jax_is_imported():
