@@ -5,7 +5,6 @@ compile quickly (`flags.py`); and what it has compiled is kept, in `.compiled`, 
 start and for the next time. JAX finds it by the program, the flags and its own version.
 """
 
-import collections
 import gc
 import os
 
@@ -64,15 +63,18 @@ def devices_of_the_tests():
             os.environ[name] = value
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Make slow tests of the cases of a test marked `daily(n)`, but for the first n."""
-    seen = collections.Counter()
-    for test in items:
-        if mark := test.get_closest_marker("daily"):
-            seen[test.function] += 1
-            if seen[test.function] > mark.args[0]:
-                test.add_marker(pytest.mark.slow)
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem():
+    """Mark the cases of a test marked `daily(n)` as `nightly`, but for the first n.
+
+    All cases of a test are made together, also where a few were asked for by their ids.
+    """
+    cases = yield
+    for number, test in enumerate(cases if isinstance(cases, list) else ()):
+        mark = test.get_closest_marker("daily")
+        if mark and number >= mark.args[0]:
+            test.add_marker(pytest.mark.nightly)
+    return cases
 
 
 def pytest_collection_finish(session):
