@@ -71,18 +71,16 @@ def test_a_program_without_a_fault_is_continued_to_the_bit_and_its_workdir_is_no
     assert not (tmp_path / "mine").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["traced", "loader", "counter"])
+FAULTS = [
+    pytest.param(fault, marks=pytest.mark.slow if fault == "traced" else pytest.mark.nightly)
+    for fault in resumes.EXPECTED
+    if fault != "none"
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_cause_of_a_planted_difference_is_named(planted, fault):
     found = planted(fault)
     assert [cause.kind for cause in found.causes] == [resumes.EXPECTED[fault]], str(found)
     if fault in ("traced", "counter"):
         assert "resumes.py" in found.causes[0].line
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "fault", [f for f in resumes.EXPECTED if f not in ("none", "traced", "loader", "counter")]
-)
-def test_all_other_planted_causes_are_named(planted, fault):
-    assert [cause.kind for cause in planted(fault).causes] == [resumes.EXPECTED[fault]]
