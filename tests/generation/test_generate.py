@@ -299,7 +299,6 @@ def test_a_batch_inside_jit_gets_what_prompts_in_slots_get(name):
         assert rows == lists(mw.generate(model, params, prompts, decoding, length=17, slots=4))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), pairs([*MODELS], ["data=8", "fsdp=4,tensor=2", "data=2,tensor=4"]))
 def test_each_family_gives_the_same_on_each_mesh(name, text):
     module, cfg = MODELS[name]

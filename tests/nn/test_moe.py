@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
 from meshwright.nn._hardware import Hardware
+from pairs import pairs, slow_first
 
 D, F = 8, 12
 
@@ -92,15 +93,12 @@ MESHES = ["expert=8", "data=2,expert=2,tensor=2", "fsdp=2,expert=4", "data=2,fsd
           "expert=4,sequence=2"]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("top_k", [1, 2, 3, 8])
+@pytest.mark.parametrize(("mesh", "top_k"), pairs(MESHES, [1, 2, 3, 8]))
 def test_every_mesh_computes_what_one_device_does(mesh, top_k):
     check(mesh, partial(mw.moe, top_k=top_k), arrays())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", slow_first(*MESHES))
 def test_no_token_is_lost_if_all_go_to_one_expert(mesh):
     experts, x, logits = arrays()
     check(mesh, partial(mw.moe, top_k=2), (experts, x, logits.at[..., 5].add(20)))
@@ -165,7 +163,7 @@ def test_tpus_multiply_sorted_rows_by_their_own_kernel():
     same(gradients(of)(*arrays()), gradients(every_expert)(*arrays()))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("on_tpus")
 def test_tpus_multiply_blocks_in_a_pipeline():
     same(trained("pipeline=2,expert=2,data=2", microbatches=2), trained("data=1", microbatches=2))
@@ -229,8 +227,7 @@ def test_examples_that_no_axis_divides_are_computed_by_all():
     check("data=2,expert=4", partial(mw.moe, top_k=2), arrays(examples=3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["expert=8", "data=2,expert=4", "expert=4,sequence=2"])
+@pytest.mark.parametrize("mesh", slow_first("data=2,expert=4", "expert=8", "expert=4,sequence=2"))
 def test_the_same_tokens_are_dropped_on_every_mesh(mesh):
     experts, x, logits = arrays()
     check(mesh, partial(mw.moe, top_k=2, capacity=1.0), (experts, x, logits.at[..., 5].add(1)))
@@ -361,8 +358,7 @@ def trained(mesh, **more):
     return jax.tree.map(np.asarray, state.params), float(metrics["loss"].value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,expert=4", "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"])
+@pytest.mark.parametrize("mesh", slow_first("fsdp=2,expert=2,tensor=2", "data=2,expert=4", "fsdp=2,expert=4"))
 def test_a_model_with_experts_trains_as_on_one_device(mesh):
     same(trained(mesh), trained("data=1"))
 
@@ -373,7 +369,7 @@ def test_experts_are_in_the_stages_of_a_pipeline():
     same(trained(mesh, microbatches=2), trained("data=1", microbatches=2))
 
 
-@pytest.mark.parametrize("mesh", [pytest.param("data=8", marks=pytest.mark.slow), "fsdp=2,expert=4"])
+@pytest.mark.parametrize("mesh", [pytest.param("data=8", marks=pytest.mark.nightly), "fsdp=2,expert=4"])
 def test_rules_are_found_in_a_loss_that_is_traced_on_its_mesh(mesh):
     params, tokens = jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((16, 6), jnp.int32)
     with mw.sharding.in_mesh(mw.make_mesh(mesh)):

@@ -13,7 +13,7 @@ from meshwright.errors import LayoutError, UsageError
 from meshwright.models import decoder
 from meshwright.nn._inputs import AttentionInputs
 from meshwright.nn._parts_of_rows import ring_nbytes
-from pairs import pairs
+from pairs import pairs, slow_first
 
 CASES = {
     "causal": {"causal": True},
@@ -50,7 +50,6 @@ def check(mesh, form, asked, *, heads_of_keys=2, bias=None, operand=None):
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), found, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "mesh"), pairs([*CASES], ["data=2,sequence=4", "sequence=8", "data=2,sequence=2,tensor=2"])
 )
@@ -69,8 +68,7 @@ def test_heads_are_exchanged_for_positions():
     check("data=2,sequence=2,tensor=2", "all-to-all", {"causal": True}, heads_of_keys=4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", slow_first(True, False))
 def test_a_bias_by_distance_goes_with_its_positions(causal):
     table = jnp.asarray(np.random.default_rng(1).normal(size=(4, 11)), jnp.float32)
 
@@ -185,41 +183,21 @@ def trained(mesh, init, loss, batch):
     }
 
 
-def same(init, loss, batch, meshes):
-    expected = trained("data=1", init, loss, batch)
-    for mesh in meshes:
-        jax.tree.map(
-            partial(np.testing.assert_allclose, atol=1e-5), trained(mesh, init, loss, batch), expected
-        )
-
-
 def batch_of(length, random):
     tokens = random.integers(1, 32, (4, length)).astype(np.int32)
     segments = np.sort(random.integers(1, 4, (4, length)), axis=1).astype(np.int32)
     return {"tokens": tokens, "segments": segments}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_packed", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("is_packed", slow_first(True, False))
 def test_a_model_that_knows_nothing_of_it_trains_as_on_one_device(is_packed):
     random = np.random.default_rng(0)
     batch = batch_of(32, random)
     batch |= {"labels": np.roll(batch["tokens"], -1, 1), "weights": random.random((4, 32)).astype(np.float32)}
     if not is_packed:
         del batch["segments"]
-    same(init, loss, batch, ["data=2,sequence=4", "fsdp=2,sequence=4"])
-
-
-@pytest.mark.slow
-def test_the_decoder_trains_as_on_one_device():
-    cfg = decoder.Config(vocabulary=32, model=32, layers=2, heads=4, key_heads=2, head=8, feed_forward=48)
-    batch = batch_of(33, np.random.default_rng(0))
-    same(
-        partial(decoder.init, cfg),
-        partial(decoder.loss, cfg),
-        batch,
-        ["fsdp=2,sequence=4", "data=4,sequence=2"],
-    )
+    expected, found = (trained(mesh, init, loss, batch) for mesh in ("data=1", "fsdp=2,sequence=4"))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, expected)
 
 
 @pytest.mark.slow
@@ -234,8 +212,7 @@ def test_the_memory_of_a_step_falls_with_the_number_of_devices_that_split_its_ro
         rows = {"tokens": jax.ShapeDtypeStruct((1, 16_384 + 1), np.int32)}
         return step.compile(state, rows).memory_analysis().temp_size_in_bytes
 
-    whole = temporary_nbytes(1)
-    assert [whole / temporary_nbytes(ways) >= 0.9 * ways for ways in (2, 8)] == [True, True]
+    assert temporary_nbytes(1) / temporary_nbytes(8) >= 0.9 * 8
 
 
 def test_the_axis_is_refused_for_a_model_without_attention():
