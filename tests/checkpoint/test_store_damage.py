@@ -61,6 +61,7 @@ HARMS = {
 }
 
 
+@pytest.mark.parametrize("run", ["s3"], indirect=True)
 @pytest.mark.parametrize("how", HARMS)
 def test_damage_is_always_found_and_named(saved, how):
     harm(saved, 3, how)
@@ -70,6 +71,7 @@ def test_damage_is_always_found_and_named(saved, how):
     assert damage.file.endswith("data-00000-of-00001.zarr.zip")
 
 
+@pytest.mark.parametrize("run", ["s3"], indirect=True)
 @pytest.mark.parametrize("how", [*HARMS, "manifest"])
 def test_a_run_goes_on_from_the_newest_that_is_intact_and_sets_the_others_aside(saved, how):
     before = objects(saved)
@@ -97,6 +99,7 @@ def test_a_step_that_was_set_aside_is_saved_anew_and_what_was_kept_stays(saved):
     ]
 
 
+@pytest.mark.parametrize("run", ["s3"], indirect=True)
 @pytest.mark.parametrize("how", ["missing", "longer", "manifest"])
 def test_a_step_whose_checkpoint_is_plainly_damaged_is_saved_anew_without_a_resume(saved, how):
     harm(saved, 3, how)

@@ -38,7 +38,7 @@ def test_a_fault_that_passes_changes_no_bit(s3_faults, s3_run, same_bytes, fault
     ]
 
 
-@pytest.mark.parametrize("fault", ["hang", pytest.param("after hang", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["hang", pytest.param("after hang", marks=pytest.mark.nightly)])
 def test_a_connection_that_stands_still_is_given_up_and_asked_again(
     s3_faults, s3_run, same_bytes, monkeypatch, fault
 ):

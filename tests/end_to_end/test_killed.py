@@ -29,8 +29,14 @@ def saving(run):
     return lambda: any((run / "checkpoints").glob("step_*.tmp-*"))
 
 
+def scores(run):
+    reports = read_jsonl(run / "metrics.jsonl")
+    return [(report["step"], report["test/loss"]) for report in reports if "test/loss" in report]
+
+
 def test_the_loss_of_every_step_is_that_of_an_undisturbed_run(killed_again_and_again, uninterrupted):
     assert losses(killed_again_and_again) == losses(uninterrupted)
+    assert scores(killed_again_and_again) == scores(uninterrupted)
     assert len(losses(uninterrupted)) == STEPS
 
 
@@ -99,31 +105,3 @@ def test_ctrl_c_twice_stops_at_once(shell):
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=30)
     assert child.returncode in (-signal.SIGINT, 130)  # shells make 130 of the first
-
-
-@pytest.fixture(scope="module")
-def killed_at_every_step(shell):
-    """A run that was killed after each of its steps in turn, and one that was not."""
-    for step in range(1, 6):
-        killed = shell("train", "mortal:experiment", "workdir=mortal", f"dies_at={step}")
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-    for run in ("mortal", "immortal"):
-        done = shell("train", "mortal:experiment", f"workdir={run}")
-        assert done.returncode == 0, done.stderr
-    return shell.folder / "mortal", shell.folder / "immortal"
-
-
-def test_killed_at_every_step_the_losses_and_scores_are_the_same_to_the_bit(killed_at_every_step):
-    mortal, immortal = killed_at_every_step
-    assert losses(mortal) == losses(immortal)
-    assert len(losses(mortal)) == 5
-    assert scores(mortal) == scores(immortal)
-
-
-def test_killed_at_every_step_the_state_is_the_same_to_the_bit(killed_at_every_step):
-    mortal, immortal = killed_at_every_step
-    assert final_arrays(mortal) == final_arrays(immortal)
-
-
-def scores(run):
-    return {r["step"]: r["all/loss"] for r in read_jsonl(run / "metrics.jsonl") if "all/loss" in r}

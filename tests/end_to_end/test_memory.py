@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from end_to_end.running import Shell, losses, reached, wait_for
+from pairs import slow_first
 
-pytestmark = pytest.mark.slow
 TRAIN = ("-m", "meshwright", "train", "end_to_end.remembering:experiment", "--fake-devices", "1")
 
 
@@ -60,7 +59,7 @@ def continued(err):
     return [int(step) for step in re.findall(r"continuing after step (\d+), from memory", err)]
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", slow_first(2, 1))
 def test_a_run_killed_twice_without_a_checkpoint_on_disk_ends_with_the_bits_of_one_that_was_not(
     shell, undisturbed, hosts
 ):
@@ -77,22 +76,3 @@ def test_a_run_killed_twice_without_a_checkpoint_on_disk_ends_with_the_bits_of_o
     assert 90 < second <= 115
     assert losses(run) == undisturbed
     assert memory_left(shell.folder) == []
-
-
-def test_a_host_that_lost_its_memory_makes_the_run_fall_back_to_the_disk_and_say_so(shell, undisturbed):
-    run = shell.folder / "run"
-    settings = ["hosts=2", "on_disk=40"]
-    shell.environ["PAUSE"] = "0.0005"
-    launcher = shell.start(*launched(run, "--restarts", "0", settings=settings))
-    wait_for(reached(run, 70), launcher)
-    kill(run, launcher)
-    launcher.communicate(timeout=60)
-    shutil.rmtree(shell.folder / "memory" / "host-1")
-    done = shell(*launched(run, "--restarts", "0", settings=settings))
-    assert done.returncode == 0, done.stderr
-    assert re.search(
-        r"step \d+ in memory is not complete: process 1 does not have its part; continuing from step 40",
-        done.stderr,
-    )
-    assert "continuing after step 40\n" in done.stderr
-    assert losses(run) == undisturbed

@@ -11,7 +11,7 @@ import pytest
 
 from end_to_end.running import Shell, losses, reached, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 RUN = ("-m", "meshwright", "train", "end_to_end.reading:experiment", "--fake-devices")
 
 

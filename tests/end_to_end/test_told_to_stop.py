@@ -109,7 +109,7 @@ def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell, 
     assert not evaluated(run)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_that_are_told_while_they_compile_end_within_seconds(shell, monkeypatch):
     monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
     monkeypatch.delitem(shell.environ, "XLA_FLAGS")  # compiling is to take its time

@@ -13,6 +13,7 @@ import pytest
 
 from flags import QUICK
 from meshwright.errors import EXIT_HUNG
+from pairs import slow_first
 from soak import cases, rng
 from storage.gcs import FakeGcs
 
@@ -37,8 +38,6 @@ ENDS = {
     "full disk": (1, r"the save of step \d+ failed.*No space left on device"),
 }
 """The exit code and what the launcher says, by what ends a process."""
-IN_TURN = ("data", "lock", "save", "tracker", "branch", "interpreter")
-"""What test_in_turn.py plays, too."""
 LEAD_ALONE = ("save", "dead store", "tracker", "full disk")
 """What only process 0 does."""
 
@@ -67,11 +66,8 @@ def launched(run, what, who, steps=200, at=60):
         return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=pytest.mark.long) if what in IN_TURN else what for what in HANGS]
-)
+@pytest.mark.parametrize("what", slow_first("dead store", *(what for what in HANGS if what != "dead store")))
 def test_who_stands_still_and_where_is_said_and_all_end_with_5(tmp_path, what):
     who = 0 if what in LEAD_ALONE else 2
     check_named(launched(tmp_path / "run", what, who), what, who)
@@ -87,9 +83,9 @@ def check_named(ended, what, who):
     assert speakers >= {"0", "1", "2", "3"} - ({str(who)} if what in ("stop", "interpreter") else set())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("what", ENDS)
+@pytest.mark.parametrize("what", ["no data", "full disk"])  # test_faults.py kills
 def test_a_peer_that_ends_is_named_with_its_reason_and_nobody_is_said_to_stand_still(tmp_path, what):
     who = 0 if what in LEAD_ALONE else 2
     check_ended(launched(tmp_path / "run", what, who), what, who)
@@ -121,13 +117,17 @@ def test_whoever_has_a_fault_is_named_and_nobody_else(tmp_path, what, who, at):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(
-    ("what", "steps"),
-    [("compile", 60), ("slow", 60), (None, cases(few=2_000, many=10_000))],
-    ids=["a long compile", "a slow machine", "many steps"],
-)
-def test_nothing_is_said_of_a_run_that_gets_on(tmp_path, what, steps):
-    ended = launched(tmp_path / "run", what, 2, steps)
+def test_nothing_is_said_of_a_long_compile(tmp_path):
+    ended = launched(tmp_path / "run", "compile", 2, 60)
+    print(ended.stderr)
+    assert ended.returncode == 0
+    assert "stands still" not in ended.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(0)
+def test_nothing_is_said_in_many_steps(tmp_path):
+    ended = launched(tmp_path / "run", None, 2, cases(few=2_000, many=10_000))
     print(ended.stderr)
     assert ended.returncode == 0
     assert "stands still" not in ended.stderr
@@ -143,3 +143,4 @@ def test_a_process_that_is_slower_than_its_peers_is_named_with_its_figure(tmp_pa
     )
     assert set(named) == {"2"}
     assert ended.returncode == 0
+    assert "stands still" not in ended.stderr
