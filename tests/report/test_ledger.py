@@ -44,7 +44,8 @@ def test_the_parts_sum_to_the_wall_clock_whatever_happens_to_a_run():
 
 
 def test_what_was_done_after_the_save_that_a_run_continues_from_is_lost():
-    ledger = Ledger().begun(0.0).added({"step": 50.0, "save": 1.0}, 51.0).saved(100)
+    ledger = Ledger().begun(0.0).added({"step": 20.0}, 20.0).saved(50)
+    ledger = ledger.added({"step": 30.0, "save": 1.0}, 51.0).saved(100)
     ledger = ledger.added({"step": 30.0, "evaluation": 5.0, "save": 1.0}, 87.0)
     continued = ledger.begun(100.0).continued(100)
     spent = {part: seconds for part, seconds in continued.seconds.items() if seconds}

@@ -34,6 +34,7 @@ def test_an_event_is_one_line_also_for_clients_that_split_lines_as_unicode_does(
     assert json.loads(line.removeprefix("data: ")) == {"text": text}
 
 
+@example(text="abc", stops=["bc"], sizes=[2])
 @given(text=st.text("abc", max_size=30), stops=st.lists(st.text("abc", min_size=1, max_size=4)), sizes=PIECES)
 def test_a_text_is_cut_before_its_first_end_however_it_comes(text, stops, sizes):
     answer, found, at = Answer(mw.generation.Bytes(), stops, (), 99), "", 0
