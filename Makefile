@@ -72,11 +72,11 @@ test-oldest: setup-oldest
 
 test-slow: setup
 	@sh scripts/programs
-	$(BIN)/python -m pytest $(PARALLEL) -m slow --write-seconds
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly" --write-seconds
 
 test-share: setup
 	@sh scripts/programs
-	$(BIN)/python -m pytest $(PARALLEL) -m slow --share-minutes $(MINUTES)
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly" --share-minutes $(MINUTES)
 
 test-pages: setup
 	@sh scripts/programs
@@ -84,7 +84,7 @@ test-pages: setup
 
 nightly: setup
 	@sh scripts/programs
-	$(BIN)/python -m pytest $(PARALLEL) -m "slow or nightly or pages"
+	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or nightly or pages) and not long"
 
 test-clusters: setup-clusters
 	@sh scripts/programs
