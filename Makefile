@@ -29,6 +29,8 @@ SETUP = sh scripts/setup $(VENV) "$(PYTHON)" $(LOCKS)
 # Each process has a share of the files, and takes over from another when it is done with them. There is one more
 # than cores, since many tests wait for programs that they start.
 PARALLEL = -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 8 --dist worksteal --durations 10
+# They wait for schedulers most of the time.
+CLUSTERS = .venv-clusters/bin/python -m pytest -n 4 --dist loadgroup -rs --durations 10 tests/clusters
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
 .PHONY: setup setup-oldest setup-docs setup-notebooks setup-clusters environments demo lint test test-oldest test-slow test-share test-pages test-notebooks test-clusters nightly notebooks test-others types soak docs dist test-dist bench bench-accelerator lock clean
@@ -65,7 +67,8 @@ test: lint
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # What must hold on the oldest Python, where that is another one.
-OLDEST = tests/formats tests/checkpoint
+OLDEST = tests/formats tests/checkpoint tests/arrays tests/storage tests/hlo tests/program tests/adapters \
+  tests/exports tests/sharding tests/test_docstring_examples.py tests/test_house.py
 test-oldest: setup-oldest
 	@if [ -d .venv-oldest ]; then .venv-oldest/bin/python -m pytest $(PARALLEL) $(OLDEST); \
 	else echo "One Python alone was found, $$($(BIN)/python -V): make test has tested it."; fi
@@ -82,13 +85,14 @@ test-pages: setup
 	@sh scripts/programs
 	$(BIN)/python -m pytest $(PARALLEL) -m pages
 
-nightly: setup
+nightly: setup setup-clusters
 	@sh scripts/programs
-	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or nightly or pages) and not long"
+	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or nightly or pages) and not long and not clusters"
+	$(CLUSTERS) -m "clusters and nightly"
 
 test-clusters: setup-clusters
 	@sh scripts/programs
-	.venv-clusters/bin/python -m pytest -m clusters -rs tests/clusters
+	$(CLUSTERS) -m "clusters and not nightly"
 
 types: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/types.txt

@@ -16,6 +16,7 @@ from meshwright.metrics import read_jsonl
 
 pytestmark = [
     pytest.mark.clusters,
+    pytest.mark.xdist_group("hosts"),  # one undisturbed run for all
     pytest.mark.skipif(bool(missing()), reason=f"machines of their own: {missing()}"),
 ]
 LEADER, OTHER, CABLE = "10.213.7.1", "10.213.7.2", "mw-cable"
@@ -89,7 +90,7 @@ def undisturbed(tmp_path_factory):
     return losses(run)
 
 
-@pytest.mark.parametrize("seconds", [3, 20])
+@pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.nightly)])
 def test_after_the_cable_was_pulled_losses_are_those_of_an_undisturbed_run(tmp_path, undisturbed, seconds):
     run = tmp_path / "run"
     machines = Machines(*train(run))

@@ -122,6 +122,7 @@ def test_a_preempted_job_gives_way_and_continues_later(slurm, tmp_path, undistur
 
 
 @pytest.mark.clusters
+@pytest.mark.nightly  # SLURM's limits are whole minutes
 def test_a_job_outlives_its_time_limit(slurm, tmp_path, undisturbed):
     # SLURM sends the signal up to a minute early: at any time from the start to the tenth second.
     job = submitted(slurm, tmp_path, "--sbatch", "time=2 signal=B:USR1@110", pause=0.006)
