@@ -6,7 +6,7 @@
 
 Everything is estimated from traced steps: no compiler and no accelerator is needed. Every layer keeps
 nothing, unless the search finds something better. Beside each stands the best plan without the axes
-`sequence`, `pipeline` and `expert`, if one fits.
+`sequence`, `pipeline` and `expert`, if one fits. There is no bar: the seconds are told.
 """
 
 import argparse
@@ -31,8 +31,6 @@ from meshwright.shown import human_bytes
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "which-axes.md"
 MARKS = "<!-- from benchmarks/axes.py -->\n", "<!-- to here -->\n"
 ADDED = {"sequence", "pipeline", "expert"}
-MAX_SECONDS = 30
-"""Of a core, for the searches that are judged: of a small model, and one of 60 plans."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class Case:
     rows: int
     length: int
     on: str
-    judged: bool = False
 
     @property
     def title(self) -> str:
@@ -53,7 +50,7 @@ class Case:
 
 
 CASES = (
-    Case("0.9 M", "tiny", 64, 512, "h100:8", judged=True),
+    Case("0.9 M", "tiny", 64, 512, "h100:8"),
     Case("1 B", "llama-3-1b", 64, 8192, "h100:8"),
     Case("8 B", "llama-3-8b", 64, 8192, "h100:8"),
     Case("8 B", "llama-3-8b", 16, 131_072, "h100:8x8"),
@@ -63,7 +60,7 @@ CASES = (
     Case("405 B", "llama-3-405b", 512, 8192, "h100:64x8"),
     Case("405 B", "llama-3-405b", 2048, 8192, "h100:2048x8"),
     Case("405 B", "llama-3-405b", 128, 131_072, "h100:2048x8"),
-    Case("157 B, 256 experts", "mixture", 256, 4096, "h100:2x8", judged=True),
+    Case("157 B, 256 experts", "mixture", 256, 4096, "h100:2x8"),
     Case("157 B, 256 experts", "mixture", 1024, 4096, "h100:8x8"),
     Case("157 B, 256 experts", "mixture", 1024, 4096, "h100:32x8"),
 )
@@ -75,8 +72,11 @@ def main() -> None:
     )
     parser.add_argument("words", nargs="*", help="only the cases that have one of these words")
     parser.add_argument("--write", action="store_true", help="write the table into docs/how-to/which-axes.md")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     asked = parser.parse_args()
-    wanted = asked.words
+    wanted = ["0.9 M"] if asked.tiny else asked.words
     cases = [case for case in CASES if not wanted or any(word in case.title for word in wanted)]
     print(f"{'':<48}{'plans':>6}{'core s':>8}  best, peak, step, MFU", flush=True)
     lines = [row(case, shown(case)) for case in cases]
@@ -92,8 +92,6 @@ def shown(case: Case) -> list[Change]:
     found = mw.plan.search(mw.plan.site_of(experiment_of(case), case.on))
     seconds = time.process_time() - started
     print(f"{case.title:<48}{len(found):>6}{seconds:>8.1f}  {found[0]}, {figures(found[0])}", flush=True)
-    if case.judged and seconds > MAX_SECONDS:
-        print(f"  MISSED: {MAX_SECONDS} s of a core")
     return found
 
 
