@@ -20,6 +20,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+import jax
 import numpy as np
 
 import decoder
@@ -41,8 +42,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("places", nargs="*", default=ON, help="hardware, as for meshwright plan --on")
-    for on in parser.parse_args().places:
-        experiment = decoder.experiment(size="7b", batch_size=64, length=1024, mesh="fsdp=-1")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
+    options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 8)
+    size, rows, length = ("tiny", 8, 64) if options.tiny else ("7b", 64, 1024)
+    for on in ("cpu:8", "a100:8", "v5e:4x4") if options.tiny else options.places:
+        experiment = decoder.experiment(size=size, batch_size=rows, length=length, mesh="fsdp=-1")
         site = site_of(experiment, on)
         if missing := missing_compiler(site.hardware):
             print(f"{on}: install {missing}")

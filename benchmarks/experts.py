@@ -4,6 +4,7 @@
 
 XLA has a kernel for `jax.lax.ragged_dot` on TPUs; elsewhere it multiplies each row with all experts. `mw.moe`
 multiplies blocks of rows of one expert there. With a capacity all experts multiply the same number of rows.
+Without one, the gradients are those of `jax.lax.ragged_dot`.
 """
 
 import argparse
@@ -14,30 +15,36 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import meshwright as mw
 
-TOKENS, WIDTH, HIDDEN, TOP_K = 1024, 256, 512, 2
+WIDTH, HIDDEN, TOP_K = 256, 512, 2
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=7, help="the number of turns (default: %(default)s)")
-    turns = parser.parse_args().turns
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
+    options = parser.parse_args()
+    tokens, turns, numbers = (64, 1, (8,)) if options.tiny else (1024, options.turns, (8, 32))
     jax.config.update("jax_platforms", "cpu")
     print(
-        f"{TOKENS} tokens of {WIDTH}, {TOP_K} experts each, hidden features {HIDDEN}; {turns} turns, medians"
+        f"{tokens} tokens of {WIDTH}, {TOP_K} experts each, hidden features {HIDDEN}; {turns} turns, medians"
     )
-    for num_experts in (8, 32):
-        arguments = arrays(num_experts)
+    for num_experts in numbers:
+        arguments = arrays(num_experts, tokens)
         steps = {
             "ragged_dot": gradient(by_ragged_dot),
             "mw.moe": gradient(by_moe),
             "mw.moe, capacity 1.25": gradient(partial(by_moe, capacity=1.25)),
             "mw.moe, capacity 2.0": gradient(partial(by_moe, capacity=2.0)),
         }
-        for step in steps.values():
-            jax.block_until_ready(step(*arguments))
+        gradients = {name: jax.block_until_ready(step(*arguments)) for name, step in steps.items()}
+        same = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
+        jax.tree.map(same, gradients["mw.moe"], gradients["ragged_dot"])
         taken = {name: [] for name in steps}
         for _ in range(turns):
             for name, step in steps.items():
@@ -49,9 +56,9 @@ def main() -> None:
             print(f"{num_experts} experts, {name}: {statistics.median(seconds):.3f} s, {ratio:.2f} x")
 
 
-def arrays(num_experts: int) -> tuple:
+def arrays(num_experts: int, tokens: int) -> tuple:
     keys = jax.random.split(jax.random.key(0), 4)
-    x = jax.random.normal(keys[0], (TOKENS, WIDTH))
+    x = jax.random.normal(keys[0], (tokens, WIDTH))
     experts = {
         "up": jax.random.normal(keys[1], (num_experts, WIDTH, HIDDEN)) / WIDTH**0.5,
         "down": jax.random.normal(keys[2], (num_experts, HIDDEN, WIDTH)) / HIDDEN**0.5,

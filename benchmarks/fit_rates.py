@@ -42,16 +42,25 @@ that hides; of the memory's time that hides; of products' speed, in MosaicML's a
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
+    tiny = parser.parse_args().tiny
     on_h100 = [run for run in HALVES["fit"] if run.on.startswith("h100")]
-    fitted = [(run, mfu_of(run)) for run in (*on_h100, *OF_THE_KERNEL)]
-    points = [dict(zip(GRID, map(float, point), strict=True)) for point in itertools.product(*GRID.values())]
+    fitted_runs, judged_runs = (*on_h100, *OF_THE_KERNEL), HALVES["judge"]
+    grid = GRID
+    if tiny:
+        fitted_runs, judged_runs = on_h100[:2], judged_runs[:2]
+        grid = {name: shares[::6] for name, shares in GRID.items()}
+    fitted = [(run, mfu_of(run)) for run in fitted_runs]
+    points = [dict(zip(grid, map(float, point), strict=True)) for point in itertools.product(*grid.values())]
     errors = sorted(((squares(fitted, point), number) for number, point in enumerate(points)))
     print(f"{len(fitted)} runs, {len(points)} points; the best ten:")
     for error, number in errors[:10]:
         print(f"{error:8.4f}  " + "  ".join(f"{name} {share:.3g}" for name, share in points[number].items()))
     best = points[errors[0][1]]
-    judged = [(run, mfu_of(run)) for run in HALVES["judge"]]
+    judged = [(run, mfu_of(run)) for run in judged_runs]
     planned = np.array([mfu(best) for _, mfu in judged])
     published = np.array([run.mfu for run, _ in judged])
     print(
