@@ -124,7 +124,9 @@ notebooks: setup-notebooks
 # The library that we are measured against stays out of the environment that tests run in.
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench LOCKS="$(LOCKS) requirements/bench.txt" setup
-	@for script in benchmarks/*.py; do echo "== $$script"; .venv-bench/bin/python $$script || exit 1; done
+	@failed=; for script in benchmarks/*.py; do echo "== $$script"; \
+	  .venv-bench/bin/python $$script || failed="$$failed $$script"; done; \
+	if [ -n "$$failed" ]; then echo "over a bar, or broken:$$failed"; exit 1; fi
 
 # On the machine with the GPU or TPU, in an environment whose JAX finds it: PYTHON=python make bench-accelerator
 bench-accelerator:
