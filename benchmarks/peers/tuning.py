@@ -7,7 +7,8 @@ Both tune the same folder on the same rows, all of one length, with the same ran
 take turns. Tokens are told per second of CPU, over all threads, in the steps after the first few, because
 that is about the same on a machine that others use. So PyTorch's threads sleep while they wait for each
 other; by default they spin, which takes CPU time for nothing. Memory is the largest resident set of the
-process, start and compilation included. Ours computes in bfloat16, as on accelerators, and TRL in float32.
+process, start and compilation included: the compile cache is empty each time. Ours computes in bfloat16, as
+on accelerators, and TRL in float32. Without `--peers`, ours is measured alone.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -122,20 +124,30 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", help="the Python of an environment with TRL")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     parser.add_argument("--side", choices=("ours", "trl", "make"), help=argparse.SUPPRESS)
     parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         print("RESULT", json.dumps({"ours": ours, "trl": trl, "make": make}[options.side](options.place)))
         return
+    pythons = {"ours": sys.executable, "trl": options.peers}
+    if not options.peers:
+        del pythons["trl"]
+        print("TRL is left out: --peers names the Python of an environment with trl and peft.")
     with tempfile.TemporaryDirectory() as place:
-        found = {"ours": [], "trl": []}
+        found = {side: [] for side in pythons}
         run(sys.executable, "make", place)
-        for _ in range(options.repeats):
-            subprocess.run(["rm", "-rf", f"{place}/run"], check=True)
-            found["ours"].append(run(sys.executable, "ours", place))
-            found["trl"].append(run(options.peers, "trl", place))
+        for _ in range(1 if options.tiny else options.repeats):
+            for folder in ("run", "cache"):
+                shutil.rmtree(Path(place, folder), ignore_errors=True)
+            for side, python in pythons.items():
+                found[side].append(run(python, side, place))
             print({side: results[-1] for side, results in found.items()}, flush=True)
+    if not options.peers:
+        return
     for name in ("tokens_per_cpu_second", "peak_mib"):
         pairs = [(mine[name], theirs[name]) for mine, theirs in zip(*found.values(), strict=True)]
         told = ", ".join(f"{mine:,.0f} / {theirs:,.0f}" for mine, theirs in pairs)
@@ -146,6 +158,7 @@ def main():
 def run(python, side, place):
     command = [python, __file__, "--side", side, "--place", place]
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    environment["XDG_CACHE_HOME"] = f"{place}/cache"
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     return json.loads(line.removeprefix("RESULT "))
