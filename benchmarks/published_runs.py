@@ -5,7 +5,8 @@
 The speeds of `meshwright plan` were fixed on the runs marked `fit` (`fit_rates.py` does so for H100s). Those
 marked `judge` say how good they are. The halves alternate in the order of the list, and were chosen before
 any speed was fixed. A run is planned with `mw.models.decoder` of the same size, not with the authors' model.
-Everything is traced: no compiler is needed.
+Everything is traced: no compiler is needed. The bar: of the judged, 8 of 10 are within 30 %, and the rank
+correlation is 0.9.
 
 Batches and microbatches of MosaicML, and the batch of MaxText's 32B, are as published. Not looked up but
 assumed: the batches of MaxText's 16B and 64B and of the v6e runs, and what AXLearn's and the v6e runs keep
@@ -42,6 +43,7 @@ run, and are stated where these runs are (docs/performance.md):
 import argparse
 import functools
 import math
+import sys
 from dataclasses import dataclass, replace
 
 import jax
@@ -147,19 +149,23 @@ OF_THE_KERNEL = (
 
 
 def main() -> None:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
+    is_tiny = parser.parse_args().tiny
     print(f"{'':<44}{'seconds':>9}{'peak GiB':>10}{'sent GiB':>10}{'MFU':>7}{'published':>11}")
-    for run in OF_THE_KERNEL:
+    for run in () if is_tiny else OF_THE_KERNEL:
         shown("kernel", run)
-    for half, runs in HALVES.items():
+    for half, runs in {"tiny": RUNS[4:6]}.items() if is_tiny else HALVES.items():
         pairs = [(shown(half, run), run.mfu) for run in runs]
         near = sum(abs(planned / published - 1) <= NEAR for planned, published in pairs)
         rank = spearman(*map(np.array, zip(*pairs, strict=True)))
         print(f"{half}: {near} of {len(runs)} within {NEAR:.0%}, rank correlation {rank:.2f}")
-    if near < WANTED or rank < WANTED_RANK:
-        print(f"  MISSED: {WANTED} of the judged, and {WANTED_RANK}")
+    if near < (len(runs) if is_tiny else WANTED) or rank < WANTED_RANK:
+        sys.exit(f"missed: {WANTED} of the judged, and {WANTED_RANK}")
 
 
 def shown(half: str, run: Run) -> float:

@@ -3,7 +3,8 @@
     python benchmarks/splash.py [v5e:4x4 v6e:4x4 …]
 
 Compiles the gradient of causal attention for one device of each, at several lengths, and prints the number of
-kernels, the temporary memory and the seconds of compiling. Needs `meshwright[tpu]`; nothing runs.
+kernels, the temporary memory and the seconds of compiling. Needs `meshwright[tpu]`; nothing runs. Where it is
+missing, `--tiny` compiles the form by blocks for a CPU.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from meshwright.plan._hardware import hardware_named
 from meshwright.plan._topology import described_devices, missing_compiler
 
 CASES = ((2048, 64), (2048, 128), (8192, 128), (8192, 256))  # tokens, features of a head
+TINY = ((256, 128),)
 HEADS = 8
 
 
@@ -32,16 +34,21 @@ def main() -> None:
     parser.add_argument(
         "places", nargs="*", default=["v5e:4x4"], help="the hardware, as for --on of meshwright plan"
     )
-    places = parser.parse_args().places
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
+    options = parser.parse_args()
     print(f"{'':<28}{'form':>10}{'kernels':>9}{'temporary MiB':>15}{'seconds':>9}")
-    for on in places:
+    for on in options.places:
         hardware = hardware_named(on)
         if missing := missing_compiler(hardware):
             print(f"{on}: install {missing}")
-            continue
-        mesh = Mesh(np.array(described_devices(hardware)[:1]), ("data",))
-        for length, features in CASES:
-            for form in ("blockwise", "splash"):
+            if not options.tiny:
+                continue
+            on = "cpu:1"
+        mesh = Mesh(np.array(described_devices(hardware_named(on))[:1]), ("data",))
+        for length, features in TINY if options.tiny else CASES:
+            for form in ("blockwise",) if on == "cpu:1" else ("blockwise", "splash"):
                 show(f"{on}, {length} × {features}", mesh, length, features, form)
 
 
