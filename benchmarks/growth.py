@@ -4,7 +4,8 @@ A bare program is `jax.jit` of the gradient and the update, with donated argumen
 made. Beside it, the same model through `mw.make_step`, `mw.run` and `mw.Trainer`, compile cache off. What
 counts are the CPU seconds of the process, over all its threads, imports and compiling included. Programs take
 turns, since other work on the machine disturbs CPU seconds too, where cores are shared. The layers are small,
-so that nothing hides what they cost by being many.
+so that nothing hides what they cost by being many. The bar allows, beyond a ratio to the bare program, a
+share of its start: of the CPU seconds of a bare program of two arrays, which are mostly imports.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_RATIO, MAX_ADDED = 1.5, 0.7
-"""Of the bare program's CPU seconds, and beyond that."""
+"""Of the bare program's CPU seconds, and beyond that of those of its start."""
+START = "start of the bare program"
 WIDTH, BATCH_SIZE = 16, 8
 DEFAULT_ROUNDS = {100: 7, 1000: 5, 5000: 2}
 
@@ -98,7 +100,7 @@ def experiment(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
                 input=mw.Input(examples, BATCH_SIZE),
                 max_steps=2,
                 logging=mw.Logging(every=1, trackers=(ended_at_first,)),
-                compile_cache=False,
+                compile=mw.Compile(cache=False),
             )
         )
 
@@ -149,8 +151,9 @@ def run(program: str, num_arrays: int) -> tuple[float, float]:
 
 
 def measure(num_arrays: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in PROGRAMS}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (START, *PROGRAMS)}
     for _ in range(rounds):
+        found[START].append(run("bare", 2))
         for name in PROGRAMS:
             found[name].append(run(name, num_arrays))
     return found
@@ -158,19 +161,20 @@ def measure(num_arrays: int, rounds: int) -> dict[str, list[tuple[float, float]]
 
 def show(num_arrays: int, found: dict[str, list[tuple[float, float]]]) -> bool:
     """Print the medians, and return whether all of ours meet the bar, by the median over the rounds."""
-    bare_seconds = [seconds for seconds, _ in found["bare"]]
+    start_seconds, bare_seconds = ([seconds for seconds, _ in found[name]] for name in (START, "bare"))
     print(f"\n{num_arrays} arrays, {len(bare_seconds)} rounds{'':10}{'CPU s':>8}{'ratio':>8}{'MB':>8}")
     all_meet = True
     for name, spent in found.items():
         seconds = [each for each, _ in spent]
         ratios = [a / b for a, b in zip(seconds, bare_seconds, strict=True)]
         beyond = statistics.median(
-            a - MAX_RATIO * b - MAX_ADDED for a, b in zip(seconds, bare_seconds, strict=True)
+            a - MAX_RATIO * b - MAX_ADDED * start
+            for a, b, start in zip(seconds, bare_seconds, start_seconds, strict=True)
         )
         megabytes = statistics.median(each for _, each in spent)
         meets = beyond <= 0
         all_meet &= meets
-        mark = "" if name == "bare" else f"  {'✓' if meets else '✗'} {-beyond:+.2f} s below the bar"
+        mark = "" if name in (START, "bare") else f"  {'✓' if meets else '✗'} {-beyond:+.2f} s below the bar"
         print(
             f"{name:34}{statistics.median(seconds):8.2f}{statistics.median(ratios):8.2f}{megabytes:8.0f}{mark}"
         )
@@ -194,20 +198,26 @@ def main() -> None:
     parser.add_argument("--arrays", type=int, nargs="+", default=list(DEFAULT_ROUNDS))
     parser.add_argument("--rounds", type=int, help="of each size; by default fewer of the largest")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for every number measured")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     parser.add_argument("--only", nargs=2, metavar=("PROGRAM", "ARRAYS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         program, num_arrays = options.only
         return PROGRAMS[program](*model(int(num_arrays)))
+    if options.tiny:
+        options.arrays, options.rounds = [4], 1
     found = {size: measure(size, options.rounds or DEFAULT_ROUNDS.get(size, 3)) for size in options.arrays}
     met = [show(size, each) for size, each in found.items()]
-    print()
-    show_exponents(found)
-    print(f"\n  {'✓' if all(met) else '✗'} bar: {MAX_RATIO} × the bare program + {MAX_ADDED} s")
+    if len(found) > 1:
+        print()
+        show_exponents(found)
+    print(f"\n  {'✓' if all(met) else '✗'} bar: {MAX_RATIO} × the bare program + {MAX_ADDED} × its start")
     if options.json:
         heading = {"date": date.today().isoformat(), "jax": version("jax")}
         options.json.write_text(json.dumps(heading | {"cpu_seconds_and_mb": found}, indent=2))
-    sys.exit(not all(met))
+    sys.exit(not options.tiny and not all(met))
 
 
 if __name__ == "__main__":

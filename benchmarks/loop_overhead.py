@@ -2,7 +2,9 @@
 
 For each number of devices everything runs in one process, in rounds in which all take turns. The main
 thread's CPU time is what the loop costs the host; other work on the machine hardly disturbs it. Wall
-time holds the computing too, which on virtual devices is most of it.
+time holds the computing too, which on virtual devices is most of it. The bar: at most 1.10 × the bare loop's
+main-thread CPU time, also with 100 × the examples. What is added to the leanest loop is told: microseconds
+are those of the machine.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import contextlib
 import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +30,6 @@ import meshwright as mw
 from meshwright.demo import digits
 
 MAX_RATIO = 1.10  # of the bare loop's main-thread CPU time
-MAX_ADDED = 100  # µs a step
 
 
 @dataclass(frozen=True)
@@ -142,14 +144,15 @@ def redco_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
     }
 
 
-def judge(costs: dict[str, Cost]) -> None:
-    fit, bare, leanest = costs["fit"], costs["bare"], costs["bare, numpy batches"]
-    against_bare = ratio(fit.main, bare.main)
-    added = statistics.median(a - b for a, b in zip(fit.main, leanest.main, strict=True))
-    say(
-        against_bare <= MAX_RATIO, f"fit takes {against_bare:.2f} of the bare loop's CPU, bar {MAX_RATIO:.2f}"
-    )
-    say(added <= MAX_ADDED, f"fit adds {added:.0f} µs of CPU to the leaner bare loop, bar {MAX_ADDED}")
+def judge(costs: dict[str, Cost]) -> bool:
+    """Print how `fit` compares, and return whether it meets the bars."""
+    bare, leanest = costs["bare"], costs["bare, numpy batches"]
+    added = statistics.median(a - b for a, b in zip(costs["fit"].main, leanest.main, strict=True))
+    print(f"  fit adds {added:.0f} µs of CPU to the leaner bare loop")
+    ratios = {name: ratio(costs[name].main, bare.main) for name in ("fit", "fit, 100 x the examples")}
+    for name, share in ratios.items():
+        say(share <= MAX_RATIO, f"{name}: {share:.2f} of the bare loop's CPU, bar {MAX_RATIO:.2f}")
+    return max(ratios.values()) <= MAX_RATIO
 
 
 def measure_here(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
@@ -160,8 +163,9 @@ def measure_here(setting: Setting, options: argparse.Namespace) -> dict[str, Any
             loops |= redco_loops(program, nowhere)
         costs = measure(loops, steps=options.steps, rounds=options.rounds)
     show(setting, costs, lambda name: "redco's step, bare" if "redco" in name else "bare")
-    judge(costs)
-    return {"setting": vars(setting), "us_per_step": {name: vars(cost) for name, cost in costs.items()}}
+    met = judge(costs)
+    per_step = {name: vars(cost) for name, cost in costs.items()}
+    return {"setting": vars(setting), "us_per_step": per_step, "met": met}
 
 
 def main() -> None:
@@ -170,11 +174,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE", help="for every number measured")
     parser.add_argument("--no-redco", dest="redco", action="store_false")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     options = parser.parse_args()
-    found = [on_devices(setting.num_devices, measure_here, setting, options) for setting in SETTINGS]
+    options.redco = redco_fit.is_wanted(options)
+    if options.tiny:
+        options.steps, options.rounds = 5, 1
+    settings = SETTINGS[:1] if options.tiny else SETTINGS
+    found = [on_devices(setting.num_devices, measure_here, setting, options) for setting in settings]
     if options.json:
         heading = {"date": date.today().isoformat(), "jax": jax.__version__}
         options.json.write_text(json.dumps(heading | {"found": found}, indent=2))
+    sys.exit(not options.tiny and not all(each["met"] for each in found))
 
 
 if __name__ == "__main__":

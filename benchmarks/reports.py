@@ -1,15 +1,18 @@
-"""What metrics cost: 1,000 scalars and 20 histograms a step, reported every 50 steps, beside a step of 20 ms.
+"""What metrics cost: 1,000 scalars and 20 histograms a step, reported every 50 steps, beside those of a step.
 
 All loops are `mw.fit` in one process, in rounds in which they take turns. One step measures nothing but its
 loss, one measures all, and one reports it besides, as `mw.run` does. The main thread's CPU time is what
-reports cost the loop; wall time holds whatever else the machine does.
+reports cost the loop; wall time holds whatever else the machine does. The bar: what reports add to the main
+thread is at most 2.5 % of the CPU time, of all threads, of the step that measures. The rest is told.
 """
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import statistics
+import sys
 import tempfile
 from datetime import date
 from pathlib import Path
@@ -24,9 +27,9 @@ from peers.loops import Cost, Run, measure, on_devices, say, show, timed
 import meshwright as mw
 
 NUM_SCALARS, NUM_HISTOGRAMS, LOG_EVERY = 1000, 20, 50
+TINY_SCALARS, TINY_HISTOGRAMS = 20, 2
 WIDTH, NUM_PRODUCTS = 512, 2  # a step of 8 ms on two cores: what reports add does not grow with it
-MAX_SHARE = 0.02
-MAX_ADDED = MAX_SHARE * 20_000  # µs a step
+MAX_SHARE = 0.025
 TX = optax.sgd(1e-6)
 BATCH = {"x": np.random.default_rng(0).normal(size=(WIDTH, WIDTH)).astype(np.float32)}
 
@@ -36,16 +39,18 @@ def init(key: jax.Array) -> dict[str, Any]:
 
 
 def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
-    return measured(params, batch, key)[0]
+    return measured(0, 1, params, batch, key)[0]
 
 
-def measured(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+def measured(
+    num_scalars: int, num_histograms: int, params: Any, batch: Any, key: jax.Array
+) -> tuple[jax.Array, dict[str, Any]]:
     y = batch["x"]
     for _ in range(NUM_PRODUCTS):
         y = jnp.tanh(y @ params["w"])
-    scalars = {f"scalar/{i}": y[i % WIDTH, i // WIDTH] for i in range(NUM_SCALARS)}
-    rows = jnp.split(y, [i * (WIDTH // NUM_HISTOGRAMS) for i in range(1, NUM_HISTOGRAMS)])
-    histograms = {f"histogram/{i}": mw.metrics.Histogram.of(rows[i]) for i in range(NUM_HISTOGRAMS)}
+    scalars = {f"scalar/{i}": y[i % WIDTH, i // WIDTH] for i in range(num_scalars)}
+    rows = jnp.split(y, [i * (WIDTH // num_histograms) for i in range(1, num_histograms)])
+    histograms = {f"histogram/{i}": mw.metrics.Histogram.of(rows[i]) for i in range(num_histograms)}
     return jnp.mean(y**2), scalars | histograms
 
 
@@ -66,21 +71,25 @@ def fit_loop(loss: mw.train.Loss, log: mw.metrics.Log) -> Run:
     return timed(run)
 
 
-def loops(opened: contextlib.ExitStack, nowhere: TextIO) -> dict[str, Run]:
+def loops(
+    opened: contextlib.ExitStack, nowhere: TextIO, num_scalars: int, num_histograms: int
+) -> dict[str, Run]:
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
     events = opened.enter_context(mw.metrics.tensorboard(directory))
     writers = mw.metrics.tee(
         mw.metrics.jsonl(directory / "metrics.jsonl"), events, mw.metrics.Console(10**6, file=nowhere)
     )
     reporting = mw.metrics.logger(writers, mw.when.every(LOG_EVERY))
+    all_measured = functools.partial(measured, num_scalars, num_histograms)
     return {
         "loss alone": fit_loop(loss, mw.train.nothing),
-        "measured": fit_loop(measured, mw.train.nothing),
-        "measured and reported": fit_loop(measured, reporting),
+        "measured": fit_loop(all_measured, mw.train.nothing),
+        "measured and reported": fit_loop(all_measured, reporting),
     }
 
 
-def judge(costs: dict[str, Cost]) -> None:
+def judge(costs: dict[str, Cost]) -> bool:
+    """Print what reports add, and return whether the bar is met."""
     reported, silent = costs["measured and reported"], costs["measured"]
     for what, these, those in (
         ("the main thread's CPU", reported.main, silent.main),
@@ -88,28 +97,39 @@ def judge(costs: dict[str, Cost]) -> None:
         ("wall time", reported.wall, silent.wall),
     ):
         added = statistics.median(a - b for a, b in zip(these, those, strict=True))
-        share = added / MAX_ADDED * MAX_SHARE
-        say(added <= MAX_ADDED, f"reports add {added:.0f} µs a step of {what}, {share:.2%} of 20 ms, bar 2 %")
+        print(f"  reports add {added:.0f} µs a step of {what}, {added / 20_000:.2%} of 20 ms")
+    shares = [(a - b) / c for a, b, c in zip(reported.main, silent.main, silent.cpu, strict=True)]
+    share = statistics.median(shares)
+    return say(
+        share <= MAX_SHARE, f"to the main thread {share:.2%} of the CPU of a step, bar {MAX_SHARE:.1%}"
+    )
 
 
 def measure_here(options: argparse.Namespace) -> dict[str, Any]:
+    sizes = (TINY_SCALARS, TINY_HISTOGRAMS) if options.tiny else (NUM_SCALARS, NUM_HISTOGRAMS)
     with contextlib.ExitStack() as opened, Path(os.devnull).open("w") as nowhere:
-        costs = measure(loops(opened, nowhere), steps=options.steps, rounds=options.rounds)
-    show(f"{NUM_SCALARS} scalars, {NUM_HISTOGRAMS} histograms", costs, lambda name: "measured")
-    judge(costs)
-    return {name: vars(cost) for name, cost in costs.items()}
+        costs = measure(loops(opened, nowhere, *sizes), steps=options.steps, rounds=options.rounds)
+    show("{} scalars, {} histograms".format(*sizes), costs, lambda name: "measured")
+    met = judge(costs)
+    return {"us_per_step": {name: vars(cost) for name, cost in costs.items()}, "met": met}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What 1,000 scalars and 20 histograms cost a step of 20 ms.")
+    parser = argparse.ArgumentParser(description="What 1,000 scalars and 20 histograms cost a step.")
     parser.add_argument("--steps", type=int, default=200, help="in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE", help="for every number measured")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     options = parser.parse_args()
+    if options.tiny:
+        options.steps, options.rounds = 5, 1
     found = on_devices(1, measure_here, options)
     if options.json:
         heading = {"date": date.today().isoformat(), "jax": jax.__version__}
-        options.json.write_text(json.dumps(heading | {"us_per_step": found}, indent=2))
+        options.json.write_text(json.dumps(heading | found, indent=2))
+    sys.exit(not options.tiny and not found["met"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Texts: tokenizing beside `tokenizers` alone, packing, the first batch, and what a batch takes.
 
 The texts are the sources of Python's library, over and over, and a tokenizer that is trained on them. Times
-are of CPU, as the machine may do other work, but for the seconds until the first batch. With `--peer`, an
+are of CPU, as the machine may do other work, but for the seconds until the first batch. The bars: tokenizing
+takes at most 1.2 × the CPU, and rows are 99 % filled; seconds and microseconds are told. With `--peer`, an
 environment with `datasets` and `trl`, which is not that of `make bench`, does the same by turns:
 `datasets.map` on one process tokenizes, and TRL's `pack_dataset` packs by best fit without losing tokens.
 
@@ -28,7 +29,8 @@ from tokenizers import models, pre_tokenizers, trainers
 import meshwright as mw
 from meshwright.corpus import tokenized
 
-MAX_TOKENIZING, MIN_FILL, MAX_FIRST_SECONDS, MAX_MICROSECONDS = 1.2, 0.99, 2.0, 150
+MAX_TOKENIZING, MIN_FILL = 1.2, 0.99
+TINY_FILES, TINY_FILL = 60, 0.95
 
 
 def children_seconds() -> float:
@@ -37,9 +39,9 @@ def children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def write_texts(directory: Path, megabytes: int) -> tuple[Path, list[str]]:
-    """Write texts and a tokenizer for them; return their file and the texts."""
-    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+def write_texts(directory: Path, megabytes: int, most: int | None = None) -> tuple[Path, list[str]]:
+    """Write texts, of so many files at most, and a tokenizer for them; return their file and the texts."""
+    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:most]
     texts = [path.read_text(errors="replace")[:20_000] for path in paths]
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
@@ -189,10 +191,15 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help="the Python of an environment with datasets and trl")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     options = parser.parse_args()
+    if options.tiny:
+        options.megabytes, options.rounds = 1, 1
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        write_texts(directory, options.megabytes)
+        write_texts(directory, options.megabytes, TINY_FILES if options.tiny else None)
         firsts, ratios, packings, peers = [], [], [], []
         for i in range(options.rounds):
             store = directory / f"store{i}"
@@ -208,11 +215,10 @@ def main() -> None:
     print(f"tokenizing: {ratio:.2f} × the CPU of tokenizers alone, at most {MAX_TOKENIZING}")
     if peers:
         told(peers, firsts, packings, ratios)
-    print(f"first batch: {first:.2f} s, at most {MAX_FIRST_SECONDS} (CPU: {cpu:.2f} s)")
-    print(f"a batch of 64 rows: {microseconds:.0f} µs of the main thread, at most {MAX_MICROSECONDS}")
+    print(f"first batch: {first:.2f} s (CPU: {cpu:.2f} s)")
+    print(f"a batch of 64 rows: {microseconds:.0f} µs of the main thread")
     print(f"filled: {fill:.2%}, at least {MIN_FILL:.0%}")
-    held = ratio <= MAX_TOKENIZING and first <= MAX_FIRST_SECONDS
-    if not (held and microseconds <= MAX_MICROSECONDS and fill >= MIN_FILL):
+    if fill < (TINY_FILL if options.tiny else MIN_FILL) or (ratio > MAX_TOKENIZING and not options.tiny):
         raise SystemExit("missed")
 
 

@@ -115,8 +115,10 @@ def show(title: object, costs: dict[str, Cost], base_of: Callable[[str], str]) -
         print(f"{name:26}" + "".join(cells))
 
 
-def say(met: bool, what: str) -> None:
+def say(met: bool, what: str) -> bool:
+    """Print whether a bar is met, and return it."""
     print(f"  {'✓' if met else '✗'} {what}")
+    return met
 
 
 def on_devices(num_devices: int, measure_here: Callable[..., Any], *args: Any) -> Any:

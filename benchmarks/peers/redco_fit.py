@@ -1,6 +1,9 @@
 """redco's `Trainer`, as its users would have it. Its progress bar is on, as it is by default."""
 
+import argparse
 import contextlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -10,6 +13,17 @@ import optax
 from peers.loops import Run, timed
 
 SHARE = 5  # its steps take several times as long, so a fifth as many do
+
+
+def is_wanted(options: argparse.Namespace) -> bool:
+    """Return whether redco is measured too. If it is not installed, `--tiny` says so and leaves it out."""
+    if not options.redco or importlib.util.find_spec("redco"):
+        return options.redco
+    missing = "redco is not installed: pip install redco==0.4.23 tqdm"
+    if not options.tiny:
+        sys.exit(f"{missing}\n  Or leave it out with --no-redco.")
+    print(f"redco is left out. {missing}")
+    return False
 
 
 def stacked(examples: list[dict[str, Any]]) -> dict[str, np.ndarray]:
