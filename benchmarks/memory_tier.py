@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -25,19 +26,28 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.when import Tick, never
 
-REPETITIONS = 5
-NUM_ARRAYS, ROWS, COLUMNS = 16, 2048, 1024  # 8 MiB each
+NUM_ARRAYS, COLUMNS = 16, 1024
 STEPS = 10
-STEP_SECONDS = 0.05
 ROUND = [("none", 1), ("disk", 1), ("memory", 1), ("disk", STEPS), ("memory", STEPS)]
 
 
-def target():
+class Sizes(NamedTuple):
+    """How many rows an array has, how long a step takes at least, and how often all is measured."""
+
+    num_rows: int = 2048  # arrays of 8 MiB
+    step_seconds: float = 0.05
+    repetitions: int = 5
+
+
+TINY = Sizes(num_rows=8, step_seconds=0.001, repetitions=1)
+
+
+def target(num_rows):
     mesh = jax.make_mesh((8,), ("fsdp",))
     sharding = NamedSharding(mesh, P("fsdp"))
     whole = NamedSharding(mesh, P())
     arrays = {
-        f"w{i}": jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32, sharding=sharding)
+        f"w{i}": jax.ShapeDtypeStruct((num_rows, COLUMNS), jnp.float32, sharding=sharding)
         for i in range(NUM_ARRAYS)
     }
     return {"params": arrays, "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
@@ -52,12 +62,12 @@ def update(state):
     return jax.tree.map(lambda x: x + 1, state)
 
 
-def steps(state, save, num_saves=1):
+def steps(state, save, num_saves, seconds):
     """Make some steps, with saves after the first ones; return the state and the seconds."""
     started = time.perf_counter()
     for number in range(STEPS):
         state = jax.block_until_ready(update(state))
-        time.sleep(STEP_SECONDS)
+        time.sleep(seconds)
         if number < num_saves:
             save(state)
     return state, time.perf_counter() - started
@@ -76,12 +86,12 @@ def out_of_the_cache(directory):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure_saves(disk, memory, seconds):
-    wanted = target()
+def measure_saves(disk, memory, seconds, sizes):
+    wanted = target(sizes.num_rows)
     state, step = made(wanted), 0
     with mw.Checkpoints(disk, memory=memory) as checkpoints:
         in_memory, on_disk = checkpoints.saver(never), checkpoints.saver(lambda step: True)
-        for kind, num_saves in ROUND * REPETITIONS:
+        for kind, num_saves in ROUND * sizes.repetitions:
             calls = []
 
             def save(state, kind=kind, calls=calls):
@@ -94,7 +104,7 @@ def measure_saves(disk, memory, seconds):
                     in_memory(Tick(2 * step), state, None, {})
                 calls.append(time.perf_counter() - began)
 
-            state, spent = steps(state, save, num_saves)
+            state, spent = steps(state, save, num_saves, sizes.step_seconds)
             many = "" if num_saves == 1 else ", a save after each"
             seconds[kind, f"ten steps{many}"].append(spent)
             if num_saves == 1:
@@ -102,7 +112,7 @@ def measure_saves(disk, memory, seconds):
             checkpoints.wait()
             while any(checkpoints.tier.place.path.glob("*.tmp-*")):
                 time.sleep(0.001)
-        for _ in range(REPETITIONS):
+        for _ in range(sizes.repetitions):
             for kind in ("disk", "memory"):
                 step += 1
                 began = time.perf_counter()
@@ -115,10 +125,10 @@ def measure_saves(disk, memory, seconds):
                 seconds[kind, "complete"].append(time.perf_counter() - began)
 
 
-def measure_restarts(disk, memory, seconds):
-    wanted = target()
+def measure_restarts(disk, memory, seconds, sizes):
+    wanted = target(sizes.num_rows)
     state, step = made(wanted), 10_000
-    for _ in range(REPETITIONS):
+    for _ in range(sizes.repetitions):
         for kind in ("disk", "memory", "disk without cache"):
             step += 2
             try:
@@ -139,6 +149,7 @@ def measure_restarts(disk, memory, seconds):
                 resumed = jax.block_until_ready(checkpoints.resume(wanted, None, otherwise=lambda: None))
                 seconds[kind, "resume"].append(time.perf_counter() - began)
                 assert checkpoints.is_from_memory == (kind == "memory")
+                assert all(bool((x == 1).all()) for x in resumed["params"].values()), "other values"
                 del resumed
 
 
@@ -149,14 +160,18 @@ def main():
     parser.add_argument("--json", type=Path, help="file for every single number")
     parser.add_argument("--disk", help="a directory on the disk to measure; a temporary one by default")
     parser.add_argument("--memory", default="/dev/shm", help="a directory in memory")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     chosen = parser.parse_args()
+    sizes = TINY if chosen.tiny else Sizes()
     kinds = "none", "disk", "memory", "disk without cache"
     measured = "call", "ten steps", "ten steps, a save after each", "complete", "resume"
     seconds = {(kind, what): [] for kind in kinds for what in measured}
     memory = mw.InMemory(every=2, budget_nbytes=4 << 30, directory=chosen.memory)
     with tempfile.TemporaryDirectory(dir=chosen.disk) as folder:
-        measure_saves(f"{folder}/checkpoints", memory, seconds)
-        measure_restarts(f"{folder}/checkpoints", memory, seconds)
+        measure_saves(f"{folder}/checkpoints", memory, seconds, sizes)
+        measure_restarts(f"{folder}/checkpoints", memory, seconds, sizes)
     for (kind, what), each in seconds.items():
         if each:
             listed = " ".join(f"{value:.3f}" for value in sorted(each))

@@ -7,6 +7,8 @@ start of Python and JAX, connecting, compiling from the cache, and restoring.
 Then a deep network, whose step takes long to compile, goes on with three of four processes: with the step
 compiled ahead for three, and without. It tells what a step takes while the others compile, against after it.
 
+Seconds are told: there is no bar.
+
 `--equal` looks at the end in place of the time: one of four processes is killed, then process 0 of the three
 that are left; in another run, two at once. Each step must be reported once, with the loss of a run that was
 resized at those steps.
@@ -39,14 +41,14 @@ def slowly(example):
     time.sleep(0.01)
     return example
 
-def experiment(workdir: str) -> mw.Experiment:
-    shape = (3600, 3600)  # two of 52 MB, which two, three and four processes can share
+def experiment(workdir: str, side: int = 3600) -> mw.Experiment:
+    shape = (side, side)  # two of 52 MB, which two, three and four processes can share
     each = np.random.default_rng(0).uniform(0.5, 1.5, (4096, 4)).astype(np.float32)
     return mw.Experiment(
         workdir=workdir,
         model=lambda key: {"a": jnp.ones(shape), "b": jnp.ones(shape)},
         loss=loss,
-        optimizer=optax.sgd(1e5),  # the gradient of a mean of millions is small
+        optimizer=optax.sgd(1e5 * (side / 3600) ** 2),  # the gradient of a mean of millions is small
         input=mw.Input(mw.mapped(slowly, {"x": each}), batch_size=12, num_threads=1),
         max_steps=1_000_000,
         mesh="fsdp=-1",
@@ -232,14 +234,20 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--equal", action="store_true", help="only look at the end, not at the time")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     parser.add_argument("--ahead", action="store_true", help="only the deep network that goes on with three")
     asked = parser.parse_args()
     if asked.equal:
         for kills in KILLED_IN_TURN:
             equal_to_a_resized_run(kills)
         return
+    if asked.tiny:
+        same_number({"the last": (1,)}, 1, number=2, settings=("side=60",))
+        return
     if not asked.ahead:
-        same_number()
+        same_number(KILLED, REPETITIONS)
     for name, options in {"ahead": (), "not ahead": ("--no-compile-ahead",)}.items():
         found = [go_on_with_three(*options) for _ in range(REPETITIONS)]
         seconds, compiling, slower = (statistics.median(each) for each in zip(*found, strict=True))
@@ -250,16 +258,18 @@ def main():
         )
 
 
-def same_number():
-    seconds = {name: [] for name in KILLED}
+def same_number(killed, repetitions, **options):
+    seconds = {name: [] for name in killed}
     with (
         tempfile.TemporaryDirectory() as folder,
-        training(folder, "experiment", "--restarts", "9") as (run, launcher, _),
+        training(folder, "experiment", "--restarts", "9", **options) as (run, launcher, _),
     ):
         wait_for(lambda: newest(run) >= 20)
-        for _ in range(REPETITIONS):
-            for name, numbers in KILLED.items():
+        for _ in range(repetitions):
+            for name, numbers in killed.items():
                 seconds[name].append(measure(run, launcher, numbers))
+        steps = [report["step"] for report in read_jsonl(run / "metrics.jsonl") if "loss" in report]
+        assert steps == list(range(1, len(steps) + 1)), f"not each step is reported once: {steps}"
     for name, each in seconds.items():
         listed = " ".join(f"{value:.1f}" for value in sorted(each))
         print(f"{name:10} median {statistics.median(each):.1f} s   ({listed})")

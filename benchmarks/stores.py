@@ -52,6 +52,7 @@ for split in (rows_split, columns_split):
 print(json.dumps(found))
 """
 CASES = {"0.5 GB in 8 arrays": (8, 16384), "33 MB in 1,000 arrays": (1000, 8)}
+TINY = {"64 kB in 2 arrays": (2, 8)}
 
 
 class Store:
@@ -202,11 +203,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", type=Path, help="another source tree, `src` of a checkout")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     options = parser.parse_args()
+    if options.tiny:
+        options.rounds = 1
     trees = {"this": Path(__file__).parents[1] / "src"} | (
         {"other": options.against} if options.against else {}
     )
-    for title, case in CASES.items():
+    for title, case in (TINY if options.tiny else CASES).items():
         found = {name: [] for name in trees}
         for turn in range(options.rounds):
             for name in trees if turn % 2 else reversed(trees):

@@ -61,7 +61,9 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after this time")
     parser.add_argument("--out", type=Path, default=Path("runs/accelerator"), help="the folder of both files")
-    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
+    parser.add_argument(
+        "--tiny", action="store_true", help="smallest sizes, to see that the script runs; judges no times"
+    )
     parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)  # in the process of a case
     options = parser.parse_args()
     if options.case:
