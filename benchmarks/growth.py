@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-MAX_RATIO, MAX_ADDED = 1.5, 0.7
+MAX_RATIO, MAX_ADDED = 1.5, 0.9
 """Of the bare program's CPU seconds, and beyond that of those of its start."""
 START = "start of the bare program"
 WIDTH, BATCH_SIZE = 16, 8
