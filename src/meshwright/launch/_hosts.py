@@ -81,8 +81,10 @@ def launch_hosts(
       UsageError: The command cannot be run, or the address is not valid; nothing was started.
 
     Example:
-      >>> import sys
-      >>> mw.launch.launch_hosts([sys.executable, "-c", "pass"], 1, at="127.0.0.1:29417", hosts=1)
+      >>> import socket, sys
+      >>> with socket.create_server(("127.0.0.1", 0)) as server:
+      ...     at = f"127.0.0.1:{server.getsockname()[1]}"  # a free port of this machine
+      >>> mw.launch.launch_hosts([sys.executable, "-c", "pass"], 1, at=at, hosts=1)
       0
     """
     check(grace_seconds, num_processes, restarts, None)
