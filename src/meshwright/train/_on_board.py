@@ -59,7 +59,8 @@ def on_board(
       clock: The clock of the phases.
       shortest_seconds: The shortest time without progress that counts as unusual.
       first_seconds: The shortest such time in what happens for the first time.
-      kill: If True, a process that then stands still for as long again is ended with exit code 5.
+      kill: If True, a process that then stands still for as long again is ended with exit code 5, but not
+        while it looks where the others stand; at the latest, after three times that time.
       readings: Returns what this machine tells, to be told on the board, too.
     """
     try:
@@ -102,6 +103,7 @@ class _Teller:
         The time that it stands still is counted in beats: a process that was suspended finds no time gone by.
         """
         turns, still, beat, told = -1, 0.0, 0, 0
+        report = threading.Thread()
         while True:
             before = time.monotonic()
             if turns != self._clock.turns:
@@ -111,8 +113,9 @@ class _Teller:
             if still > (told + 1) * limit:
                 told += 1
                 if told == 1:
-                    threading.Thread(target=self._report, args=(turns, limit), daemon=True).start()
-                elif self._kill:
+                    report = threading.Thread(target=self._report, args=(turns, limit), daemon=True)
+                    report.start()
+                elif self._kill and (told > 2 or not report.is_alive()):  # to look takes some seconds
                     process.announce_exit(EXIT_HUNG)
                     os._exit(EXIT_HUNG)
             if self.over.wait(self._beat_seconds):
