@@ -21,7 +21,7 @@ ROWS = 64
 ARMED = []
 """The fault, in the process that has it: in its memory, as nothing that the processes compare may show it."""
 PHASES = ("start", "first_batch", "restore", "compile", "evaluation", "save")
-TIMEOUTS = {"step": 2, **dict.fromkeys(PHASES, 4)}
+TIMEOUTS = {"step": 5, **dict.fromkeys(PHASES, 10)}
 
 
 def act(what: str, noted: Path) -> None:

@@ -22,7 +22,7 @@ from soak import cases, rng
 TESTS = Path(__file__).parents[1]
 LAUNCH = "import sys; from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"
 NUM_PROCESSES, NUM_AT_ONCE = 4, 2
-ENDS_WITHIN_SECONDS = 30
+ENDS_WITHIN_SECONDS = 60
 
 PHASES = {
     "before the first collective": None,

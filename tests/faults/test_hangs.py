@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from flags import QUICK
 from meshwright.errors import EXIT_HUNG
-from pairs import slow_first
+from pairs import case
 from soak import cases, rng
 from storage.gcs import FakeGcs
 
@@ -55,22 +56,29 @@ class DyingGcs(FakeGcs):
         return super().answer(method, path, *rest)
 
 
-def launched(run, what, who, steps=200, at=60):
-    """Return a launch that has ended, of four processes on the CPU."""
-    program = [sys.executable, "-m", "faults.hanging", json.dumps([str(run), what, who, steps, at])]
+@pytest.fixture
+def launched(python, tmp_path):
+    """Launch four processes on the CPU, and return how that ended."""
+    return partial(ended_launch, python, tmp_path / "run")
+
+
+def ended_launch(python, run, what, who, steps=200, at=60):
+    program = [*python, "-m", "faults.hanging", json.dumps([str(run), what, who, steps, at])]
     command = [sys.executable, "-c", LAUNCH, "launch", "local", "-n", "4", "--grace", "3", "--", *program]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "XLA_FLAGS": QUICK}
     with DyingGcs(at) as store:
         if what == "dead store":
             environ |= {"STORE": "gs://bucket/checkpoints", "STORAGE_EMULATOR_HOST": store.url}
-        return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
+        return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=600)
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("what", slow_first("dead store", *(what for what in HANGS if what != "dead store")))
-def test_who_stands_still_and_where_is_said_and_all_end_with_5(tmp_path, what):
+@pytest.mark.parametrize(
+    "what", [case([what], what in ("data", "branch", "dead store", "interpreter")) for what in HANGS]
+)
+def test_who_stands_still_and_where_is_said_and_all_end_with_5(launched, what):
     who = 0 if what in LEAD_ALONE else 2
-    check_named(launched(tmp_path / "run", what, who), what, who)
+    check_named(launched(what, who), what, who)
 
 
 def check_named(ended, what, who):
@@ -86,9 +94,9 @@ def check_named(ended, what, who):
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("what", ["no data", "full disk"])  # test_faults.py kills
-def test_a_peer_that_ends_is_named_with_its_reason_and_nobody_is_said_to_stand_still(tmp_path, what):
+def test_a_peer_that_ends_is_named_with_its_reason_and_nobody_is_said_to_stand_still(launched, what):
     who = 0 if what in LEAD_ALONE else 2
-    check_ended(launched(tmp_path / "run", what, who), what, who)
+    check_ended(launched(what, who), what, who)
 
 
 def check_ended(ended, what, who):
@@ -110,24 +118,23 @@ def drawn():
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("what", "who", "at"), [*drawn()])
-def test_whoever_has_a_fault_is_named_and_nobody_else(tmp_path, what, who, at):
-    ended = launched(tmp_path / "run", what, who, at=at)
+def test_whoever_has_a_fault_is_named_and_nobody_else(launched, what, who, at):
+    ended = launched(what, who, at=at)
     (check_named if what in HANGS else check_ended)(ended, what, who)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_nothing_is_said_of_a_long_compile(tmp_path):
-    ended = launched(tmp_path / "run", "compile", 2, 60)
-    print(ended.stderr)
-    assert ended.returncode == 0
-    assert "stands still" not in ended.stderr
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(0)
-def test_nothing_is_said_in_many_steps(tmp_path):
-    ended = launched(tmp_path / "run", None, 2, cases(few=2_000, many=10_000))
+@pytest.mark.parametrize(
+    ("what", "steps"),
+    [
+        pytest.param("compile", 60, id="a long compile"),
+        pytest.param("slow", 60, id="a slow machine"),
+        pytest.param(None, cases(few=2_000, many=10_000), id="many steps", marks=pytest.mark.nightly),
+    ],
+)
+def test_nothing_is_said_of_a_run_that_gets_on(launched, what, steps):
+    ended = launched(what, 2, steps)
     print(ended.stderr)
     assert ended.returncode == 0
     assert "stands still" not in ended.stderr
@@ -135,8 +142,8 @@ def test_nothing_is_said_in_many_steps(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_a_process_that_is_slower_than_its_peers_is_named_with_its_figure(tmp_path):
-    ended = launched(tmp_path / "run", "slow", 2, 300)
+def test_a_process_that_is_slower_than_its_peers_is_named_with_its_figure(launched):
+    ended = launched("slow", 2, 300)
     print(ended.stderr)
     named = re.findall(
         r"process (\d) is slower than the others by \d+ % of each step: it waits for examples", ended.stderr
