@@ -43,13 +43,13 @@ def test_it_is_on_again_when_the_last_of_several_threads_is_done():
 
     def first():
         with collector_paused():
-            both_in.wait(10)
-        first_is_out.wait(10)
+            both_in.wait(60)
+        first_is_out.wait(60)
 
     def last():
         with collector_paused():
-            both_in.wait(10)
-            first_is_out.wait(10)
+            both_in.wait(60)
+            first_is_out.wait(60)
             return gc.isenabled()
 
     with ThreadPoolExecutor(2) as threads:

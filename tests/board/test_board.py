@@ -7,13 +7,14 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
 import meshwright as mw
+from eventually import eventually
 from meshwright.board import Entry, LookOut, board_directory, look, read_entries, verdict, write_entry
 from meshwright.board._entry import birth_of, namespace
 from meshwright.board._look import compared
@@ -117,7 +118,7 @@ def test_a_run_that_goes_on_is_said_to():
 
 def test_linux_tells_of_a_process_that_was_stopped(child):
     child.send_signal(signal.SIGSTOP)
-    wait_until(lambda: compared({1: of(child)}, {1: of(child)})[1].state != "does not answer")
+    eventually(lambda: compared({1: of(child)}, {1: of(child)})[1].state != "does not answer")
     found = compared({1: of(child)}, {1: of(child)})
     assert found[1].state == "stopped by a signal"
     assert f"`kill -CONT {child.pid}` on {mw.board.here()[0]}" in last(found)
@@ -130,13 +131,6 @@ def test_linux_tells_of_a_process_that_is_gone_and_of_another_of_its_number(chil
     child.kill()
     child.wait()
     assert compared({1: told}, {1: told})[1].state == "gone"
-
-
-def wait_until(is_so):
-    give_up = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def test_a_hang_is_noticed_once_by_the_readers_clock():
@@ -154,49 +148,61 @@ def test_a_process_of_an_attempt_before_is_not_late(child):
     assert [watched.late(told, now) for now in (0.0, 100.0)] == [{}, {}]
 
 
-def told_again(directory, *entries, after):
-    """Write entries once more after some seconds, in a thread."""
-    timer = threading.Timer(after, lambda: [write_entry(directory, each) for each in entries])
-    timer.start()
-    return timer
+@pytest.fixture
+def between(monkeypatch):
+    """What happens between two readings of a look, by the number of the pause; the pauses take no time."""
+    acts, pauses = {}, []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        acts.get(len(pauses), lambda: None)()
+
+    clock = SimpleNamespace(sleep=pause, monotonic=lambda: sum(pauses))
+    monkeypatch.setattr("meshwright.board._look.time", clock)
+    return acts
 
 
-def test_a_process_that_gets_no_time_for_a_while_is_not_said_not_to_answer(tmp_path):
-    for number in range(3):
-        write_entry(tmp_path, entry(number))
-    again = told_again(tmp_path, *[entry(number, beat=2) for number in range(3)], after=20 * BEAT)
+def write_all(directory, *entries):
+    for each in entries:
+        write_entry(directory, each)
+
+
+def test_a_process_that_gets_no_time_for_a_while_is_not_said_not_to_answer(tmp_path, between):
+    write_all(tmp_path, *map(entry, range(3)))
+    between[20] = lambda: write_all(tmp_path, *[entry(number, beat=2) for number in range(3)])
     assert states(look(tmp_path)) == ["waits", "waits", "waits"]
-    again.join()
 
 
 @contextlib.contextmanager
-def launcher_says(folder, **later):
-    """Give what a launcher says of a process that is late and of one that waits for it.
+def launcher_says(folder, between, monkeypatch, **later):
+    """Give what a launcher says of a process that is late and of one that waits for it, and how often it has
+    read the board.
 
     The entries are written again after the launcher has noticed the first one, which then tells `later`.
     """
-    said, board = [], folder / "board"
+    said, readings, board = [], [], folder / "board"
+    reading = lambda directory: readings.append(1) or read_entries(directory)
+    monkeypatch.setattr("meshwright.launch._look_out.read_entries", reading)
     board.mkdir()
     (folder / "progress.board").write_text(str(board))
     late = entry(num_processes=2, limit_seconds=BEAT / 2, **STANDING)
     waits = entry(1, num_processes=2, limit_seconds=None)
-    for each in (late, waits):
-        write_entry(board, each)
+    write_all(board, late, waits)
+    again = dataclasses.replace(waits, beat=2), dataclasses.replace(late, beat=2, **later)
+    between[1] = lambda: write_all(board, *again)
     with looking_out(folder / "progress", said.append):
-        again = dataclasses.replace(waits, beat=2), dataclasses.replace(late, beat=2, **later)
-        told_again(board, *again, after=1.2).join()
-        yield said
+        yield said, readings
 
 
-def test_a_launcher_says_nothing_of_a_process_that_went_on_while_it_looked(tmp_path):
-    with launcher_says(tmp_path, turns=8, limit_seconds=9) as said:
-        time.sleep(0.3)
+def test_a_launcher_says_nothing_of_a_process_that_went_on_while_it_looked(tmp_path, between, monkeypatch):
+    with launcher_says(tmp_path, between, monkeypatch, turns=8, limit_seconds=900) as (said, readings):
+        eventually(lambda: len(readings) > 4)  # it looks after the second
         assert said == []
 
 
-def test_a_launcher_says_where_a_process_stands_that_did_not_go_on(tmp_path):
-    with launcher_says(tmp_path) as said:
-        wait_until(lambda: said)
+def test_a_launcher_says_where_a_process_stands_that_did_not_go_on(tmp_path, between, monkeypatch):
+    with launcher_says(tmp_path, between, monkeypatch) as (said, _):
+        eventually(lambda: said)
         assert said[0].startswith("the run stands still:")
 
 
@@ -246,28 +252,33 @@ def test_a_process_that_stands_still_says_where_all_stand(tmp_path, capfd, quick
     clock = PhaseClock()
     with on_board(tmp_path / "board", clock, 0.05):
         stepping(clock)
-        told = ""
-        give_up = time.monotonic() + 10
-        while "Process 0" not in told and time.monotonic() < give_up:
-            time.sleep(0.01)
-            told += capfd.readouterr().err
+        read = []
+        eventually(lambda: read.append(capfd.readouterr().err) or "Process 0" in "".join(read))
+    told = "".join(read)
     assert "process 0 stands still for longer than 0 s" in told
     assert "Process 0 stands in the phase step, at" in told
-    assert "test_board.py" in told
+    assert "eventually.py" in told
     assert told.count("stands still") == 1
     assert not (tmp_path / "board").exists()
 
 
 def test_nothing_is_said_of_a_run_that_goes_on_nor_of_a_phase_whose_time_is_not_known(tmp_path, capfd, quick):
-    clock = PhaseClock()
-    with on_board(tmp_path / "board", clock, 0.05):
+    clock, board = PhaseClock(), tmp_path / "board"
+
+    def beats(number=40):
+        """For so many beats, more than the shortest time that is unusual."""
+        eventually(lambda: read_entries(board))
+        last = read_entries(board)[0].beat + number
+        while read_entries(board)[0].beat < last:
+            yield time.sleep(0.001)
+
+    with on_board(board, clock, 0.3):
         clock.enter("compile")
-        time.sleep(0.2)
-        for _ in range(20):
+        list(beats())
+        for _ in beats():
             stepping(clock)
-            time.sleep(0.005)
         clock.enter("evaluation")
-        time.sleep(0.2)
+        list(beats())
     assert capfd.readouterr().err == ""
 
 
@@ -276,7 +287,7 @@ def test_the_doctor_asks_a_run_that_goes_on(tmp_path, capsys, quick):
     with on_board(tmp_path / "board", clock, 60):
         stepping(clock)
         clock.enter("evaluation")
-        wait_until(lambda: read_entries(tmp_path / "board"))
+        eventually(lambda: read_entries(tmp_path / "board"))
         assert main(["doctor", str(tmp_path)]) == 0
         assert "evaluation" in capsys.readouterr().out
         assert main(["doctor", str(tmp_path), "--json"]) == 0
@@ -284,7 +295,7 @@ def test_the_doctor_asks_a_run_that_goes_on(tmp_path, capsys, quick):
     assert (found["hangs"], found["processes"][0]["state"]) == (False, "stands")
 
 
-def test_the_doctor_says_if_a_run_hangs_or_tells_nothing(tmp_path, capsys):
+def test_the_doctor_says_if_a_run_hangs_or_tells_nothing(tmp_path, capsys, between):
     directory = tmp_path / "board"
     directory.mkdir()
     write_entry(directory, entry(0, num_processes=1))
@@ -304,13 +315,13 @@ def test_what_the_users_functions_hold_goes_when_they_let_go_of_it(tmp_path, qui
 
     def hold(held):
         beats = read_entries(tmp_path)[0].beat
-        wait_until(lambda: read_entries(tmp_path)[0].beat > beats + 2)
+        eventually(lambda: read_entries(tmp_path)[0].beat > beats + 2)
         return weakref.ref(held)
 
     gc.disable()
     try:
         with on_board(tmp_path, PhaseClock(), 60):
-            wait_until(lambda: read_entries(tmp_path))
+            eventually(lambda: read_entries(tmp_path))
             held = hold(Held())
         assert held() is None
     finally:

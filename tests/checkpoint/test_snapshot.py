@@ -116,7 +116,7 @@ def test_a_writer_that_waits_for_a_chunk_that_costs_nothing_is_woken(state, wait
     writer.start()
     waiting.wait()
     chunks.take(wait=False)
-    writer.join(10)
+    writer.join(60)
     assert not writer.is_alive()
 
 

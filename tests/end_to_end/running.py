@@ -40,7 +40,7 @@ class Shell:
     def __call__(self, *words: str) -> subprocess.CompletedProcess:
         child = self.start(*words)
         try:
-            out, err = child.communicate(timeout=200)
+            out, err = child.communicate(timeout=400)
         finally:
             child.kill()
         return subprocess.CompletedProcess(words, child.returncode, out, err)
@@ -64,12 +64,18 @@ def final_arrays(run: Path) -> dict[str, bytes]:
     }
 
 
-def wait_for(happened: Callable[[], bool], child: subprocess.Popen, seconds: float = 60) -> None:
+def wait_for(happened: Callable[[], bool], child: subprocess.Popen, seconds: float = 300) -> None:
     """Wait until something is true while `child` is running."""
     give_up = time.monotonic() + seconds
     while child.poll() is None and not happened():
         assert time.monotonic() < give_up, "it did not happen"
         time.sleep(0.001)
+
+
+def processes_of(launcher: subprocess.Popen) -> list[int]:
+    """The processes that a launcher has started and that are running, in their order."""
+    started = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return sorted(map(int, started))
 
 
 def reached(run: Path, step: int) -> Callable[[], bool]:

@@ -1,5 +1,6 @@
 """Experiments that take long where they may be told to stop: in an evaluation, and in XLA's compiler."""
 
+import os
 import time
 
 import jax
@@ -11,11 +12,11 @@ import meshwright as mw
 
 EXAMPLES = {"x": np.ones((64, 4), np.float32)}
 BATCHES = 120
-"""Of an evaluation, each of a tenth of a second."""
+"""Of an evaluation, each of as many seconds as the environment says."""
 
 
 def evaluating(workdir: str = "runs/slow") -> mw.Experiment:
-    """Evaluate after step 2 for twelve seconds."""
+    """Evaluate after step 2, in 120 batches that may take long."""
     few = {"x": np.ones((8 * BATCHES, 4), np.float32)}
     evaluations = {"all": mw.Evaluation(_slowly, few, when=mw.when.at(2), batch_size=8, at_end=False)}
     loss = lambda params, batch, key: _error(params, batch).mean()
@@ -56,5 +57,5 @@ def _slowly(params, batch):
 
 
 def _wait():
-    time.sleep(0.1)
+    time.sleep(float(os.environ.get("PAUSE", "0")))
     return np.float32(0)

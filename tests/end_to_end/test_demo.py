@@ -52,7 +52,7 @@ def test_the_commands_that_it_suggests_work_when_pasted(digits, shell):
             env=shell.environ,
             text=True,
             capture_output=True,
-            timeout=100,
+            timeout=300,
         )
         assert pasted.returncode == 0, pasted.stderr
         assert shows in pasted.stdout

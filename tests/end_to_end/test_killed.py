@@ -52,7 +52,7 @@ def test_the_work_that_was_done_twice_is_lost_in_the_ledger_and_all_seconds_are_
     assert ledger.seconds["step"] > 0
     reports = read_jsonl(killed_again_and_again / "metrics.jsonl")
     since_first_report = reports[-1]["time"] - reports[0]["time"]
-    assert since_first_report < ledger.total < since_first_report + 30
+    assert since_first_report < ledger.total < since_first_report + 200
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def interrupted(shell):
         child = shell.start(*command)
         wait_for(reached(run, last_step + 5), child)
         child.send_signal(number)
-        _, err = child.communicate(timeout=30)
+        _, err = child.communicate(timeout=200)
         answers.append((child.returncode, err))
     done = shell(*command)
     assert done.returncode == 0, done.stderr
@@ -103,5 +103,5 @@ def test_ctrl_c_twice_stops_at_once(shell):
     child.send_signal(signal.SIGINT)
     wait_for_words(child, "press Ctrl-C again")
     child.send_signal(signal.SIGINT)
-    child.communicate(timeout=30)
+    child.communicate(timeout=200)
     assert child.returncode in (-signal.SIGINT, 130)  # shells make 130 of the first

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from end_to_end.running import Shell, losses, reached, wait_for
+from end_to_end.running import Shell, losses, processes_of, reached, wait_for
 
 pytestmark = pytest.mark.nightly
 RUN = ("-m", "meshwright", "train", "end_to_end.reading:experiment", "--fake-devices")
@@ -36,15 +35,10 @@ def test_two_processes_read_what_one_reads_and_lose_nothing_when_one_is_killed(s
     assert alone.returncode == 0, alone.stderr
     launch = ("launch", "local", "-n", "2", "--restarts", "1", "--", sys.executable, *RUN, "1")
     launcher = shell.start(*launch, *words("killed"))
-    wait_for(reached(shell.folder / "killed", 30), launcher, seconds=120)
+    wait_for(reached(shell.folder / "killed", 30), launcher)
     assert launcher.poll() is None, launcher.communicate()
-    processes = subprocess.run(
-        ["pgrep", "-f", f"^{sys.executable}.*train.*workdir=killed"], capture_output=True, text=True
-    )
-    os.kill(
-        max(int(number) for number in processes.stdout.split() if int(number) != launcher.pid), signal.SIGKILL
-    )
-    _, err = launcher.communicate(timeout=200)
+    os.kill(processes_of(launcher)[-1], signal.SIGKILL)
+    _, err = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, err
     assert "failed first, with signal SIGKILL" in err
     assert "continuing after step" in err

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from clusters.engines import Local, reach
 from clusters.slurm import wait_until
-from end_to_end.running import Shell, losses, reached, wait_for
+from end_to_end.running import Shell, losses, processes_of, reached, wait_for
 
 pytestmark = pytest.mark.slow
 SLOWLY = ("-m", "meshwright", "train", "clusters.slowly:experiment", "--fake-devices", "1")
@@ -37,12 +36,8 @@ def test_a_killed_process_costs_nothing_but_time(shell, undisturbed):
     words = ("launch", "local", "-n", "2", "--restarts", "1", "--", sys.executable, *SLOWLY)
     launcher = shell.start(*words, f"workdir={run}")
     wait_for(reached(run, 40), launcher)
-    found = subprocess.run(
-        ["pgrep", "-f", f"^{sys.executable}.*workdir={run}"], capture_output=True, text=True
-    )
-    processes = [int(number) for number in found.stdout.split() if int(number) != launcher.pid]
-    os.kill(processes[-1], signal.SIGKILL)
-    _, err = launcher.communicate(timeout=120)
+    os.kill(processes_of(launcher)[-1], signal.SIGKILL)
+    _, err = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, err
     assert "failed first, with signal SIGKILL" in err
     assert "continuing after step" in err
@@ -60,11 +55,11 @@ def test_processes_that_go_on_without_another_do_not_compile_the_step_again(tmp_
     engine.start()
     try:
         reach(engine, 1)
-        wait_until(lambda: "compiled the step ahead for 2 processes" in engine.said(), 120, engine.said)
+        wait_until(lambda: "compiled the step ahead for 2 processes" in engine.said(), 300, engine.said)
         engine.kill()
-        wait_until(lambda: "continuing after step" in engine.said(), 60, engine.said)
+        wait_until(lambda: "continuing after step" in engine.said(), 300, engine.said)
         engine.preempt()
-        wait_until(lambda: engine.ended() is not None, 60, engine.said)
+        wait_until(lambda: engine.ended() is not None, 300, engine.said)
     finally:
         engine.close()
     logs = sorted((engine.run / "logs").glob("*.log"))

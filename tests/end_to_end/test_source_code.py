@@ -50,7 +50,7 @@ def killed(program):
     """A run that was killed at a random step, and then left to end."""
     run = program.folder / "killed"
     child = program.start("workdir=killed", *SMALL)
-    wait_for(reached(run, random.randint(5, 30)), child, seconds=150)
+    wait_for(reached(run, random.randint(5, 30)), child)
     kill(child)
     assert child.returncode == -signal.SIGKILL
     done = program("workdir=killed", *SMALL)

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from end_to_end.running import kill, losses, reached, wait_for
-from end_to_end.test_processes import children
+from end_to_end.running import kill, losses, processes_of, wait_for
 from launched import by_process
+from meshwright.board import read_entries
 from meshwright.metrics import read_jsonl
 
-SECONDS = 5
-"""From SIGTERM to the end of the process."""
+PAUSE, SECONDS = "1", 60
+"""Of each of the 120 batches of an evaluation; and at most from SIGTERM to the end of the process."""
 
 
 def heard(child, words):
@@ -29,7 +29,7 @@ def terminated(child):
     """Send SIGTERM; return the exit code, and how long it took."""
     sent = time.monotonic()
     child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=60)
+    child.communicate(timeout=400)
     return child.returncode, time.monotonic() - sent
 
 
@@ -37,13 +37,24 @@ def train(shell, *words):
     return shell.start("train", *words, "--fake-devices", "1")
 
 
+def are_in(run, phase, number=1, seconds=0):
+    """Return whether so many processes are in a phase, in which they have stood for so long."""
+
+    def is_so():
+        entries = read_entries(run / "board").values()
+        return sum(each.phase == phase and each.still_seconds >= seconds for each in entries) == number
+
+    return is_so
+
+
 @pytest.fixture(scope="module")
 def evaluation_cut_off(shell):
-    """A run that was told to stop in an evaluation of twelve seconds; how it ended and in which time."""
-    child, run = train(shell, "slow:evaluating", "workdir=evaluating"), shell.folder / "evaluating"
+    """A run that was told to stop in an evaluation of two minutes; how it ended and in which time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(shell.environ, "PAUSE", PAUSE)
+        child, run = train(shell, "slow:evaluating", "workdir=evaluating"), shell.folder / "evaluating"
     try:
-        wait_for(reached(run, 1), child)
-        time.sleep(2)  # steps take a millisecond
+        wait_for(are_in(run, "evaluation"), child)
         ended = terminated(child)
     finally:
         kill(child)
@@ -80,7 +91,7 @@ def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(cold_shel
     try:
         heard(child, "one batch read")
         heard(child, "MLIR module conversion")  # what follows is XLA's
-        time.sleep(1)
+        wait_for(are_in(shell.folder / "compiling", "compile", seconds=1), child)
         code, seconds = terminated(child)
     finally:
         kill(child)
@@ -95,13 +106,13 @@ def launched(shell, *words):
 
 
 @pytest.mark.slow
-def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell, cold_shell):
+def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell, cold_shell, monkeypatch):
+    monkeypatch.setitem(cold_shell.environ, "PAUSE", PAUSE)
     launcher, run = launched(cold_shell, "slow:evaluating", "workdir=both"), shell.folder / "both"
     try:
-        wait_for(reached(run, 1), launcher)
-        time.sleep(2)
-        os.kill(children(launcher.pid)[1], signal.SIGTERM)
-        _, err = launcher.communicate(timeout=60)
+        wait_for(are_in(run, "evaluation", 2), launcher)
+        os.kill(processes_of(launcher)[1], signal.SIGTERM)
+        _, err = launcher.communicate(timeout=400)
     finally:
         kill(launcher)
     assert launcher.returncode == 75, err
@@ -117,7 +128,7 @@ def test_two_that_are_told_while_they_compile_end_within_seconds(shell, monkeypa
     try:
         heard(launcher, "one batch read")
         heard(launcher, "MLIR module conversion")
-        time.sleep(2)
+        wait_for(are_in(shell.folder / "both compiling", "compile", 2, seconds=1), launcher)
         code, seconds = terminated(launcher)
     finally:
         kill(launcher)

@@ -17,7 +17,7 @@ def failing(at, slow_until=0):
     def tracker():
         def write(step, values):
             if step <= slow_until:
-                time.sleep(0.02)
+                time.sleep(0.1)
             if step == at:
                 raise SystemExit
 
@@ -34,25 +34,25 @@ def continued(tmp_path_factory):
     with pytest.raises(SystemExit):
         mw.run(experiment(run, **often))
     cut_off = read_ledger(run / "ledger.json")
-    time.sleep(0.3)
+    time.sleep(0.5)
     mw.run(experiment(run))
     return cut_off, read_ledger(run / "ledger.json")
 
 
 def test_the_work_after_the_save_that_a_run_continues_from_is_lost(continued):
     cut_off, ledger = continued
-    # Of the reports of the steps 5 to 7, each of which took 0.02 seconds, there is no checkpoint.
-    assert 0.06 <= ledger.seconds["lost"] < 0.5
-    assert cut_off.seconds["report"] >= 0.14
+    # Of the reports of the steps 5 to 7, each of which took 0.1 seconds, there is no checkpoint.
+    assert 0.3 <= ledger.seconds["lost"] <= cut_off.total - 0.4
+    assert cut_off.seconds["report"] >= 0.7
     assert ledger.seconds["report"] < cut_off.seconds["report"]
     assert (cut_off.saves, ledger.saves) == (1, 3)
 
 
 def test_the_time_between_two_attempts_was_spent_waiting(continued):
     cut_off, ledger = continued
-    assert 0.2 <= ledger.seconds["waiting"] < 5  # by the clock on the wall, which may be set meanwhile
+    assert 0.4 <= ledger.seconds["waiting"] < 60  # by the clock on the wall, which may be set meanwhile
     begun = [each.until - each.total for each in continued]
-    assert begun[0] == pytest.approx(begun[1], abs=0.05)
+    assert begun[0] == pytest.approx(begun[1], abs=0.25)
     assert (ledger.attempts, ledger.ended, cut_off.ended) == (2, "finished", "stopped")
 
 

@@ -7,7 +7,7 @@ from meshwright.input._ahead import READ_AHEAD, read_ahead
 
 def test_results_come_in_the_order_of_the_tasks_not_of_their_ends():
     second_done = threading.Event()
-    tasks = iter([(lambda: second_done.wait(timeout=10), 1), (lambda: second_done.set() or True, 2)])
+    tasks = iter([(lambda: second_done.wait(timeout=60), 1), (lambda: second_done.set() or True, 2)])
     assert list(read_ahead(tasks, 2)) == [(True, 1), (True, 2)]
 
 

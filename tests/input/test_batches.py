@@ -138,7 +138,7 @@ def test_threads_read_ahead_while_the_caller_is_busy():
 
     batches = mw.batches(Source(), 8, SHARDING, num_threads=1)
     next(batches)
-    assert third_batch_read.wait(timeout=10)
+    assert third_batch_read.wait(timeout=60)
     batches.close()
 
 
@@ -251,5 +251,5 @@ def test_leaving_the_context_stops_the_threads():
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("input")]
         assert threads
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()

@@ -6,6 +6,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventually import eventually
 from meshwright.launch._output import Lines, Output, ranges
 
 
@@ -60,7 +61,5 @@ def test_a_lone_line_does_not_wait_for_long(capsys):
     out = io.StringIO()
     with Output(2) as output:
         output.add(1, "step 1", out)
-        deadline = time.monotonic() + 30
-        while not out.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(out.getvalue)
         assert out.getvalue() == "[1] step 1\n"

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from eventually import eventually
 from meshwright.launch import Job, sky_task
 from meshwright.storage import read_text
 
@@ -63,7 +63,7 @@ def shared(request, tmp_path):
 
 def test_one_pod_tells_which_process_failed_first_and_what_was_saved(pod, shared):
     pods = [pod(number, shared=shared) for number in range(3)]
-    out, said = zip(*(each.communicate(timeout=60) for each in pods), strict=True)
+    out, said = zip(*(each.communicate(timeout=120) for each in pods), strict=True)
     assert [each.returncode for each in pods] == [6, 6, 1], said
     assert out[2] == "no more memory\n"  # as it is
     assert ["failed first" in each for each in said] == [True, False, False]
@@ -92,7 +92,7 @@ def test_one_machine_of_a_task_of_skypilot_tells_which_process_failed_first(tmp_
         )
         for rank in range(3)
     ]
-    said = [each.communicate(timeout=60)[1] for each in machines]
+    said = [each.communicate(timeout=120)[1] for each in machines]
     assert [each.returncode for each in machines] == [6, 6, 1], said
     assert "process 2 of 3 failed first, with exit code 1" in said[0]
     assert "SkyPilot starts all machines again, as often as the task says; to go on" in said[0]
@@ -100,13 +100,12 @@ def test_one_machine_of_a_task_of_skypilot_tells_which_process_failed_first(tmp_
 
 
 def test_each_signal_reaches_the_process_and_its_exit_code_the_pod(pod, tmp_path):
-    wait = "open(sys.argv[1], 'w').close(); time.sleep(60)"
+    wait = "open(sys.argv[1], 'w').close(); time.sleep(600)"
     program = f"import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75)); {wait}"
     one = pod(0, sys.executable, "-c", program, str(tmp_path / "ready"))
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.02)
+    eventually((tmp_path / "ready").exists)
     one.send_signal(signal.SIGTERM)
-    assert "failed first" not in one.communicate(timeout=60)[1]
+    assert "failed first" not in one.communicate(timeout=120)[1]
     assert one.returncode == 75
 
 

@@ -10,7 +10,7 @@ def test_the_loop_does_not_wait_and_reports_are_written_in_order():
     seen, may_write = [], threading.Event()
 
     def slow(step, values):
-        assert may_write.wait(10)
+        assert may_write.wait(60)
         seen.append((step, values))
 
     with behind(slow) as write:
@@ -23,7 +23,7 @@ def test_the_loop_does_not_wait_and_reports_are_written_in_order():
 
 def test_a_report_is_as_it_was_when_it_was_given():
     seen, may_write, values = [], threading.Event(), {"loss": 1}
-    with behind(lambda step, values: (may_write.wait(10), seen.append(values))) as write:
+    with behind(lambda step, values: (may_write.wait(60), seen.append(values))) as write:
         write(1, values)
         values["loss"] = 2
         may_write.set()
@@ -34,7 +34,7 @@ def test_what_waits_is_written_when_an_exception_leaves():
     seen, may_write = [], threading.Event()
 
     def interrupted():
-        with behind(lambda step, values: (may_write.wait(10), seen.append(step))) as write:
+        with behind(lambda step, values: (may_write.wait(60), seen.append(step))) as write:
             write(1, {})
             write(2, {})
             may_write.set()

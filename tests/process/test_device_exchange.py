@@ -1,13 +1,13 @@
 """Four real processes that JAX brought together, where they cannot connect: they compare by collectives."""
 
 import os
-import socket
 import subprocess
 from typing import NamedTuple
 
 import pytest
 
 from flags import QUICK
+from meshwright.launch._local import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +70,7 @@ class Ended(NamedTuple):
 @pytest.fixture(scope="module")
 def ended(python, tmp_path_factory):
     """How each process ended."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environ = {**os.environ, "XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"}
     rest = str(OTHER), str(tmp_path_factory.mktemp("runs"))
     started = [

@@ -1,12 +1,12 @@
 """Comparing among threads that have met by a rendezvous: the error that each process gets."""
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from meshwright import process
 from meshwright.errors import MeshwrightError
+from meshwright.launch._local import free_port
 
 BASE = {"optimizer.learning_rate": "0.01", "seed": "0"}
 
@@ -15,10 +15,9 @@ class Processes:
     """Some exchanges, each in a thread of its own."""
 
     def __init__(self, number):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            address = f"127.0.0.1:{server.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         self._threads = ThreadPoolExecutor(number)
-        call = lambda i: process.rendezvous(address, number, i, timeout_seconds=20)
+        call = lambda i: process.rendezvous(address, number, i, timeout_seconds=60)
         self.exchanges = list(self._threads.map(call, range(number)))
 
     def compare(self, said, about=lambda number: "the settings"):

@@ -4,16 +4,18 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import jax.numpy as jnp
 import openai
 import pytest
 
 import meshwright as mw
+from eventually import eventually
 from meshwright.models import decoder, hugging_face
 
 pytestmark = pytest.mark.slow
@@ -113,6 +115,16 @@ def test_a_tuned_run_is_sampled_scored_served_exported_and_loaded_without_meshwr
     assert done.stdout == LINE + "\n"
 
 
+def is_refused(url):
+    """Return whether the server takes no more connections."""
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname, parts.port), 60).close()
+    except OSError:
+        return True
+    return False
+
+
 def test_requests_that_run_have_time_to_end_when_the_server_is_told_to_stop(shell):
     shell("demo", "text", "layers=1", "steps=1", "workdir=runs/story")
     words = [sys.executable, "-m", "meshwright", "serve", "runs/story", "--port", "0", "--length", "1024"]
@@ -122,7 +134,7 @@ def test_requests_that_run_have_time_to_end_when_the_server_is_told_to_stop(shel
             pieces = client.completions.create(model="story", prompt="Once", max_tokens=900, stream=True)
             first = next(pieces)
             os.kill(server.pid, signal.SIGTERM)
-            time.sleep(0.1)
+            eventually(lambda: is_refused(url))
             rest = [piece.choices[0] for piece in pieces]
     assert server.returncode == 0
     assert rest[-1].finish_reason == "length"

@@ -90,7 +90,7 @@ def test_a_thread_puts_what_has_changed_now_and_then(memory, at, monkeypatch):
     monkeypatch.setattr(_mirror, "PUT_SECONDS", 0.001)
     with mirrored(at, (), pytest.fail) as mirror:
         (mirror.path / "a").write_text("a")
-        assert is_there.wait(10)
+        assert is_there.wait(60)
 
 
 def test_a_store_that_fails_for_a_while_is_told_of_once_and_nothing_is_lost(memory, at, failing):
