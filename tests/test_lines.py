@@ -19,7 +19,7 @@ threads = [threading.Thread(target=write, args=each) for each in ((sys.stdout, "
 def output_of(*command, **more):
     """Return what a program without buffers writes to stdout and stderr, in order."""
     environ = {**os.environ, "PYTHONUNBUFFERED": "1", **more}
-    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400)
     assert done.returncode == 0, done.stdout
     return done.stdout.decode()
 

@@ -66,7 +66,7 @@ def run_line(words, python, place, ends_with):
             raise AssertionError(
                 f"{place}: {words[0]!r} is not run; begin the block with `# not run: REASON`"
             )
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == ends_with, f"{place}: {shlex.join(words)}\n{done.stdout}\n{done.stderr}"
 
 

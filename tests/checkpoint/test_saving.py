@@ -8,7 +8,7 @@ from meshwright.checkpoint import Checkpoints
 from meshwright.checkpoint._session import Session
 from meshwright.errors import MeshwrightError, PeersError
 
-pytestmark = pytest.mark.timeout(60, method="thread")  # who waits for ever cannot be woken by an error
+pytestmark = pytest.mark.timeout(300, method="thread")  # who waits for ever cannot be woken by an error
 
 STATE = {f"x{number}": np.zeros(1 << 17) for number in range(4)}  # 1 MiB each
 

@@ -81,7 +81,7 @@ def shell(python):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=400,
     )
 
 

@@ -216,7 +216,7 @@ def test_two_processes_score_together_and_one_of_them_prints(here, python, capsy
         name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
     }
     command = [*launch, *python, "-m", "meshwright", *words]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     lines = by_process(done.stdout).splitlines()
     assert not [line for line in lines if line.startswith("[1]") and "test/loss" in line]

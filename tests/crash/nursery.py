@@ -21,7 +21,7 @@ import jax  # noqa: F401 - before the first fork, so that no child spends a seco
 
 Tell = Callable[[object], None]
 
-_SILENT_SECONDS = 60
+_SILENT_SECONDS = 300
 """A child that tells nothing for so long hangs: it shows where, and ends."""
 
 _PROGRESS_SECONDS = 5

@@ -22,6 +22,7 @@ def uninterrupted(shell) -> Path:
     """The run directory of a short digits run that nobody disturbed, and that compiled what it needed."""
     shell = Shell(shell.python, shell.folder)
     del shell.environ["JAX_COMPILATION_CACHE_DIR"]
+    shell.environ["XDG_CACHE_HOME"] = str(shell.folder / "cache")
     done = shell("demo", "digits", "workdir=uninterrupted", *SHORT)
     assert done.returncode == 0, done.stderr
     return shell.folder / "uninterrupted"

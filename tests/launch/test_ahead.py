@@ -58,14 +58,14 @@ def told(tmp_path):
 
         with compiling_ahead(progress, place, 2, say):
             progress.with_name("progress.ahead").touch()
-            assert is_told.wait(100)
+            assert is_told.wait(300)
         return said[0]
 
     return ask
 
 
 def test_while_a_run_trains_the_step_is_compiled_for_one_process_fewer_at_the_lowest_priority(launched):
-    assert launched(seconds=60, min_processes=1) == ["0 of 2 nice 19", "1 of 2 nice 19"]
+    assert launched(seconds=300, min_processes=1) == ["0 of 2 nice 19", "1 of 2 nice 19"]
 
 
 def test_that_the_step_is_compiled_ahead_is_told(told):
@@ -88,6 +88,6 @@ def test_nothing_is_compiled_where_a_run_cannot_go_on_with_fewer_or_does_not_wan
 
 
 def test_what_still_compiles_ends_with_the_run(launched, tmp_path):
-    launched("time.sleep(600)", seconds=60, min_processes=2)
+    launched("time.sleep(600)", seconds=300, min_processes=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "compiled.pid").read_text()), 0)

@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
+
+from eventually import eventually
+from meshwright.metrics import read_jsonl
 
 pytestmark = pytest.mark.notebooks
 DOCS = Path(__file__).parents[2] / "docs/notebooks"
@@ -28,7 +30,7 @@ def client(notebook, folder):
     from nbclient import NotebookClient  # from requirements/notebooks.txt
 
     return NotebookClient(
-        notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=600, allow_errors=True, resources={"metadata": {"path": str(folder)}}
     )
 
 
@@ -60,9 +62,8 @@ def test_an_interrupt_leaves_a_saved_run_and_a_sentence(tmp_path):
     running = client(notebook, tmp_path)
 
     def interrupt():
-        while not (tmp_path / "run/metrics.jsonl").is_file():
-            time.sleep(0.1)
-        time.sleep(1)
+        reports = tmp_path / "run/metrics.jsonl"
+        eventually(lambda: reports.is_file() and any("loss" in each for each in read_jsonl(reports)), 300)
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt, daemon=True)

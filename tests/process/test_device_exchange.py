@@ -84,7 +84,7 @@ def ended(python, tmp_path_factory):
         for number in range(NUM_PROCESSES)
     ]
     try:
-        told = [process.communicate(timeout=240) for process in started]
+        told = [process.communicate(timeout=400) for process in started]
     finally:
         for process in started:
             process.kill()

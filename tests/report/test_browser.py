@@ -32,7 +32,7 @@ def browse(tmp_path):
     def browsed(file):
         nets = tmp_path / "net.json"
         places = [f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={nets}", file.as_uri()]
-        done = subprocess.run([program, *FLAGS, *places], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([program, *FLAGS, *places], capture_output=True, text=True, timeout=400)
         return done.stdout, re.findall(r"CONSOLE.*", done.stderr), loaded(json.loads(nets.read_text()))
 
     return browsed

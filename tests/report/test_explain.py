@@ -100,7 +100,7 @@ def axes_of_step(experiment):
 def profiled_run(tmp_path_factory, python):
     """A run over three axes with a profile, in a process without other programs, and the axes of its step."""
     run = tmp_path_factory.mktemp("runs") / "a"
-    subprocess.run([*python, profiled.__file__, str(run)], check=True, stdout=subprocess.DEVNULL, timeout=200)
+    subprocess.run([*python, profiled.__file__, str(run)], check=True, stdout=subprocess.DEVNULL, timeout=400)
     return run, axes_of_step(profiled.experiment(run, SIZES))
 
 

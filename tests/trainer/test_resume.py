@@ -129,7 +129,7 @@ def test_killed_without_warning(python, tmp_path, undisturbed):
     )
     tests = str(Path(__file__).parent.parent)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])}
-    killed = subprocess.run([*python, "-c", program], env=environ, capture_output=True, timeout=100)
+    killed = subprocess.run([*python, "-c", program], env=environ, capture_output=True, timeout=400)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     made = trainer(tmp_path)
     fit(made, **SAVED)
