@@ -160,6 +160,6 @@ def test_a_fault_in_the_code_is_found(fault, tmp_path):
     changed.write_text(changed.read_text().replace(fault.text, fault.with_fault))
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-m", "not nightly", f"tests/{fault.test}"]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"FAILED tests/{fault.test}" in done.stdout
+    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert f"FAILED tests/{fault.test}" in ended.stdout

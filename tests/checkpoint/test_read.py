@@ -50,8 +50,8 @@ def test_every_bit_of_an_array_is_checked(save):
 def test_parts_that_begin_in_the_middle_are_those_of_the_whole(save):
     w = np.arange(64).reshape(16, 4)
     parts = [(slice(first, first + 2), slice(0, 4)) for first in (6, 8, 10)]
-    found = open_source(save({"w": w})).read_parts("w", parts)
-    assert [x.tolist() for x in found] == [w[part].tolist() for part in parts]
+    arrays = open_source(save({"w": w})).read_parts("w", parts)
+    assert [x.tolist() for x in arrays] == [w[part].tolist() for part in parts]
 
 
 def test_only_the_chunks_that_are_asked_for_are_read(mesh, save):

@@ -196,8 +196,8 @@ def test_a_model_that_knows_nothing_of_it_trains_as_on_one_device(is_packed):
     batch |= {"labels": np.roll(batch["tokens"], -1, 1), "weights": random.random((4, 32)).astype(np.float32)}
     if not is_packed:
         del batch["segments"]
-    expected, found = (trained(mesh, init, loss, batch) for mesh in ("data=1", "fsdp=2,sequence=4"))
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, expected)
+    whole, split = (trained(mesh, init, loss, batch) for mesh in ("data=1", "fsdp=2,sequence=4"))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), split, whole)
 
 
 @pytest.mark.slow

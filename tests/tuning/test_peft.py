@@ -15,6 +15,7 @@ from meshwright.errors import CheckpointError, UsageError
 from meshwright.formats import open_source
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.tuning import export_adapter, merged_source, read_adapter
+from pairs import slow_first
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = Path(__file__).parents[1] / "models" / "golden"
@@ -45,22 +46,14 @@ def assert_logits(name, params):
     np.testing.assert_allclose(logits_of(name, params), wanted, rtol=1e-4, atol=2e-5)
 
 
-def some(names):
-    """The others are slow: each compiles a model."""
-    return [
-        pytest.param(x, marks=() if x in ("llama", "llama3", "gpt2") else pytest.mark.slow) for x in names
-    ]
-
-
-@pytest.mark.parametrize("name", some(NAMES))
-@pytest.mark.daily(1)
+@pytest.mark.parametrize("name", slow_first(*NAMES))
 def test_logits_with_an_adapter_of_peft_are_those_of_pytorch(name):
     lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
     base = mw.arrays.load(base_of(name))
     assert_logits(name, lora.effective({"base": base, "adapter": adapter}))
 
 
-@pytest.mark.parametrize("name", some(["llama", "gemma", "gpt2"]))
+@pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
 @pytest.mark.daily(1)
 def test_logits_of_merged_weights_are_those_of_the_adapter(name):
     lora, adapter = read_adapter(GOLDEN / name, MODELS / name)
