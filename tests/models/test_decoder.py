@@ -12,6 +12,7 @@ import meshwright as mw
 from meshwright.models import decoder
 from meshwright.models.decoder import Config, Rope
 from models import random_params
+from pairs import slow_first
 
 PLAIN = Config(vocabulary=14, model=16, layers=3, heads=4, key_heads=2, head=8, feed_forward=24)
 EVERYTHING = dataclasses.replace(
@@ -299,8 +300,7 @@ def test_a_mixture_of_equal_experts_is_a_dense_layer_and_the_loss_adds_its_balan
     assert (routing.load.shape, routing.dropped.shape) == ((3, 4), (3,))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", ["data=2,expert=4", "fsdp=2,expert=2,tensor=2"])
+@pytest.mark.parametrize("shape", slow_first("fsdp=2,expert=2,tensor=2", "data=2,expert=4"))
 def test_tokens_of_a_mixture_are_sent_to_their_experts(shape):
     params, batch = params_of(MIXTURE), {"tokens": TOKENS}
     gradient = jax.jit(jax.value_and_grad(lambda p, b: decoder.loss(MIXTURE, p, b).value))
