@@ -193,7 +193,8 @@ def test_it_has_gradients_inside_a_shard_map_of_the_user(of_inputs):
         jax.jit(jax.grad(lambda *given, of=of: jnp.square(of(*given)).sum(), (0, 1, 2)))(*inputs)
         for of in (split, of)
     )
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), found, expected)
+    # Sums of values of about 100, which come to 0.
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-3, rtol=1e-4), found, expected)
 
 
 def test_a_mixture_is_exported_for_any_number_of_tokens():

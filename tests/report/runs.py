@@ -12,7 +12,7 @@ from experiment.runs import experiment as described
 from meshwright.checkpoint import Checkpoints
 from meshwright.report import read_run, write_page
 
-DESCRIPTION = """run = 'runs/a'
+DESCRIPTION = """workdir = 'runs/a'
 optimizer = optax.sgd(learning_rate=0.1)
 max_steps = 40
 evaluations.test.when = 20
