@@ -33,7 +33,7 @@ PARALLEL = -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 8 --dist wo
 CLUSTERS = .venv-clusters/bin/python -m pytest -n 4 --dist loadgroup -rs --durations 10 tests/clusters
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup setup-oldest setup-docs setup-notebooks setup-clusters environments demo lint test test-oldest test-slow test-share test-pages test-notebooks test-clusters nightly notebooks test-others types soak docs dist test-dist bench bench-accelerator lock clean
+.PHONY: setup setup-oldest setup-docs setup-notebooks setup-clusters environments programs demo lint test test-oldest test-slow test-share test-pages test-notebooks test-clusters nightly notebooks test-others types soak docs dist test-dist bench bench-accelerator lock clean
 
 setup:
 	@$(SETUP)
@@ -56,14 +56,16 @@ setup-clusters:
 
 environments: setup setup-oldest setup-docs setup-notebooks setup-clusters
 
+programs:
+	@sh scripts/programs
+
 demo: setup
 	@$(BIN)/meshwright demo digits --kill
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/pyrefly check --summary=none
 
-test: lint
-	@sh scripts/programs
+test: lint programs
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # What must hold on the oldest Python, where that is another one.
@@ -73,25 +75,20 @@ test-oldest: setup-oldest
 	@if [ -d .venv-oldest ]; then .venv-oldest/bin/python -m pytest $(PARALLEL) $(OLDEST); \
 	else echo "One Python alone was found, $$($(BIN)/python -V): make test has tested it."; fi
 
-test-slow: setup
-	@sh scripts/programs
+test-slow: setup programs
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly" --write-seconds
 
-test-share: setup
-	@sh scripts/programs
+test-share: setup programs
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly" --share-minutes $(MINUTES)
 
-test-pages: setup
-	@sh scripts/programs
+test-pages: setup programs
 	$(BIN)/python -m pytest $(PARALLEL) -m pages
 
-nightly: setup setup-clusters
-	@sh scripts/programs
+nightly: setup setup-clusters programs
 	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or nightly or pages) and not long and not clusters"
 	$(CLUSTERS) -m "clusters and nightly"
 
-test-clusters: setup-clusters
-	@sh scripts/programs
+test-clusters: setup-clusters programs
 	$(CLUSTERS) -m "clusters and not nightly"
 
 types: setup

@@ -62,9 +62,16 @@ def test_each_public_room_has_a_page_in_the_reference():
 
 def test_every_claim_is_shown_by_a_file():
     page = (ROOT / "docs/claims.md").read_text()
-    shown_by = re.findall(r"^\|.*\| `([\w/]+\.py)` \|$", page, re.M)
-    assert len(shown_by) > 15
-    assert not [path for path in shown_by if not (ROOT / path).is_file()]
+    assert len(re.findall(r"^\|.*\| `([\w/]+\.py)` \|$", page, re.M)) > 15
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_every_test_and_script_that_a_page_names_is_there(page):
+    text = page.read_text()
+    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert not [name for path, name in tests if f"\ndef {name}(" not in (ROOT / path).read_text()]
+    files = re.findall(r"`((?:tests|benchmarks|examples|scripts)/[\w/]+\.py)`", text)
+    assert not [path for path in files if not (ROOT / path).is_file()]
 
 
 def test_the_loop_in_the_design_is_the_loop():
