@@ -117,9 +117,8 @@ def test_a_method_moves_the_model_s_state_in_training_alone(library):
         assert any((a != b).any() for a, b in zip(jax.tree.leaves(before), now, strict=True)) == train
 
 
-@pytest.mark.parametrize(
-    "library", [pytest.param(each, marks=() if each == "nnx" else pytest.mark.slow) for each in VAES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("library", VAES)
 def test_a_vae_is_trained_and_its_codes_predicted_by_its_methods(library):
     def loss(model, batch, key):
         mean, log_spread = model.encode(batch["x"])

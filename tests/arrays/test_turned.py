@@ -19,6 +19,9 @@ NBYTES = int(np.prod(SHAPE)) * 4
 SLACK = 1 << 17  # what is read beside the data: the manifest, say
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def said(python, tmp_path_factory):
     """Return what each of two processes read and heard."""

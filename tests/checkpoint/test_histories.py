@@ -114,6 +114,7 @@ FIRST_FOUND = {
 """The first histories that find a rule broken on Python 3.11 and on 3.13, if that takes seconds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.daily(5)
 def test_a_broken_rule_is_found(what, monkeypatch):

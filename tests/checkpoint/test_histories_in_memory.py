@@ -15,6 +15,7 @@ from simulated.memory import play
 from soak import cases, play_many
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_a_run_continues_from_the_newest_step_that_all_its_hosts_have():
     play_many(play, "memory", cases(few=30, many=100_000))
@@ -78,6 +79,7 @@ def rule(what):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [rule(what) for what in BROKEN])
 @pytest.mark.daily(5)
 def test_a_broken_rule_is_found(what, monkeypatch):

@@ -209,6 +209,7 @@ def test_inspect_and_convert_take_the_best_too(here, tmp_path, capsys):
     assert "Did you mean 'test/loss'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes_score_together_and_one_of_them_prints(here, python, capsys):
     launch = [*python, "-m", "meshwright", "--fake-devices", "2", "launch", "local", "-n", "2", "--"]
     words = ["eval", "runs/tiny", "--best", "--json", "mesh=data=2,fsdp=2", "--fake-devices", "2"]

@@ -33,6 +33,7 @@ def test_the_first_program_is_short_and_learns_what_it_makes_up(here, capsys, ki
     assert json.loads(capsys.readouterr().out)["scores"]["test/loss"] < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "npz"])
 @pytest.mark.daily(1)
 def test_it_runs_on_a_file_of_one_s_own(here, ending, python):

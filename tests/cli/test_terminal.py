@@ -97,6 +97,7 @@ def begins(lines):
     return next(i for i, line in enumerate(lines) if "step=" in line or "━" in line)
 
 
+@pytest.mark.slow
 def test_ten_lines_at_most_come_before_the_first_step(trained):
     first = trained[: begins(trained)]
     assert len(first) <= 10

@@ -80,6 +80,7 @@ def test_the_text_demo_learns_prose(shell, tmp_path):
     assert reports[-1]["held_out/loss"] <= 2.3
 
 
+@pytest.mark.slow
 def test_neither_tensorflow_nor_pytorch_is_ever_loaded(shell):
     script = (
         "import sys, meshwright.cli\n"

@@ -72,6 +72,7 @@ def interrupted(shell):
     return run, answers
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_asks_to_be_run_again(interrupted):
     code, err = interrupted[1][0]
     assert code == 75

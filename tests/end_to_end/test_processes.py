@@ -10,6 +10,8 @@ import meshwright as mw
 from end_to_end.running import QUICK, STEPS, final_arrays, kill, losses, reached, wait_for
 from launched import by_process
 
+pytestmark = pytest.mark.slow
+
 
 def launch(python, run, *more):
     demo = (*python, "-m", "meshwright", "demo", "digits", "--fake-devices", "4")
@@ -70,7 +72,6 @@ def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, one_proce
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_one_process_continues_on_two(shell, one_process):
     assert shell("demo", "digits", "workdir=one", *QUICK, "max_steps=60").returncode == 0
     done = shell(*launch(shell.python, "one"))
@@ -95,7 +96,6 @@ def is_alive(pid):
     return True
 
 
-@pytest.mark.slow
 def test_one_killed_process_ends_the_launch_with_its_error_and_no_orphan(cold_shell):
     shell = cold_shell
     launcher = shell.start(*launch(shell.python, "orphans", "steps=100000"))
@@ -111,7 +111,6 @@ def test_one_killed_process_ends_the_launch_with_its_error_and_no_orphan(cold_sh
     assert not [process for process in processes if is_alive(process)]
 
 
-@pytest.mark.slow
 def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell, cold_shell):
     launcher = cold_shell.start(*launch(shell.python, "preempted", "steps=100000"))
     try:
@@ -129,7 +128,6 @@ def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell, 
     assert stopped == {saved}
 
 
-@pytest.mark.slow
 def test_a_shard_that_is_not_finite_on_one_process_ends_both_unsaved(shell):
     train = (*shell.python, "-m", "meshwright", "train", "spoilt:experiment", "--fake-devices", "2")
     done = shell("launch", "local", "-n", "2", "--", *train, "workdir=spoilt")

@@ -61,6 +61,7 @@ def evaluation_cut_off(shell):
     return run, ended
 
 
+@pytest.mark.slow
 def test_in_an_evaluation_it_saves_within_seconds(evaluation_cut_off):
     run, (code, seconds) = evaluation_cut_off
     assert code == 75

@@ -22,6 +22,7 @@ def noisy(model, batch, key):
     return ((model(batch["x"] * kept) - batch["y"]) ** 2).mean(), {"drawn": mw.Mean.of(drawn, batch["y"] > 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_examples", [50, 48, 5], ids=["with a rest", "without", "less than a batch"])
 @pytest.mark.parametrize(
     "mesh",

@@ -51,6 +51,7 @@ def first_state(builder, num_classes=2):
     return mw.train.state_around(builder(target), init, tx, 0, layout)
 
 
+@pytest.mark.slow
 def test_the_whole_state_may_be_taken_step_and_optimizer_too(pretrained):
     path, saved = pretrained
     jax.tree.map(np.testing.assert_array_equal, first_state(mw.from_checkpoint(path, ".*")), saved)

@@ -99,6 +99,7 @@ def evaluated(tmp_path_factory):
     return folder, outcome, traced
 
 
+@pytest.mark.slow
 def test_each_is_made_at_its_own_steps_and_after_the_last(evaluated):
     folder, *_ = evaluated
     assert steps(folder, "all/loss") == [2, 4, 6, 8]

@@ -37,6 +37,7 @@ def run(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_reports_of_training_contain_the_newest_readings(run):
     reports = mw.metrics.read_jsonl(run / "metrics.jsonl")
     found = {name for report in reports for name in report if name.startswith("machine/")}

@@ -43,6 +43,7 @@ def test_a_hang_in_the_first_step_is_told(tmp_path, heard):
     assert re.search(r"in the phase evaluation, at .*\.py:\d+ in ", heard.said())
 
 
+@pytest.mark.slow
 def test_a_save_that_takes_as_long_as_the_one_before_is_no_hang(tmp_path, heard):
     def keep(scores):
         time.sleep(0.8)

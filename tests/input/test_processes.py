@@ -14,6 +14,9 @@ from meshwright.cli._launch import launch_local
 PROGRAM = Path(__file__).parent / "two.py"
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def run(python, tmp_path_factory):
     """Where both ran, and what each said."""
@@ -42,7 +45,6 @@ LENGTHS = [1 + i % 8 for i in range(40)]
 TEXTS = [{"x": np.full(n, 1 + i, np.float32), "id": np.int32(i)} for i, n in enumerate(LENGTHS)]
 
 
-@pytest.mark.slow
 def test_batches_of_several_lengths_are_those_of_one_process_also_after_a_restart(run, tmp_path):
     w, ids = alone(tmp_path / "one", mw.Bucketed(TEXTS, LENGTHS, (2, 4, 8), {"x": 0}))
     assert reported(run[0], "bucketed") == ids

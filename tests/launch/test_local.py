@@ -200,6 +200,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_sigterm_ends_what_waits_for_ever_after_a_time_of_grace(launcher):
     process = launcher(DEAF, grace_seconds=2)
     lines(process, 2)

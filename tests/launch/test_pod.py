@@ -61,6 +61,7 @@ def shared(request, tmp_path):
     return str(tmp_path) if request.param == "volume" else request.getfixturevalue(f"{request.param}_run")
 
 
+@pytest.mark.slow
 def test_one_pod_tells_which_process_failed_first_and_what_was_saved(pod, shared):
     pods = [pod(number, shared=shared) for number in range(3)]
     out, said = zip(*(each.communicate(timeout=120) for each in pods), strict=True)
@@ -78,6 +79,7 @@ def test_one_pod_tells_which_process_failed_first_and_what_was_saved(pod, shared
     assert read_text(f"{shared}/train.launch/summary-1.txt").startswith("start 1: process 2 of 3")
 
 
+@pytest.mark.slow
 def test_one_machine_of_a_task_of_skypilot_tells_which_process_failed_first(tmp_path):
     job = Job((sys.executable, "-c", PROGRAM, str(tmp_path)), 3)
     task = yaml.safe_load(sky_task(job, mounts=(f"s3://bucket/runs:{tmp_path}",)))

@@ -72,6 +72,7 @@ def test_scores_are_told_to_screens_when_they_were_reported():
     assert screen.evaluations == [(7, {"test/loss": 0.5}), (10, {"test/loss": 0.25})]
 
 
+@pytest.mark.slow
 def test_the_loop_waits_for_nothing_to_show_it():
     """While the first step is at work, turns go by; it is shown in the first turn after it ended."""
     screen = Screen()

@@ -51,6 +51,7 @@ def cfg(request):
     return CONFIGS[request.param]
 
 
+@pytest.mark.slow
 def test_logits_are_wide_whatever_the_parameters_are():
     params = params_of(EVERYTHING)
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
@@ -87,6 +88,7 @@ def test_packed_sequences_are_as_if_each_were_alone():
         np.testing.assert_allclose(packed[:, start : start + 6], alone[:, :6], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_losses_of_more_positions_than_at_once_are_the_cross_entropy_of_the_logits():
     tokens = np.random.default_rng(1).integers(0, 14, (2, 301))
     logits = logits_of(EVERYTHING)(params_of(EVERYTHING), tokens)[:, :-1]
@@ -127,6 +129,7 @@ def test_each_token_counts_by_its_weight_in_the_loss_and_in_the_evaluation():
     )
 
 
+@pytest.mark.slow
 def test_what_is_kept_for_the_gradient_does_not_change_it():
     @functools.partial(jax.jit, static_argnames="remat")
     def gradient(params, remat):
@@ -196,6 +199,7 @@ def test_split_over_a_mesh_it_computes_the_same(name, mesh):
     np.testing.assert_allclose(found, logits_of(cfg)(params, TOKENS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_devices_exchange_weights_and_no_activations():
     cfg, length = dataclasses.replace(PLAIN, vocabulary=32), 23
     layout = mw.Layout(mw.make_mesh("fsdp=8"), decoder.RULES)
@@ -270,6 +274,7 @@ def test_segments_of_other_shapes_than_the_tokens_are_refused():
         decoder.loss(PLAIN, params_of(PLAIN), batch)
 
 
+@pytest.mark.slow
 def test_what_layers_keep_is_split_by_position_over_tensor():
     cfg = Config(vocabulary=16, model=64, layers=32, heads=4, feed_forward=64)
     layout = mw.Layout(mw.make_mesh("data=2,tensor=4"), decoder.RULES)
@@ -313,6 +318,7 @@ def test_tokens_of_a_mixture_are_sent_to_their_experts(shape):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), found, expected)
 
 
+@pytest.mark.slow
 def test_experts_without_room_for_all_drop_tokens_in_a_loss_and_none_in_generation():
     params, tight = params_of(MIXTURE), dataclasses.replace(MIXTURE, expert_capacity=0.5)
     _, routing = jax.jit(functools.partial(decoder.loss_and_routing, tight))(params, {"tokens": TOKENS})

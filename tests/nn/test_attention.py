@@ -104,6 +104,7 @@ def distances(table, t, s):
     return table[:, jnp.clip(t[:, None] - s, 0, 5)]
 
 
+@pytest.mark.slow
 def test_a_bias_that_is_computed_is_that_of_an_array_and_has_its_gradient():
     q, k, v = arrays((2, 19, 4, 4), heads_of_keys=2)
     table = jnp.asarray(np.random.default_rng(1).normal(size=(4, 6)), jnp.float32)
@@ -119,6 +120,7 @@ def test_a_bias_that_is_computed_is_that_of_an_array_and_has_its_gradient():
     np.testing.assert_allclose(found, expected, atol=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.daily(1)
 def test_a_query_that_sees_no_key_gives_nothing_and_has_no_gradient(form):
@@ -134,6 +136,7 @@ def test_a_query_that_sees_no_key_gives_nothing_and_has_no_gradient(form):
     assert not gradient[:, 2].any()
 
 
+@pytest.mark.slow
 def test_parts_over_several_sets_of_keys_are_joined_by_the_logarithms():
     q, k, v = arrays((1, 12, 2, 4))
     parts = [mw.attention(q, k[:, of], v[:, of], with_lse=True) for of in (slice(0, 5), slice(5, 12))]
@@ -210,6 +213,7 @@ def test_it_is_mapped_over_further_axes():
     np.testing.assert_allclose(found[1], call(q[1], k[1], v[1]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_those_of_the_definition():
     q, k, v = arrays((1, 9, 1, 2))
 
@@ -232,6 +236,7 @@ def test_it_is_split_over_a_mesh_by_rows_and_heads(mesh):
     np.testing.assert_allclose(found, call(q, k, v), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ignores_segments_is_caught():
     ignoring = lambda *arrays, segments, **asked: mw.attention(*arrays, **asked)
     found = [*mw.nn.proofs(ignoring, num_cases=2)]
@@ -459,6 +464,7 @@ def test_splash_is_refused_by_name_where_there_is_no_tpu():
         mw.attention(q, k, v, form="splash")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
@@ -475,6 +481,7 @@ def test_splash_comes_to_what_the_definition_says(asked):
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), *(call(q, k, v) for call in calls))
 
 
+@pytest.mark.slow
 def test_splash_gives_the_logarithms_of_sums_and_their_gradient():
     q, k, v = arrays((1, 256, 2, 64), heads_of_keys=1)
     asked = {"causal": True, "softcap": 3.0, "segments": jnp.asarray(np.arange(256)[None] // 100)}
@@ -489,6 +496,7 @@ def by_values(form, q, k, v, **asked):
     return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=2,fsdp=2,tensor=2", "data=4", "tensor=2"])
 @pytest.mark.daily(1)
 def test_splash_is_split_over_rows_and_heads_without_an_exchange(mesh):

@@ -113,7 +113,8 @@ def wide_arrays(num_experts):
     return experts, normal(4, 16, 128), normal(4, 16, num_experts)
 
 
-@pytest.mark.parametrize("num_experts", [pytest.param(1, marks=pytest.mark.slow), 9])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_experts", [1, 9])
 def test_products_are_computed_in_parts_where_matrices_are_large(num_experts):
     of, inputs = partial(mw.moe, top_k=min(2, num_experts)), wide_arrays(num_experts)
     found = gradients(of)(*inputs)
@@ -156,6 +157,7 @@ def on_tpus(monkeypatch):
     monkeypatch.setattr(Hardware, "here", classmethod(lambda _: Hardware("tpu")))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_tpus")
 def test_tpus_multiply_sorted_rows_by_their_own_kernel():
     of = partial(mw.moe, top_k=2)
@@ -177,13 +179,15 @@ def centred(rows):
     return normed(rows - rows.mean(-1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [normed, centred])
 def test_rows_that_fill_blocks_give_no_gradient_that_is_not_a_number(first):
     of = lambda _, *given: mw.moe(lambda w, rows, dot: block(w, first(rows), dot), *given, top_k=2)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradients(of)(*arrays())))
 
 
-@pytest.mark.parametrize("of_inputs", [arrays, pytest.param(wide_arrays, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("of_inputs", [arrays, wide_arrays])
 def test_it_has_gradients_inside_a_shard_map_of_the_user(of_inputs):
     inputs = of_inputs(8)
     of = lambda experts, x, logits: mw.moe(block, experts, x, logits, top_k=2)[0]
@@ -197,6 +201,7 @@ def test_it_has_gradients_inside_a_shard_map_of_the_user(of_inputs):
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-3, rtol=1e-4), found, expected)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_exported_for_any_number_of_tokens():
     experts, x, logits = arrays()
     of = jax.jit(lambda *of_tokens: mw.moe(block, experts, *of_tokens, top_k=2)[0])
@@ -205,12 +210,14 @@ def test_a_mixture_is_exported_for_any_number_of_tokens():
     same(jax.export.export(of)(*structs).call(x, logits), of(x, logits))
 
 
+@pytest.mark.slow
 def test_mapped_over_examples_it_computes_the_same():
     experts, x, logits = arrays()
     of = jax.jit(jax.vmap(lambda *of_tokens: mw.moe(block, experts, *of_tokens, top_k=2)[0]))
     same(of(x, logits), mw.moe(block, experts, x, logits, top_k=2)[0])
 
 
+@pytest.mark.slow
 def test_a_gradient_of_a_gradient_is_that_of_the_definition():
     def steepness(of, *inputs):
         grads, _ = jax.grad(partial(objective, of), (0, 1), has_aux=True)(*inputs)
@@ -246,6 +253,7 @@ def test_an_expert_takes_the_first_tokens_that_it_has_room_for():
     assert (y[:, :3] != 0).any(-1).all()
 
 
+@pytest.mark.slow
 def test_with_room_for_all_it_is_as_without_a_capacity():
     found = gradients(partial(mw.moe, top_k=2, capacity=4.0))(*arrays())
     same(found, gradients(partial(mw.moe, top_k=2))(*arrays()))

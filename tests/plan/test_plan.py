@@ -179,6 +179,7 @@ def test_activations_that_are_summed_over_the_batch_are_told_of():
     assert "mw.sharding.shard_batch_dim" in " ".join(found.notes)
 
 
+@pytest.mark.slow
 def test_a_plan_says_how_high_the_peak_is_if_xla_keeps_the_rows_of_experts():
     def experts(key):
         return {"row": jnp.ones(4096), "w": jnp.ones((4, 4096, 4096))}

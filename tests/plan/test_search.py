@@ -204,6 +204,7 @@ def test_a_search_calls_the_loss_once_for_a_mesh_and_a_size_of_microbatches_what
     assert len(calls) == 1 + 1  # and for the first mesh without data
 
 
+@pytest.mark.slow
 def test_a_search_calls_once_what_makes_the_parameters_for_meshes_that_share_a_step():
     calls, made_by = [], site().experiment.model
 

@@ -132,6 +132,7 @@ def test_what_nothing_is_split_over_is_held_whole():
     assert once.arguments - split.arguments == 5 * 16 * 16 * F32 // 2
 
 
+@pytest.mark.slow
 def test_a_decoder_takes_about_the_memory_that_it_does_when_compiled_for_h100s(monkeypatch):
     """XLA of JAX 0.10.2: 1.171 and 9.971 GiB with all of a layer computed twice, 42.68 with all of it kept.
 

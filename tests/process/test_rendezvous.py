@@ -36,6 +36,7 @@ def test_all_go_when_all_are_there(address):
     assert answers(address, (2, 4), (0, 4), (3, 4), (1, 4)) == [None] * 4
 
 
+@pytest.mark.slow
 def test_everyone_who_came_hears_who_did_not(address):
     heard = answers(address, (0, 8), (1, 8), (6, 8), timeout_seconds=3)
     assert heard == [heard[0]] * 3

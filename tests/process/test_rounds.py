@@ -39,6 +39,7 @@ def killed(play, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_in_a_round_leaves_the_rounds_before_it(killed):
     assert [path.name for path in (killed / "rounds").glob("step_????????")] == ["step_00000002"]
 
@@ -49,6 +50,7 @@ def test_begun_anew_on_two_processes_they_come_to_the_same_bits(play, undisturbe
     assert play(2, workdir) == (0, undisturbed)
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_with_the_rounds_of_two(play, undisturbed, killed, tmp_path):
     workdir = shutil.copytree(killed, tmp_path / "alone")
     code, found = play(1, workdir)

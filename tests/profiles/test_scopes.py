@@ -61,6 +61,7 @@ def test_command_buffers_are_known_by_their_names(name, is_one):
     assert is_command_buffer(name) == is_one
 
 
+@pytest.mark.slow
 def test_a_real_profile_has_its_layers_forward_and_backward(traced):  # noqa: F811
     found = by_scope(profile.summarize(*profile.find_profiles(traced)))
     for layer in ("layers/attention", "layers/feed_forward"):
@@ -71,6 +72,7 @@ def test_a_real_profile_has_its_layers_forward_and_backward(traced):  # noqa: F8
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_scopes_have_the_time_of_all_operations(traced):  # noqa: F811
     found = profile.summarize(*profile.find_profiles(traced))
     assert sum(each.seconds for each in found.scopes) == pytest.approx(sum(op.seconds for op in found.ops))
@@ -78,6 +80,7 @@ def test_scopes_have_the_time_of_all_operations(traced):  # noqa: F811
     assert sum(each.seconds for each in named) > 0.8 * sum(each.seconds for each in found.scopes)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_command_shows_layers_as_deep_as_asked(traced, capsys):  # noqa: F811
     assert main(["trace", str(traced), "--depth", "1"]) == 0

@@ -32,6 +32,7 @@ def traced(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_a_real_profile_has_its_steps_its_devices_and_their_collectives(traced):
     (file,) = profile.find_profiles(traced)
     found = profile.summarize(file)

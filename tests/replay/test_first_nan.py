@@ -52,6 +52,7 @@ def described(workdir, **more):
     return mw.Experiment(workdir=str(workdir), **settings | more)
 
 
+@pytest.mark.slow
 def test_what_the_run_chose_for_auto_is_taken_again(tmp_path):
     seed = 13  # 4 microbatches, which draw numbers of their own, take the logarithm of less than 0 in step 5
     mw.run(described(tmp_path, seed=seed, microbatches=4, max_steps=2))

@@ -44,6 +44,7 @@ def loaded(log):
     return [params["url"] for params in asked if params["initiator"] != "not an origin"]
 
 
+@pytest.mark.slow
 def test_a_page_is_drawn_without_an_error_and_without_the_network(finished, browse, tmp_path):
     page = Path(write_page(read_run(finished), tmp_path / "page.html"))
     elements, console, loads = browse(page)

@@ -104,6 +104,7 @@ def profiled_run(tmp_path_factory, python):
     return run, axes_of_step(profiled.experiment(run, SIZES))
 
 
+@pytest.mark.slow
 def test_the_time_of_exchanges_is_told_by_mesh_axes(profiled_run):
     run, axes = profiled_run
     found = exchange_seconds(summarize(find_profiles(run)[0]), SIZES)

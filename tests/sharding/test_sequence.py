@@ -123,6 +123,7 @@ def trained(mesh):
     return jax.device_get(step(state, rows)[0].params)
 
 
+@pytest.mark.slow
 def test_the_update_is_that_of_data_parallelism():
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),

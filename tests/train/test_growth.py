@@ -51,12 +51,14 @@ def traced(num_arrays: int) -> Callable[[], object]:
     return lambda: step.trace(state, BATCH)
 
 
+@pytest.mark.slow
 def test_tracing_a_step_calls_functions_in_proportion_to_the_arrays():
     traced(10)()  # what is made once and kept is not counted
     few, many = (calls(traced(num_arrays)) for num_arrays in (20, 80))
     assert many < 5 * few
 
 
+@pytest.mark.slow
 def test_hundreds_of_gradients_are_added_up_in_few_sums_to_the_norm_of_all():
     params = {str(i): {"w": jnp.ones((2, 3)), "b": jnp.ones(3, jnp.bfloat16)} for i in range(70)}
     of_sums = lambda params, batch, key: 2 * sum(x.sum() for x in jax.tree.leaves(params))
@@ -67,6 +69,7 @@ def test_hundreds_of_gradients_are_added_up_in_few_sums_to_the_norm_of_all():
     assert str(step.jaxpr).count(" reduce_sum[") - 140 <= 66  # 140 are the loss's
 
 
+@pytest.mark.slow
 def test_gradients_that_are_split_in_different_ways_are_not_exchanged_for_their_norm():
     rules = mw.match("q", None, "tensor"), mw.match("o", "tensor", None)
     layout, tx = mw.Layout(mw.make_mesh("tensor=8"), rules), optax.sgd(0.1)

@@ -46,6 +46,7 @@ def bits(state):
     return [jax.random.key_data(x) if is_key(x) else x for x in jax.tree.leaves(state)]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_bit_under_another_default_of_jax(set_default):
     undisturbed = bits(trained(steps=3))
     begun = trained(steps=1)

@@ -65,9 +65,8 @@ CFG = decoder.Config(vocabulary=32, model=16, layers=3, heads=2, feed_forward=32
 TOKENS = {"tokens": RANDOM.integers(0, 32, (2, 17))}
 
 
-@pytest.mark.parametrize(
-    ("own", "policy"), [pytest.param("nothing", "dots", marks=pytest.mark.slow), ("everything", "nothing")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "policy"), [("nothing", "dots"), ("everything", "nothing")])
 def test_the_policy_of_a_model_is_replaced(own, policy):
     params = decoder.init(CFG, KEY)
     loss = lambda own: lambda params: decoder.loss(CFG, params, TOKENS, remat=own).total
@@ -75,6 +74,7 @@ def test_the_policy_of_a_model_is_replaced(own, policy):
     assert found == pytest.approx(kept(loss(policy), params), abs=8)  # a scalar more or less
 
 
+@pytest.mark.slow
 def test_stacks_of_other_models_are_found():
     small = gpt2.Config(vocabulary=32, positions=32, model=16, layers=3, heads=2)
     params = gpt2.init(small, KEY)

@@ -27,6 +27,7 @@ def trained(tx):
     return state
 
 
+@pytest.mark.slow
 def test_a_state_in_the_hosts_memory_stays_there_and_trains_alike():
     host, plain = trained(mw.train.offload_opt_state(mw.Trainable("w", TX))), trained(mw.Trainable("w", TX))
     moment = host.opt_state.inner_state[0][0].mu["w"]

@@ -16,13 +16,14 @@ from meshwright.program import equations
 from train.pipelines import LAYERS, WIDTH, batch_of, init, layout_of, loss, step_of, updated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "microbatches", "pipeline_rounds"),
     [
-        pytest.param("pipeline=4", 8, 1, marks=pytest.mark.slow),
-        pytest.param("data=2,pipeline=4", 4, 2, marks=pytest.mark.slow),
+        ("pipeline=4", 8, 1),
+        ("data=2,pipeline=4", 4, 2),
         ("pipeline=2,fsdp=2,tensor=2", 3, 2),
-        pytest.param("pipeline=4", 2, 1, marks=pytest.mark.slow),
+        ("pipeline=4", 2, 1),
     ],
 )
 def test_updates_and_metrics_are_those_of_one_device(mesh, microbatches, pipeline_rounds):
@@ -33,7 +34,8 @@ def test_updates_and_metrics_are_those_of_one_device(mesh, microbatches, pipelin
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_updates_with_inferred_rules_and_tensor_are_those_of_one_device(schedule):
     cfg, batch = decoder.Config(layers=2), {"tokens": np.arange(4 * 17, dtype=np.int32).reshape(4, 17)}
     of_decoder = functools.partial(decoder.loss, cfg)
@@ -62,6 +64,7 @@ def test_a_step_has_the_ticks_of_its_schedule(microbatches, rounds):
     assert lengths.count(LAYERS // (4 * rounds)) >= 2  # the layers of a stage, in each of the two
 
 
+@pytest.mark.slow
 def test_gradients_of_narrow_weights_add_up_in_float32():
     def linear(params, batch):
         x = mw.layers(lambda layer, x: x + layer["w"].sum(), params["layers"], batch["x"])

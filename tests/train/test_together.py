@@ -43,6 +43,7 @@ def whole():
     return trained("data=8", 1)
 
 
+@pytest.mark.slow
 def test_a_mesh_and_microbatches_change_no_update_and_no_average(whole):
     state = trained("fsdp=4,tensor=2", 4)
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-2, atol=1e-3)

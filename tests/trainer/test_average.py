@@ -20,6 +20,7 @@ def averaged(tmp_path_factory):
     return made, fit(made, best={"error": "min"}, **evaluated)
 
 
+@pytest.mark.slow
 def test_the_loss_and_the_predictions_evaluated_are_those_of_the_average(averaged):
     made, scores = averaged
     expected = exact_loss(mw.train.ema_params(made.state))

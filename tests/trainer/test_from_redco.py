@@ -66,6 +66,7 @@ def order_of(deployer):
     return order
 
 
+@pytest.mark.slow
 def test_step_epoch_optimizer_and_randomness_are_taken_over(redco_run):
     workdir, run = redco_run
     deployer = mw.Deployer(0, verbose=False, workdir=workdir)

@@ -77,6 +77,7 @@ def test_each_of_two_processes_has_its_own_half(path, said):
     assert [each[path] for each in said] == ["as expected"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_of_two_processes_reads_half_of_the_bytes(name, said):
     whole = LARGE.nbytes if name == "npz" else 0  # which is compared with its CRC-32, once

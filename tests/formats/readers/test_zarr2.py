@@ -155,6 +155,7 @@ def test_what_is_not_read_is_refused_before_anything_is_read_and_all_is_listed(c
     assert not isinstance(raised.value, DamagedError)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_what_devices_want_is_read_together_whatever_the_chunks(data):
     chunks = data.draw(st.tuples(st.integers(1, 13), st.integers(1, 9)))
