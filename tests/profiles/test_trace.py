@@ -5,6 +5,8 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import meshwright as mw
@@ -115,6 +117,23 @@ def test_a_window_ends_when_its_last_step_is_done(tmp_path, monkeypatch):
     with mw.profile.tracer(tmp_path, (1,), num_steps=1) as trace:
         run(trace, steps=1, before=lambda step: outputs.append(slow(x)))
     assert unready == [0]
+
+
+def test_a_window_that_ends_while_a_save_is_written_ends_no_run(tmp_path):
+    init = lambda key: {f"w{i}": jax.random.normal(jax.random.fold_in(key, i), (4, 2)) for i in range(20)}
+    loss = lambda params, batch, key: sum(((batch["x"] @ w) ** 2).mean() for w in params.values())
+    experiment = mw.Experiment(
+        workdir=str(tmp_path),
+        model=init,
+        loss=loss,
+        optimizer=optax.sgd(0.01),
+        max_steps=12,
+        input=mw.Input({"x": np.ones((64, 4), np.float32)}, batch_size=16),
+        save=mw.Save(when=1),
+        profile=mw.Profile(steps=(2, 4, 6, 8, 10), num_steps=1),
+    )
+    assert mw.run(experiment).step == 12
+    assert len(traced(tmp_path)) == 5
 
 
 def test_somebody_elses_profile_is_left_alone_and_the_run_goes_on(tmp_path, caplog):
