@@ -158,3 +158,13 @@ def test_segments_of_packed_texts_that_the_loss_does_not_read_are_named(tmp_path
     caplog.clear()
     reading = lambda params, batch: loss(params, batch) * (batch["segments"] > 0).mean()
     assert not warnings(tmp_path / "read", caplog, **options, loss=reading)
+
+
+def test_arrays_of_the_batch_that_the_loss_does_not_read_are_each_named(tmp_path, caplog):
+    rows = {name: np.ones((16, 4), np.float32) for name in ("x", "segment_ids", "loss_mask")}
+    options = {"model": lambda key: {"w": jnp.ones((4, 2))}, "input": mw.Input(rows, batch_size=8)}
+    [said] = warnings(tmp_path / "ignored", caplog, **options)
+    assert "2 of 3 arrays of the batch have no influence on the loss: loss_mask, segment_ids. If" in said
+    caplog.clear()
+    reading = lambda params, batch: loss(params, batch) * (batch["segment_ids"] * batch["loss_mask"]).mean()
+    assert not warnings(tmp_path / "read", caplog, **options, loss=reading)

@@ -1,8 +1,9 @@
-"""Remarks on a step that leaves something as it is, as the traced program shows before the first step.
+"""Remarks on what a step does not use or leaves as it is, as the traced program shows before the first step.
 
 A trained parameter that the loss is not computed from belongs to a layer that was forgotten. Batch statistics
 that the step returns as they came belong to a model that is called in evaluation mode. And a model that does
-not read the segments of packed rows lets their texts attend to each other.
+not read the segments of packed rows lets their texts attend to each other. Another array of the batch that it
+does not read may be carried along on purpose, or have a name that the loss does not know.
 """
 
 import re
@@ -21,7 +22,7 @@ SEGMENTS = "segments"
 
 
 def unused(training: Training) -> Iterator[str]:
-    """Yield warnings about parameters and segments without influence, unused dropout, and fixed statistics.
+    """Yield warnings about parameters and examples without influence, unused dropout, and fixed statistics.
 
     Only steps of one loss are judged (`make_step`), and only if all batches have one shape: another shape
     has another program, which may use them. Nothing is traced.
@@ -42,8 +43,14 @@ def unused(training: Training) -> Iterator[str]:
             f"{len(idle)} of {len(trained)} trained parameters {have} no influence on the loss: "
             f"{listed(idle, _MOST)}. Use them in the loss, freeze them, or leave them out of the model"
         )
-    of_batch = zip(tree.leaf_names(training.batch), program.inputs[len(names) :], strict=False)
-    if any(name.split("/")[-1] == SEGMENTS and value not in used for name, value in of_batch):
+    of_batch = dict(zip(tree.leaf_names(training.batch), program.inputs[len(names) :], strict=False))
+    unread = [name for name, value in of_batch.items() if value not in used]
+    if others := [name for name in unread if name.split("/")[-1] != SEGMENTS]:
+        yield (
+            f"{len(others)} of {len(of_batch)} arrays of the batch have no influence on the loss: "
+            f"{', '.join(others)}. If one should, the loss may read it under another name"
+        )
+    if len(others) < len(unread):
         yield (
             "the examples have segments, from which the loss is not computed, so texts in one row see "
             'each other. Give them to the attention, mw.attention(..., segments=batch["segments"]), or take '
