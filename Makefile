@@ -3,7 +3,7 @@
 #   make test    lint, types and the suite, on as many processes as there are cores
 #   make test-oldest   imports, formats, checkpoints and what depends on versions, on the oldest Python found
 #   make test-slow   tests of some seconds whose parts `make test` tries
-#   make test-share   as many of these as MINUTES=8 have time for; first those near what changed last
+#   make test-share   as many of these as MINUTES=6 have time for; first those near what changed last
 #   make test-pages   run the code of the site's pages
 #   make test-notebooks   the notebooks of the docs, in a real kernel
 #   make test-clusters   runs on a real SLURM and a real Ray of three nodes on this machine, and pods of a JobSet
@@ -23,14 +23,15 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 KILLS ?= 5000
-MINUTES ?= 8
+MINUTES ?= 6
 LOCKS := requirements/dev.txt
 SETUP = sh scripts/setup $(VENV) "$(PYTHON)" $(LOCKS)
 # Each process has a share of the files, and takes over from another when it is done with them. There is one more
 # than cores, since many tests wait for programs that they start.
 PARALLEL = -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 8 --dist worksteal --durations 10
-# They wait for schedulers most of the time.
-CLUSTERS = .venv-clusters/bin/python -m pytest -n 4 --dist loadgroup -rs --durations 10 tests/clusters
+# They wait for schedulers most of the time. The tests of Ray share a cluster, so one process runs them.
+RAY = tests/clusters/test_ray.py
+CLUSTERS = .venv-clusters/bin/python -m pytest -rs --durations 10
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
 .PHONY: setup setup-oldest setup-docs setup-notebooks setup-clusters environments programs demo lint test test-oldest test-slow test-share test-pages test-notebooks test-clusters nightly notebooks test-others types soak docs dist test-dist bench bench-accelerator lock clean
@@ -86,10 +87,12 @@ test-pages: setup programs
 
 nightly: setup setup-clusters programs
 	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or nightly or pages) and not long and not clusters"
-	$(CLUSTERS) -m "clusters and nightly"
+	$(CLUSTERS) -m "clusters and nightly" tests/clusters
 
 test-clusters: setup-clusters programs
-	$(CLUSTERS) -m "clusters and not nightly"
+	@$(CLUSTERS) -m "clusters and not nightly" $(RAY) & ray=$$!; \
+	$(CLUSTERS) -m "clusters and not nightly" -n 4 --dist load tests/clusters --ignore $(RAY); \
+	others=$$?; wait $$ray && exit $$others
 
 types: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/types.txt

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.nightly  # the tests of each engine hold its losses to those of an undisturbed run
 def test_one_program_has_the_same_losses_to_the_bit_under_every_engine(slurm, tmp_path):
     with ray_cluster() as cluster:
         found = {}

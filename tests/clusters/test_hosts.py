@@ -16,7 +16,6 @@ from meshwright.metrics import read_jsonl
 
 pytestmark = [
     pytest.mark.clusters,
-    pytest.mark.xdist_group("hosts"),  # one undisturbed run for all
     pytest.mark.skipif(bool(missing()), reason=f"machines of their own: {missing()}"),
 ]
 LEADER, OTHER, CABLE = "10.213.7.1", "10.213.7.2", "mw-cable"

@@ -19,7 +19,6 @@ from meshwright.launch import launch_local, launch_ray
 
 pytestmark = [
     pytest.mark.clusters,
-    pytest.mark.xdist_group("ray"),  # one cluster for all
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install ray"
     ),

@@ -50,6 +50,7 @@ def test_a_job_continues_when_its_time_is_nearly_over_and_stays_cancelled(slurm,
 
 
 @pytest.mark.clusters
+@pytest.mark.nightly
 def test_a_job_whose_time_is_nearly_over_ends_in_its_next_start(slurm, tmp_path, undisturbed):
     job = submitted(slurm, tmp_path)
     reach(job, 30)
@@ -59,6 +60,7 @@ def test_a_job_whose_time_is_nearly_over_ends_in_its_next_start(slurm, tmp_path,
 
 
 @pytest.mark.clusters
+@pytest.mark.nightly
 def test_a_job_that_somebody_puts_back_into_the_queue_continues(slurm, tmp_path, undisturbed):
     job = submitted(slurm, tmp_path)
     reach(job, 30)
@@ -68,6 +70,7 @@ def test_a_job_that_somebody_puts_back_into_the_queue_continues(slurm, tmp_path,
 
 
 @pytest.mark.clusters
+@pytest.mark.nightly
 def test_a_job_continues_when_a_node_is_taken_down(slurm, tmp_path, undisturbed):
     job = submitted(slurm, tmp_path)
     reach(job, 30)
