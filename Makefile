@@ -77,10 +77,10 @@ test-oldest: setup-oldest
 	else echo "One Python alone was found, $$($(BIN)/python -V): make test has tested it."; fi
 
 test-slow: setup programs
-	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly" --write-seconds
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly and not long" --write-seconds
 
 test-share: setup programs
-	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly" --share-minutes $(MINUTES)
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly and not long" --share-minutes $(MINUTES)
 
 test-pages: setup programs
 	$(BIN)/python -m pytest $(PARALLEL) -m pages
