@@ -131,7 +131,9 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return  # a part would take the place of the whole record
         rounded = {test: round(seconds, 1) for test, seconds in sorted(self.seconds.items())}
         SECONDS.write_text(json.dumps(rounded, indent=0) + "\n")
 
@@ -146,7 +148,12 @@ def add_options(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     """Do what the options of a share ask for."""
-    if minutes := config.getoption("share_minutes"):
+    minutes = config.getoption("share_minutes")
+    if minutes is not None:
+        if not SECONDS.is_file():
+            raise pytest.UsageError(
+                f"--share-minutes goes by {SECONDS}, which is not there: make test-slow writes it"
+            )
         config.pluginmanager.register(Share(minutes))
     if config.getoption("write_seconds") and "PYTEST_XDIST_WORKER" not in os.environ:
         config.pluginmanager.register(Recorder())

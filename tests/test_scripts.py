@@ -105,13 +105,21 @@ def test_a_python_that_is_named_is_taken(tmp_path, add_python, set_up):
     assert version_of(tmp_path) == "Python 3.12.0"
 
 
+def test_a_python_that_is_not_there_is_an_error_with_those_that_are(add_python, set_up):
+    python = add_python("3.13.0")
+    ran = set_up("/no/such/python")
+    assert ran.returncode == 1
+    assert "PYTHON=/no/such/python is not a Python that runs" in ran.stderr
+    assert str(python) in ran.stderr
+
+
 def test_where_the_lock_does_not_install_on_the_newest_the_next_older_is_taken(tmp_path, add_python, set_up):
     add_python("3.13.0")
     add_python("3.14.0", installs=False)
     ran = set_up()
     assert ran.returncode == 0
     assert "Python 3.14.0" in ran.stderr
-    assert "next older" in ran.stderr
+    assert "An older Python is tried" in ran.stderr
     assert version_of(tmp_path) == "Python 3.13.0"
     assert set_up().stderr == ""
 
