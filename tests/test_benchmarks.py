@@ -15,7 +15,7 @@ ACCELERATOR = BENCHMARKS / "accelerator"
 ENVIRON = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(COMPILED)}
 
 
-def run_tiny(script, folder, *options, flags=QUICK, timeout=200):
+def run_tiny(script, folder, *options, flags=QUICK, timeout=400):
     command = [sys.executable, str(script), "--tiny", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=folder, env=ENVIRON | {"XLA_FLAGS": flags}, timeout=timeout, **pipes)

@@ -116,7 +116,7 @@ PROGRAM = """
 import json, pathlib, sys
 from meshwright import process
 
-cluster = process.start(timeout_seconds=200)
+cluster = process.start(timeout_seconds=400)
 me = cluster.process_id
 from meshwright.checkpoint import Checkpoints
 from meshwright.formats import open_source

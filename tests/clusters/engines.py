@@ -10,7 +10,7 @@ from pathlib import Path
 
 import meshwright
 from clusters.pods import JobSet, python_environ
-from clusters.slurm import wait_until
+from eventually import eventually
 from meshwright.errors import EXIT_AGAIN
 from meshwright.launch import Job, Pods, jobset_manifest
 from meshwright.metrics import read_jsonl
@@ -243,7 +243,7 @@ class OnJobSet:
         self._controller.start()
 
     def said(self):
-        return "\n".join(out.read_text() for out in sorted(self.folder.glob("*.out")))
+        return self.jobset.said()
 
     def ended(self):
         return self.jobset.ended
@@ -265,7 +265,7 @@ class OnJobSet:
 
     def close(self):
         self.jobset.delete()
-        self._controller.join(60)
+        self._controller.join(300)
         self.jobset.close()
 
 
@@ -276,10 +276,10 @@ def reach(engine, step):
         assert engine.ended() is None, engine.said()
         return newest(engine.run) >= step
 
-    wait_until(is_there, 120, engine.said)
+    eventually(is_there, reason=engine.said)
 
 
 def finish(engine):
     """Wait until an engine has ended, and return its exit code."""
-    wait_until(lambda: engine.ended() is not None, 180, engine.said)
+    eventually(lambda: engine.ended() is not None, reason=engine.said)
     return engine.ended()

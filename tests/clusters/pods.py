@@ -82,7 +82,7 @@ class JobSet:
         """Delete the JobSet, as `kubectl delete` does; `play` ends the pods."""
         self._deleted = True
 
-    def play(self, seconds=150):
+    def play(self, seconds=400):
         """Wait for the end, and start all pods again where the rules say so; return how it ended."""
         self.ended = self._play(seconds)
         return self.ended
@@ -144,6 +144,14 @@ class JobSet:
                 process.wait(grace)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+    def has_ended(self):
+        """Return whether all pods of this start have ended."""
+        return None not in {process.poll() for process in self.pods.values()}
+
+    def said(self):
+        """Return the output of all pods of all starts."""
+        return "\n".join(out.read_text() for out in sorted(self.folder.glob("*.out")))
 
     def close(self):
         for process in self.pods.values():

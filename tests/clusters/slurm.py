@@ -9,8 +9,9 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
+
+from eventually import eventually
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "unshare", "setpriv")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -96,7 +97,7 @@ class Slurm:
             for name in self.names:
                 self._daemon(name, "slurmd", "-D", "-N", name)
             idle = f"idle {len(self.names)}"
-            wait_until(lambda: self.run("sinfo", "-h", "-o", "%T %D", check=False).strip() == idle, 30, idle)
+            eventually(lambda: self.run("sinfo", "-h", "-o", "%T %D", check=False).strip() == idle)
             if_this_fails.pop_all()
         return self
 
@@ -108,7 +109,7 @@ class Slurm:
             self.cut_power(name)
 
     def run(self, *words, check=True, **more):
-        done = subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=60, **more)
+        done = subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=300, **more)
         assert done.returncode == 0 or not check, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -117,9 +118,9 @@ class Slurm:
         words = self.run("scontrol", "-o", "show", "job", str(number)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_for(self, number, states, seconds=90):
-        wait_until(
-            lambda: self.job(number)["JobState"] in states, seconds, lambda: f"{states}: {self.job(number)}"
+    def wait_for(self, number, states):
+        eventually(
+            lambda: self.job(number)["JobState"] in states, reason=lambda: f"{states}: {self.job(number)}"
         )
         return self.job(number)
 
@@ -139,13 +140,6 @@ class Slurm:
             self._daemons[name] = subprocess.Popen(
                 command, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-
-
-def wait_until(happened, seconds, what):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, f"not within {seconds} s: {what() if callable(what) else what}"
-        time.sleep(0.05)
 
 
 def _free_ports(number):

@@ -53,7 +53,7 @@ def one(number, port, *arguments, program=START, of=2, host="127.0.0.1", before=
     }
     start = time.monotonic()
     command = [*before, sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=400)
     return done.returncode, done.stderr, time.monotonic() - start
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.clusters
 def doctor(folder, *before):
     environ = python_environ(PATHS) | {"DISK": str(folder)}
     command = [*MESHWRIGHT, "launch", "local", "-n", "2", "--", *before, *MESHWRIGHT, "doctor"]
-    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=400)
 
 
 def test_all_processes_check_together_that_they_can_run_one_program(tmp_path):

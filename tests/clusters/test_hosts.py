@@ -9,8 +9,9 @@ import pytest
 
 from clusters.engines import MESHWRIGHT, PATHS, train
 from clusters.pods import python_environ
-from clusters.slurm import missing, wait_until
+from clusters.slurm import missing
 from end_to_end.running import losses
+from eventually import eventually
 from meshwright.launch import launch_local
 from meshwright.metrics import read_jsonl
 
@@ -95,13 +96,9 @@ def test_after_the_cable_was_pulled_losses_are_those_of_an_undisturbed_run(tmp_p
     machines = Machines(*train(run))
     try:
         metrics = run / "metrics.jsonl"
-        wait_until(
-            lambda: metrics.exists() and any(report["step"] >= 30 for report in read_jsonl(metrics)),
-            90,
-            lambda: "no steps",
-        )
+        eventually(lambda: metrics.exists() and any(report["step"] >= 30 for report in read_jsonl(metrics)))
         machines.pull_the_cable(seconds)
-        told = [launcher.communicate(timeout=150)[0] for launcher in machines.launchers]
+        told = [launcher.communicate(timeout=400)[0] for launcher in machines.launchers]
     finally:
         machines.close()
     assert [launcher.returncode for launcher in machines.launchers] == [0, 0], "\n".join(told)

@@ -11,8 +11,9 @@ import pytest
 from clusters.engines import MESHWRIGHT, PATHS, newest, train
 from clusters.kubernetes import Kubernetes
 from clusters.pods import JobSet, python_environ
-from clusters.slurm import missing, wait_until
+from clusters.slurm import missing
 from end_to_end.running import losses
+from eventually import eventually
 from meshwright.launch import Job, Pods, jobset_manifest
 from meshwright.storage import location
 
@@ -40,16 +41,12 @@ def play(tmp_path):
         each.close()
 
 
-def reach(run, step):
-    wait_until(lambda: newest(run) >= step, 60, f"step {step}")
-
-
 def test_an_evicted_pod_starts_all_again_without_counting_and_a_killed_one_counts(play, tmp_path):
     run = tmp_path / "run"
     jobset = play(train(run), pause=0.001)
-    reach(run, 20)
+    eventually(lambda: newest(run) >= 20 or jobset.has_ended(), reason=jobset.said)
     jobset.evict((0, 1))
-    wait_until(lambda: None not in {each.poll() for each in jobset.pods.values()}, 60, "all pods end")
+    eventually(jobset.has_ended, reason=jobset.said)
     stopped, killed = newest(run), []
 
     def kill_once():
@@ -136,7 +133,7 @@ def test_the_launcher_creates_a_jobset_and_shows_it_over_its_restarts(tmp_path):
             env={**python_environ(PATHS), "KUBECONFIG": str(kubernetes.config), "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
         )
     assert done.returncode == 0, done.stderr
     lines = [re.sub(r"^\[.*?\] ", "", line) for line in done.stdout.splitlines()]

@@ -12,8 +12,8 @@ from threading import Timer
 import pytest
 
 from clusters.engines import OnRay, finish, newest, ray_cluster, ray_node, reach, train
-from clusters.slurm import wait_until
 from end_to_end.running import losses
+from eventually import eventually
 from meshwright.errors import Interrupted, UsageError
 from meshwright.launch import launch_local, launch_ray
 
@@ -63,7 +63,7 @@ def test_when_a_node_is_lost_all_start_again_on_what_is_left(cluster, tmp_path, 
     run = tmp_path / "run"
 
     def lose_a_node():
-        wait_until(lambda: newest(run) >= 30, 90, "step 30")
+        eventually(lambda: newest(run) >= 30)
         cluster.remove_node(ray_node(cluster, run), allow_graceful=False)
 
     with ThreadPoolExecutor() as threads:
@@ -87,7 +87,7 @@ def test_a_lost_actor_takes_its_process_along_and_all_start_again(cluster, tmp_p
     first, second = started.read_text().split()
     assert first != second
     # It dies of its actor's death, which may be told before the system has taken it away.
-    wait_until(lambda: not Path(f"/proc/{first}").exists(), 10, "the first process goes on")
+    eventually(lambda: not Path(f"/proc/{first}").exists())
 
 
 def test_exit_codes_and_output_are_those_of_the_processes(cluster, capfd):

@@ -7,8 +7,8 @@ import pytest
 
 from clusters.engines import MESHWRIGHT, PATHS, OnSlurm, newest, reach, submit, train
 from clusters.pods import python_environ
-from clusters.slurm import wait_until
 from end_to_end.running import losses
+from eventually import eventually
 
 
 def submitted(slurm, folder, *options, **more):
@@ -29,7 +29,7 @@ def undisturbed(tmp_path_factory):
     """The losses of the same program in one process with two devices, where nothing happens."""
     run = tmp_path_factory.mktemp("undisturbed")
     words = [*train(run), "--fake-devices", "2"]
-    done = subprocess.run(words, env=python_environ(PATHS), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, env=python_environ(PATHS), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return losses(run)
 
@@ -39,11 +39,11 @@ def test_a_job_continues_when_its_time_is_nearly_over_and_stays_cancelled(slurm,
     job = submitted(slurm, tmp_path)
     reach(job, 30)
     job.reach_the_time_limit()
-    wait_until(lambda: "the job goes back to the queue" in job.said(), 60, job.said)
+    eventually(lambda: "the job goes back to the queue" in job.said(), reason=job.said)
     reach(job, newest(job.run) + 10)
     job.cancel()
     assert slurm.wait_for(job.number, ("CANCELLED",))["Restarts"] == "1"
-    wait_until(lambda: job.said().count("stopped by SIGTERM after step") >= 2, 30, job.said)
+    eventually(lambda: job.said().count("stopped by SIGTERM after step") >= 2, reason=job.said)
     found = losses(job.run)
     assert len(found) >= 40
     assert found == {step: undisturbed[step] for step in found}
@@ -129,7 +129,7 @@ def test_a_preempted_job_gives_way_and_continues_later(slurm, tmp_path, undistur
 def test_a_job_outlives_its_time_limit(slurm, tmp_path, undisturbed):
     # SLURM sends the signal up to a minute early: at any time from the start to the tenth second.
     job = submitted(slurm, tmp_path, "--sbatch", "time=2 signal=B:USR1@110", pause=0.006)
-    state = slurm.wait_for(job.number, ("COMPLETED", "FAILED", "TIMEOUT"), seconds=240)
+    state = slurm.wait_for(job.number, ("COMPLETED", "FAILED", "TIMEOUT"))
     assert state["JobState"] == "COMPLETED", job.said()
     assert int(state["Restarts"]) >= 1
     assert losses(job.run) == undisturbed
@@ -152,7 +152,7 @@ def test_the_output_of_a_job_is_shown_until_it_is_over(slurm, tmp_path):
     program = f"echo task $SLURM_PROCID; touch wrote-$SLURM_PROCID; {wait}; exit 3"
     words = ("launch", "slurm", "-n", "2", "--tail", "--", "bash", "-c", program)
     done = subprocess.run(
-        [*MESHWRIGHT, *words], env=slurm.environ, cwd=tmp_path, capture_output=True, text=True, timeout=100
+        [*MESHWRIGHT, *words], env=slurm.environ, cwd=tmp_path, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 3, done.stderr
     assert {"[0] task 0", "[1] task 1"} <= set(done.stdout.splitlines())
@@ -166,13 +166,12 @@ def test_the_members_of_an_array_are_runs_of_their_own(slurm, tmp_path, undistur
     command = f"exec {' '.join(train(run))} max_steps=20"
     options = ("--name", "array", "--sbatch", f"array=0-1 output={tmp_path}/out-%a")
     number = submit(slurm, tmp_path, *options, "--", "bash", "-c", command)
-    wait_until(
+    eventually(
         lambda: (
             slurm.run("squeue", "-h", "-j", number, "-t", "all", "-o", "%T", check=False).split()
             == ["COMPLETED"] * 2
         ),
-        90,
-        lambda: slurm.run("squeue", "-t", "all"),
+        reason=lambda: slurm.run("squeue", "-t", "all"),
     )
     expected = {step: loss for step, loss in undisturbed.items() if step <= 20}
     assert [losses(run) for run in sorted(tmp_path.glob("run-*"))] == [expected] * 2

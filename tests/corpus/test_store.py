@@ -103,7 +103,7 @@ def test_a_process_that_tokenizes_ends_when_its_parent_does(tmp_path):
     store.wait_for(0)
     process = store._worker._process
     process.stdin.close()  # as the system does for a parent that is killed
-    assert process.wait(60) == 0
+    assert process.wait(400) == 0
     assert _blocks.num_blocks(store.directory) is None
     store.close()
 
@@ -114,7 +114,7 @@ def test_a_second_process_for_the_same_store_ends_in_good_order(tmp_path):
     store = mw.corpus.tokenized(texts, words(), store=tmp_path)
     store.wait_for(0)
     second = _store._Worker(store.directory)
-    assert second._process.wait(60) == 0
+    assert second._process.wait(400) == 0
     assert not second.is_at_work()
     store.close()
 

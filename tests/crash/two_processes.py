@@ -52,7 +52,7 @@ def _join(program, address, number, tell):
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": str(number),
     }
-    process.start(timeout_seconds=200)
+    process.start(timeout_seconds=400)
     program(tell)
 
 

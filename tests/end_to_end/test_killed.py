@@ -65,7 +65,7 @@ def interrupted(shell):
         child = shell.start(*command)
         wait_for(reached(run, last_step + 5), child)
         child.send_signal(number)
-        _, err = child.communicate(timeout=200)
+        _, err = child.communicate(timeout=400)
         answers.append((child.returncode, err))
     done = shell(*command)
     assert done.returncode == 0, done.stderr
@@ -104,5 +104,5 @@ def test_ctrl_c_twice_stops_at_once(shell):
     child.send_signal(signal.SIGINT)
     wait_for_words(child, "press Ctrl-C again")
     child.send_signal(signal.SIGINT)
-    child.communicate(timeout=200)
+    child.communicate(timeout=400)
     assert child.returncode in (-signal.SIGINT, 130)  # shells make 130 of the first

@@ -103,7 +103,7 @@ def test_one_killed_process_ends_the_launch_with_its_error_and_no_orphan(cold_sh
         wait_for(reached(shell.folder / "orphans", 5), launcher)
         processes = children(launcher.pid)
         os.kill(processes[1], signal.SIGKILL)
-        _, err = launcher.communicate(timeout=200)
+        _, err = launcher.communicate(timeout=400)
     finally:
         kill(launcher)
     assert launcher.returncode == 128 + signal.SIGKILL
@@ -116,7 +116,7 @@ def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell, 
     try:
         wait_for(reached(shell.folder / "preempted", 5), launcher)
         os.kill(children(launcher.pid)[1], signal.SIGTERM)
-        _, err = launcher.communicate(timeout=200)
+        _, err = launcher.communicate(timeout=400)
     finally:
         kill(launcher)
     assert launcher.returncode == 75

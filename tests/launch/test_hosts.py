@@ -70,7 +70,7 @@ def leader_and_other(machines, deed, place, *options):
 
 
 def said(processes):
-    return [process.communicate(timeout=200)[1] for process in processes]
+    return [process.communicate(timeout=400)[1] for process in processes]
 
 
 def test_all_start_again_when_one_fails_and_the_leader_says_which(machines, tmp_path):

@@ -205,7 +205,7 @@ def test_sigterm_ends_what_waits_for_ever_after_a_time_of_grace(launcher):
     process = launcher(DEAF, grace_seconds=2)
     lines(process, 2)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert sum(line.endswith("heard") for line in said(out)) == 2
     assert "killed process 0-1, still running --grace seconds after SIGTERM" in err
     assert process.returncode == 128 + signal.SIGTERM

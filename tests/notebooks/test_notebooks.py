@@ -63,7 +63,7 @@ def test_an_interrupt_leaves_a_saved_run_and_a_sentence(tmp_path):
 
     def interrupt():
         reports = tmp_path / "run/metrics.jsonl"
-        eventually(lambda: reports.is_file() and any("loss" in each for each in read_jsonl(reports)), 300)
+        eventually(lambda: reports.is_file() and any("loss" in each for each in read_jsonl(reports)))
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt, daemon=True)

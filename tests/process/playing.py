@@ -49,7 +49,7 @@ def play(workdir, dies_in):
 
 
 if __name__ == "__main__":
-    mw.process.start(timeout_seconds=200)
+    mw.process.start(timeout_seconds=400)
     workdir, result, dies_in = sys.argv[1:]
     found = play(workdir, int(dies_in))
     if mw.process.is_lead():

@@ -109,7 +109,7 @@ def launched(python, program, *, out=False):
     """Run a program on two processes, as a person would from a shell; return its code and words."""
     command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", *python, "-c"]
     environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run([*command, program], env=environ, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*command, program], env=environ, capture_output=True, text=True, timeout=400)
     return done.returncode, by_process(done.stdout if out else done.stderr)
 
 

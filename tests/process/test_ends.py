@@ -63,7 +63,7 @@ def launched(python, tmp_path, *arguments, program=PROGRAM):
     command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", *python, "-c", program]
     environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environ["WORKDIR"] = str(tmp_path / "run")
-    done = subprocess.run([*command, *arguments], env=environ, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*command, *arguments], env=environ, capture_output=True, text=True, timeout=400)
     return done.returncode, by_process(done.stdout) + by_process(done.stderr)
 
 

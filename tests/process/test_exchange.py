@@ -17,7 +17,7 @@ class Processes:
     def __init__(self, number):
         address = f"127.0.0.1:{free_port()}"
         self._threads = ThreadPoolExecutor(number)
-        call = lambda i: process.rendezvous(address, number, i, timeout_seconds=60)
+        call = lambda i: process.rendezvous(address, number, i, timeout_seconds=400)
         self.exchanges = list(self._threads.map(call, range(number)))
 
     def compare(self, said, about=lambda number: "the settings"):

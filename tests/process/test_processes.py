@@ -18,7 +18,7 @@ from meshwright import process
 
 os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
 where, number, then = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-cluster = process.start(timeout_seconds=200)
+cluster = process.start(timeout_seconds=400)
 me = cluster.process_id
 said = {
     "agree": process.agree({"from": me, "text": "x" * 1000 * me}),

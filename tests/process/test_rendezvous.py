@@ -18,7 +18,7 @@ def address():
     return f"127.0.0.1:{free_port()}"
 
 
-def answers(address, *calls, timeout_seconds=60):
+def answers(address, *calls, timeout_seconds=400):
     """What each of `calls`, (process id, number of processes), hears: an error's text, or None."""
 
     def one(call):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def is_idle(url):
-    health = httpx.get(f"{url.removesuffix('/v1')}/health", timeout=100).json()
+    health = httpx.get(f"{url.removesuffix('/v1')}/health", timeout=400).json()
     return (health["running"], health["waiting"]) == (0, 0)
 
 

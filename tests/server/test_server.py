@@ -76,7 +76,7 @@ def url(small):
     return small[0]
 
 
-get, post, streamed = (partial(ask, timeout=100) for ask in (httpx.get, httpx.post, httpx.stream))
+get, post, streamed = (partial(ask, timeout=400) for ask in (httpx.get, httpx.post, httpx.stream))
 
 
 def asked(url, to="/v1/completions", **fields):
@@ -364,7 +364,7 @@ def test_a_client_that_goes_frees_its_row(slow, stream):
     eventually(lambda: batcher.running == 0)
     script = (
         "import httpx, sys\n"
-        f"with httpx.stream('POST', '{url}/v1/completions', timeout=100, json={{'prompt': 'a', "
+        f"with httpx.stream('POST', '{url}/v1/completions', timeout=400, json={{'prompt': 'a', "
         f"'max_tokens': 250, 'stream': {stream}}}) as r:\n"
         "    print('begun', flush=True)\n    r.read()\n"
     )
