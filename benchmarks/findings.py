@@ -1,0 +1,186 @@
+"""Faults that were once silent: what a small program of each printed then, what it prints now, and its test.
+
+The programs run one after another, each in an empty folder. The bar: none prints what it printed before, and
+each test exists. `--tiny` runs one program of each kind; words choose those whose kind or number has them.
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import meshwright as mw
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault: its kind and number, what its program printed, the program, and the test that tries it now."""
+
+    kind: str
+    number: str
+    before: str
+    test: str
+    program: Callable[[], object]
+
+    def now(self) -> str:
+        """Run the program, and return its result or the first line of its error."""
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            try:
+                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                    return str(self.program())
+            except Exception as error:
+                return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+    def has_test(self) -> bool:
+        """Return whether the test is in its file."""
+        path, _, name = self.test.partition("::")
+        return f"def {name}(" in (ROOT / path).read_text()
+
+
+FINDINGS: list[Finding] = []
+
+
+def finding(
+    kind: str, number: str, *, before: str, test: str
+) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Add a program to the findings."""
+
+    def add(program: Callable[[], object]) -> Callable[[], object]:
+        FINDINGS.append(Finding(kind, number, before, test, program))
+        return program
+
+    return add
+
+
+@contextlib.contextmanager
+def lines_logged(word: str):
+    """Collect the lines of the log that have a word in a list."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.extend(filter(lambda line: word in line, [record.getMessage()]))
+    log = logging.getLogger("meshwright")
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+
+
+def squares(params, batch):
+    return ((batch["x"] @ params["w"]) ** 2).mean()
+
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+
+# --- wishes that were dropped
+
+
+# --- files of others that say more than was read
+
+
+# --- data that the model does not see as meant
+
+
+@finding(
+    "data",
+    "publicbugs2 2",
+    before="[]",
+    test="tests/experiment/test_unused.py::test_arrays_of_the_batch_that_the_loss_does_not_read_are_each_named",
+)
+def segments_under_another_name():
+    with lines_logged("no influence") as lines:
+        mw.run(
+            mw.Experiment(
+                workdir="run",
+                model=lambda key: {"w": jnp.ones(4)},
+                loss=squares,
+                optimizer=optax.sgd(0.01),
+                max_steps=1,
+                input=mw.Input({"x": X, "segment_ids": np.ones(64, np.int32)}, batch_size=16),
+            )
+        )
+    return lines
+
+
+# --- rows that meet
+
+
+# --- modes and draws
+
+
+# --- processes that begin differently
+
+
+# --- checks that promise
+
+
+# --- a profile beside a save
+
+
+@finding(
+    "profile",
+    "seeds F1",
+    before="JaxRuntimeError: INVALID_ARGUMENT: BlockHostUntilReady() called on deleted or donated buffer",
+    test="tests/profiles/test_trace.py::test_a_window_that_ends_while_a_save_is_written_ends_no_run",
+)
+def profile_beside_a_save():
+    mw.run(
+        mw.Experiment(
+            workdir="run",
+            model=lambda key: {
+                f"w{i}": jax.random.normal(jax.random.fold_in(key, i), (4, 2)) for i in range(20)
+            },
+            loss=lambda params, batch: sum(((batch["x"] @ w) ** 2).mean() for w in params.values()),
+            optimizer=optax.sgd(0.01),
+            max_steps=20,
+            input=mw.Input({"x": X}, batch_size=16),
+            save=mw.Save(when=1),
+            profile=mw.Profile(steps=tuple(range(2, 18, 3)), num_steps=1),
+        )
+    )
+    return "the run ends well"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="run those whose kind or number has one of these words")
+    parser.add_argument("--tiny", action="store_true", help="run one program of each kind")
+    arguments = parser.parse_args()
+    chosen = [
+        finding
+        for finding in FINDINGS
+        if not arguments.words or any(word in f"{finding.kind} {finding.number}" for word in arguments.words)
+    ]
+    if arguments.tiny:
+        chosen = list({finding.kind: finding for finding in reversed(chosen)}.values())[::-1]
+    faults = 0
+    for finding in chosen:
+        now = finding.now()
+        is_mended = now != finding.before and finding.has_test()
+        faults += not is_mended
+        print(f"{finding.number} ({finding.kind}): {'mended' if is_mended else 'NOT MENDED'}")
+        print(f"  before: {finding.before}\n  now:    {now}\n  test:   {finding.test}", flush=True)
+    print(f"{len(chosen) - faults} of {len(chosen)} are mended.")
+    sys.exit(faults > 0)
+
+
+if __name__ == "__main__":
+    main()
