@@ -14,6 +14,8 @@ from pathlib import Path
 
 import yaml
 
+from clusters.slurm import free_ports
+
 _OWN_HOST = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--uts", "bash", "-c")
 
 
@@ -31,6 +33,7 @@ class JobSet:
         self.begins = {}
         """Where the output of each pod of this start begins in its file."""
         self._evicted, self._deleted = set(), False
+        (self.port,) = free_ports(1)
         self.hook = lambda: None
         """Called again and again while the pods run."""
         indices = [(r, i) for r in range(self.workers["replicas"]) for i in range(self.job["completions"])]
@@ -55,7 +58,10 @@ class JobSet:
                 "jobset.sigs.k8s.io/job-index": str(job),
                 "jobset.sigs.k8s.io/restart-attempt": str(self.log.count("started") - 1),
             }
-            given = {each["name"]: _value(each, annotations) for each in container["env"]}
+            variables = {each["name"]: _value(each, annotations) for each in container["env"]}
+            # Pods have networks of their own, and these do not: another JobSet may run on this machine.
+            coordinator = variables["JAX_COORDINATOR_ADDRESS"].rpartition(":")[0]
+            variables["JAX_COORDINATOR_ADDRESS"] = f"{coordinator}:{self.port}"
             cluster = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": str(index)}
             host = self._host(job, index).split()[-1]
             inside = f'mount --bind {self.folder}/hosts /etc/hosts; hostname {host}; exec "$@"'
@@ -63,7 +69,7 @@ class JobSet:
                 self.begins[job, index] = out.tell()
                 self.pods[job, index] = subprocess.Popen(
                     [*_OWN_HOST, inside, host, *command],
-                    env={**self.environ, **cluster, **given},
+                    env={**self.environ, **cluster, **variables},
                     stdout=out,
                     stderr=out,
                 )

@@ -42,6 +42,7 @@ JobCompType=jobcomp/none
 MpiDefault=none
 SwitchType=switch/none
 SchedulerType=sched/backfill
+FirstJobId={first_job}
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -82,12 +83,12 @@ class Slurm:
         self._daemons = {}
 
     def __enter__(self):
-        ports = _free_ports(1 + len(self.names))
+        ports = free_ports(1 + len(self.names))
         for name in self.names:
             (self.folder / "spool" / name).mkdir(parents=True)
         (self.folder / "state").mkdir()
         nodes = [_NODE.format(name=name, port=port) for name, port in zip(self.names, ports[1:], strict=True)]
-        conf = _CONF.format(port=ports[0], folder=self.folder, nodes="\n".join(nodes))
+        conf = _CONF.format(port=ports[0], first_job=_first_job(), folder=self.folder, nodes="\n".join(nodes))
         (self.folder / "slurm.conf").write_text(conf)
         known = [f"127.0.1.{i + 1} {name}" for i, name in enumerate(self.names)]
         (self.folder / "hosts").write_text("\n".join([Path("/etc/hosts").read_text(), *known, ""]))
@@ -142,7 +143,13 @@ class Slurm:
             )
 
 
-def _free_ports(number):
+def _first_job():
+    """Return the first job's number, another for each worker: coordinators' ports are made from numbers."""
+    return 1 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+def free_ports(number):
+    """Return ports of this machine that nothing uses now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         return [each.getsockname()[1] for each in sockets]
