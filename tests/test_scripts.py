@@ -13,7 +13,7 @@ PYTHON = """#!/bin/sh
 case "$*" in
 -V) echo "Python {version}" ;;
 -c*ensurepip*) echo "{order} $0" ;;
-"-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
+"-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
 "-m pip install"*) echo "$@" >>"$(dirname "$0")/installed"; {install} ;;
 esac
 """
@@ -130,6 +130,23 @@ def test_a_failed_environment_is_an_error_and_is_never_taken_for_a_whole_one(tmp
         ran = set_up(python)
         assert ran.returncode == 1
         assert "No environment was made" in ran.stderr
+
+
+def test_an_environment_outlives_a_newer_lock_that_installs_on_no_python(tmp_path, add_python, set_up):
+    add_python("3.12.0")
+    add_python("3.13.0")
+    set_up()
+    add_python("3.12.0", installs=False)
+    python = tmp_path / "venv/bin/python"
+    python.write_text(add_python("3.13.0", installs=False).read_text())
+    (tmp_path / "venv/packages").touch()
+    os.utime(tmp_path / "lock.txt", (2e9, 2e9))
+    assert set_up().returncode == 1
+    assert version_of(tmp_path) == "Python 3.13.0"
+    assert (tmp_path / "venv/packages").exists()
+    python.write_text(add_python("3.13.0").read_text())
+    assert set_up().returncode == 0
+    assert [path.name for path in tmp_path.glob("venv*")] == ["venv"]
 
 
 @pytest.fixture
