@@ -74,13 +74,18 @@ def share(
       seconds: How long tests take. One that is not among them is taken to be as long as these are on average.
       budget: How many seconds the tests may take together.
       touched: The packages that come first.
-      commit: Draws the order of tests whose packages are equally near.
+      commit: Draws the order of files whose packages are equally near, and that of tests in a file.
     """
     usual = sum(seconds.values()) / max(1, len(seconds))
 
-    def order(test: str) -> tuple[float, bytes]:
+    def drawn(name: str) -> bytes:
+        return hashlib.sha256(f"{commit} {name}".encode()).digest()
+
+    def order(test: str) -> tuple[float, bytes, bytes]:
         packages = PACKAGES_OF.get(package_of(test), {package_of(test)})
-        return distance(packages, touched), hashlib.sha256(f"{commit} {test}".encode()).digest()
+        # Tests of a file stay together, as they share fixtures, which may take longer than the tests.
+        file = test.partition("::")[0]
+        return distance(packages, touched), drawn(file), drawn(test)
 
     kept, left = set(), budget
     for test in sorted(tests, key=order):
