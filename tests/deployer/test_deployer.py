@@ -46,6 +46,7 @@ def test_the_mesh_is_of_model_shards_or_a_text(make_deployer, settings, mesh):
         ),
         ({"num_processes": 2}, UsageError, "not coordinator .* and process_id"),
         ({"host0_address": "10.0.0.1"}, UsageError, "coordinator .10.0.0.1:11111.*, but not"),
+        ({"num_local_devices": 4}, UsageError, "num_local_devices=4, but this process has 8 devices"),
         ({"host0_port": 1234}, UsageError, "host0_port=1234 needs a host0_address"),
         ({"run_tensorboard": True}, UsageError, r"run_tensorboard needs .* Deployer\(workdir=...\)"),
         ({"seed": -1}, UsageError, "seed=-1"),

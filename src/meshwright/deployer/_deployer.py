@@ -51,7 +51,7 @@ class Deployer:
       host0_address: The address of process 0, else read from the environment.
       host0_port: The port of process 0, 11111 by default.
       process_id: The index of this process, else read from the environment.
-      num_local_devices: The number of this process's devices to use, from the first. By default all.
+      num_local_devices: The number of this process's accelerators to use, from the first. By default all.
       run_tensorboard: True writes metrics as TensorBoard events into `workdir`.
       wandb_init_kwargs: The arguments of `wandb.init`. If they are given, metrics go to a W&B run.
       mesh: The mesh as a string, "fsdp=4,tensor=2", instead of `num_model_shards`.
@@ -214,6 +214,13 @@ def _start(
         process_id=process_id,
         local_device_ids=range(num_local_devices) if num_local_devices else None,
     )
+    count = jax.local_device_count()
+    if num_local_devices not in (None, count):
+        raise UsageError(
+            f"num_local_devices={num_local_devices}, but this process has {count} devices. Others are hidden "
+            "only before the first use of a device, and only accelerators.\n  Make the Deployer first, or "
+            "leave num_local_devices out and set CUDA_VISIBLE_DEVICES or --fake-devices."
+        )
 
 
 def _compare(settings: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The functions that the loop calls to report, evaluate and save, in the order that policies need."""
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from meshwright.profile import Trace, tracer
 from meshwright.train import TrainState, num_updates
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When, asked_once, never
+
+log = logging.getLogger("meshwright")
 
 
 @dataclass(frozen=True)
@@ -192,4 +195,6 @@ def open_tracer(context: LoopContext) -> contextlib.AbstractContextManager[Trace
     profile, directory = context.settings.profile, context.opened.directory
     if directory is None:
         return contextlib.nullcontext(lambda tick: contextlib.nullcontext())
+    if profile.steps and min(profile.steps) > context.last:
+        log.warning("no profile: the run ends at step %d, and steps=%s", context.last, profile.steps)
     return tracer(directory, profile.steps, num_steps=profile.num_steps, processes=profile.processes)

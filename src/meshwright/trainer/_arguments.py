@@ -65,6 +65,7 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     )
     _, eval_size = batch_sizes(given["eval_per_device_batch_size"] or per_device, None, ways)
     by = given["eval_loss"], given["eval_predictor"], given["eval_metric_fn"]
+    _check_evaluated(given)
     call = Call(
         examples=given["train_examples"],
         batch_size=size,
@@ -78,6 +79,21 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     if recipe.deployer.loops.is_in_round:
         _check_in_round(call)
     return call
+
+
+def _check_evaluated(given: Mapping[str, Any]) -> None:
+    """Check that there is something to evaluate, where an argument says how.
+
+    Raises:
+      UsageError: There is nothing.
+    """
+    needed = {"eval_per_device_batch_size": ("eval_examples",)}
+    needed["eval_when"] = "eval_examples", "evaluations", "generation"
+    for name, evaluated in needed.items():
+        if given[name] is not None and all(given[other] in (None, {}) for other in evaluated):
+            raise UsageError(
+                f"fit({name}={given[name]!r}): nothing is evaluated. Give {' or '.join(evaluated)}."
+            )
 
 
 def _check_values(
