@@ -79,3 +79,9 @@ def test_unknown_hardware_is_a_usage_error(shell):
     done = shell(DIGITS, "--on", "h10:8")
     assert done.returncode == 2
     assert "Did you mean 'h100'" in done.stderr
+
+
+def test_a_mesh_that_a_search_would_not_use_is_a_usage_error(shell):
+    done = shell(DIGITS, "--on", "h100:8", "--search", "mesh=fsdp=8")
+    assert done.returncode == 2
+    assert "mesh=fsdp=8 has no effect with --search" in done.stderr

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
-from meshwright.errors import EXIT_DONE, EXIT_FAILED
+from meshwright.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from meshwright.tables import screen_width, wrapped
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def plan(options: argparse.Namespace) -> Result:
     Raises:
       UsageError: The hardware is not known, or the experiment is not valid, as for `train`.
     """
+    if options.search and "mesh" in options.settings:
+        raise UsageError(
+            f"mesh={options.settings['mesh']} has no effect with --search, which tries all meshes that the "
+            "devices can have. Leave out one of the two."
+        )
     os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX loads, so that it does not look for accelerators
     from meshwright import plan as room
 
