@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusters.engines import Local, reach
-from clusters.slurm import wait_until
 from end_to_end.running import Shell, losses, processes_of, reached, wait_for
+from eventually import eventually
 
 pytestmark = pytest.mark.slow
 SLOWLY = ("-m", "meshwright", "train", "clusters.slowly:experiment", "--fake-devices", "1")
@@ -55,11 +55,11 @@ def test_processes_that_go_on_without_another_do_not_compile_the_step_again(tmp_
     engine.start()
     try:
         reach(engine, 1)
-        wait_until(lambda: "compiled the step ahead for 2 processes" in engine.said(), 300, engine.said)
+        eventually(lambda: "compiled the step ahead for 2 processes" in engine.said(), reason=engine.said)
         engine.kill()
-        wait_until(lambda: "continuing after step" in engine.said(), 300, engine.said)
+        eventually(lambda: "continuing after step" in engine.said(), reason=engine.said)
         engine.preempt()
-        wait_until(lambda: engine.ended() is not None, 300, engine.said)
+        eventually(lambda: engine.ended() is not None, reason=engine.said)
     finally:
         engine.close()
     logs = sorted((engine.run / "logs").glob("*.log"))
