@@ -91,6 +91,35 @@ X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 # --- wishes that were dropped
 
 
+@finding(
+    "wish",
+    "publicbugs 1",
+    before="",
+    test="tests/checkpoint/test_checkpoints.py::test_another_state_of_a_step_that_exists_is_refused",
+)
+def another_state_of_a_saved_step():
+    with mw.Checkpoints("run") as checkpoints:
+        checkpoints.save(5, {"a": jnp.ones(3)})
+        checkpoints.save(5, {"a": jnp.zeros(3)})
+    return f"saved: {np.asarray(mw.open_source('run').arrays()['a'])}"
+
+
+@finding(
+    "wish",
+    "publicbugs 1: a second training beside the first",
+    before="",
+    test="tests/checkpoint/test_checkpoints.py"
+    "::test_a_training_that_begins_anew_beside_later_checkpoints_is_refused_at_its_first_step",
+)
+def a_second_training_without_resume():
+    for w in (0.0, 1.0):
+        with mw.Checkpoints("run") as checkpoints:
+            save = checkpoints.saver(mw.when.every(2))
+            for step in range(1, 5):
+                save(mw.when.Tick(step), {"w": w}, None, None)
+    return f"the second ended with w = 1.0, saved is {np.asarray(mw.open_source('run').arrays()['w'])}"
+
+
 # --- files of others that say more than was read
 
 

@@ -119,6 +119,7 @@ from meshwright import process
 cluster = process.start(timeout_seconds=400)
 me = cluster.process_id
 from meshwright.checkpoint import Checkpoints
+from meshwright.errors import UsageError
 from meshwright.formats import open_source
 from meshwright.when import Tick, every
 
@@ -137,6 +138,10 @@ with Checkpoints(where / "checkpoints") as checkpoints:
     checkpoints.saver(every(1))(Tick(1), {"x": 1}, data, {"loss": 0.5})
     data = Share()
     checkpoints.resume({"x": 0}, data, otherwise=list)
+    try:
+        checkpoints.save(1, {"x": 2})  # one of them writes it, and knows
+    except UsageError as error:
+        (where / f"{me}.refused").write_text(str(error))
 (where / f"{me}.json").write_text(json.dumps(data.position))
 """
 
@@ -151,6 +156,12 @@ def two_processes(python, tmp_path_factory):
 
 def test_each_of_two_processes_gets_its_own_state_back(two_processes):
     assert [json.loads((two_processes / f"{i}.json").read_text()) for i in range(2)] == [100, 101]
+
+
+def test_both_of_two_processes_refuse_another_state_of_a_step_that_exists(two_processes):
+    said = [(two_processes / f"{i}.refused").read_text() for i in range(2)]
+    assert said[0] == said[1]
+    assert "step 1 is saved already, with other values of x: " in said[0]
 
 
 def test_one_process_does_not_take_the_states_of_two(two_processes):

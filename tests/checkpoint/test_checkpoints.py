@@ -66,13 +66,56 @@ def test_extra_may_be_changed_as_soon_as_save_returns(tmp_path):
     assert open_source(tmp_path).extra == {"data": {"position": 1}}
 
 
-def test_a_complete_checkpoint_is_never_written_again(make_state, tmp_path):
+def test_the_same_state_of_a_step_is_not_written_again(make_state, tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, make_state(seed=1))
+        checkpoints.save(1, make_state(seed=1), {"scores": {"loss": float("nan")}, "note": [1, (2,)]})
         checkpoints.wait()
         before = (tmp_path / "step_00000001" / "manifest.json").stat().st_mtime_ns
-        checkpoints.save(1, make_state(seed=2))
+        checkpoints.save(1, make_state(seed=1), {"scores": {"loss": 1.0}, "note": [1, [2]]})
     assert (tmp_path / "step_00000001" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_the_same_state_that_is_split_otherwise_is_not_written_again(make_state, tmp_path):
+    state = make_state(seed=1)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.save(1, jax.device_put(state, jax.devices()[0]))
+
+
+@pytest.mark.parametrize(
+    ("another", "said"),
+    [
+        ({"a": np.zeros(3), "k": jax.random.key(0)}, "a"),
+        ({"a": np.ones(3, np.float32), "k": jax.random.key(0)}, "a"),
+        ({"a": np.ones(3), "b": np.ones(3), "k": jax.random.key(0)}, "b"),
+        ({"k": jax.random.key(0)}, "a"),
+        ({"a": np.ones(3), "k": jax.random.key(1)}, "k"),
+        ({"a": np.ones(3), "k": jax.random.key_data(jax.random.key(0))}, "the kind of its random keys"),
+    ],
+)
+def test_another_state_of_a_step_that_exists_is_refused(tmp_path, another, said):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, {"a": np.ones(3), "k": jax.random.key(0)})
+        with pytest.raises(UsageError, match=f"step 5 is saved already, with other values of {said}: "):
+            checkpoints.save(5, another)
+    assert np.asarray(open_source(tmp_path).arrays()["a"]).all()
+
+
+def test_other_values_of_extra_for_a_step_that_exists_are_refused(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, {"a": np.ones(3)}, {"note": "first"})
+        with pytest.raises(UsageError, match="with other values of extra"):
+            checkpoints.save(5, {"a": np.ones(3)}, {"note": "second"})
+
+
+def test_a_training_that_begins_anew_beside_later_checkpoints_is_refused_at_its_first_step(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.saver(every(10))(Tick(10), {"x": 10}, None, None)
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(UsageError, match="has a checkpoint of step 10, and this training is at step 1"):
+            checkpoints.saver(every(10))(Tick(1), {"x": 1}, None, None)
+        checkpoints.resume({"x": 0}, None, otherwise=pytest.fail)
+        checkpoints.saver(every(10))(Tick(10, last=True), {"x": 10}, None, None)
 
 
 def test_a_full_disk_is_told_at_the_next_call_and_leaves_no_trace(tmp_path):
@@ -340,7 +383,7 @@ def test_no_thread_is_left_however_a_directory_is_left_and_it_may_be_opened_agai
         with checkpoints:
             checkpoints.save(step, {"x": step})
     with pytest.raises(ZeroDivisionError):
-        save_and_fail(tmp_path, {"x": 3})
+        save_and_fail(tmp_path, {"x": 1})
     assert not writers()
     assert checkpoints.latest() == 2
 

@@ -17,11 +17,11 @@ from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, l
 from meshwright.checkpoint._resume import Candidate, newest_intact, not_complete, pass_over
 from meshwright.checkpoint._retention import Keep
 from meshwright.checkpoint._saved import Saved
-from meshwright.checkpoint._saving import begin_attempt, start_saving, writer_of
+from meshwright.checkpoint._saving import begin_attempt, check_is_saved, start_saving, writer_of
 from meshwright.checkpoint._scores import numbers
 from meshwright.checkpoint._session import Session
 from meshwright.checkpoint._tier import RUN_ID, InMemory, Tier
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, UsageError
 from meshwright.process import on_lead
 from meshwright.storage import Directory
 from meshwright.unknown_arguments import explained
@@ -150,7 +150,8 @@ class Checkpoints(Saved):
         """Start saving a state, and return as soon as this process's shards are copied to the host.
 
         `state` may then be donated or changed. A thread writes the files; `wait` or the next `save` raise its
-        errors. A step that has a complete checkpoint is not saved again; an incomplete one is set aside.
+        errors. A step that has a complete checkpoint of the same state is not saved again; an incomplete one
+        is set aside.
 
         Args:
           step: The step, from 0.
@@ -159,7 +160,7 @@ class Checkpoints(Saved):
 
         Raises:
           MeshwrightError: The previous save failed, as in `wait`.
-          UsageError: A leaf of `state`, or `extra`, cannot be saved.
+          UsageError: A leaf of `state`, or `extra`, cannot be saved, or the step is saved with another state.
         """
         self.wait()
         thread, host_nbytes = self._session.thread, self._host_nbytes
@@ -167,9 +168,10 @@ class Checkpoints(Saved):
         step, (leaves, impls) = operator.index(step), self._leaves(state)
         arrays = layouts(leaves, jax.process_count())
         attempt = on_lead(lambda: begin_attempt(self.directory, step, extra))
-        if attempt is None:
-            return
         head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
+        if attempt is None:
+            check_is_saved(self.directory, head, leaves, arrays)
+            return
         temporary = self.directory / attempt
         remove = partial(self._remove_old, just_saved=step)
         self._session.saving = start_saving(
@@ -187,11 +189,16 @@ class Checkpoints(Saved):
     def saver(self, when: When) -> SaveWhenDue:
         """Return a function for `mw.fit(save=…)`, which saves when it is due and after the last step.
 
-        It returns True if it has saved.
+        It returns True if it has saved. When it is first called, it raises a `UsageError` if there are
+        checkpoints of later steps: those of another training, which `resume` would have continued.
         """
-        due = Due(when)
+        due, is_checked = Due(when), False
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> bool:
+            nonlocal is_checked
+            if not is_checked:
+                self._check_newest(tick.step)
+                is_checked = True
             is_due, in_memory = due(tick), self.tier is not None and self.tier.is_due(tick)
             if is_due or in_memory:
                 extra = {**bookmark(data), "scores": numbers(scores or {})}
@@ -202,6 +209,16 @@ class Checkpoints(Saved):
             return is_due or in_memory
 
         return save
+
+    def _check_newest(self, step: int) -> None:
+        in_memory = self.tier.steps()[0] if self.tier else []
+        newest = max(on_lead(lambda: self.latest() or 0), *in_memory, 0)
+        if newest > step:
+            raise UsageError(
+                f"{self.directory} has a checkpoint of step {newest}, and this training is at step {step}: "
+                "it would save beside the checkpoints of another training.\n  Begin with "
+                "`Checkpoints.resume`, which continues it; or give another directory, or move them away."
+            )
 
     def _save_in_memory(self, step: int, state: tree.PyTree, extra: Mapping[str, Any]) -> None:
         assert self.tier is not None

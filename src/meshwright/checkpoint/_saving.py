@@ -25,10 +25,12 @@ from meshwright.checkpoint._format import (
     Snapshot,
     commit,
     incomplete,
+    other_arrays,
+    read_manifest,
     write_part,
 )
 from meshwright.documents import check_depth
-from meshwright.errors import MeshwrightError, UsageError
+from meshwright.errors import MeshwrightError, UsageError, listed
 from meshwright.storage import Directory
 
 _OTHERS_SECONDS = 60  # all processes began at the same time and write about the same amount
@@ -51,6 +53,42 @@ def begin_attempt(directory: Directory, step: int, extra: Mapping[str, Any] | No
     temporary = _directory.temporary_path(directory, step)
     temporary.mkdir()
     return str(temporary).removeprefix(f"{directory}/")
+
+
+def check_is_saved(
+    directory: Directory, head: Manifest, leaves: Mapping[str, Any], arrays: Sequence[ArrayLayout]
+) -> None:
+    """Check that a checkpoint that exists is of this state. Collective.
+
+    Args:
+      directory: The directory of checkpoints.
+      head: The manifest that the state would get, without files and arrays.
+      leaves: The state by name, as it is saved.
+      arrays: Its layouts.
+
+    Raises:
+      UsageError: It is of another state.
+    """
+    final = _directory.step_path(directory, head.step)
+    parts = process.gather(process.on_all(lambda: sorted(other_arrays(final, leaves, arrays))))
+    others = sorted({name for part in parts for name in part}) or process.on_lead(
+        lambda: _other_values(read_manifest(final), head)
+    )
+    if others:
+        raise UsageError(
+            f"step {head.step} is saved already, with other values of {listed(others)}: {final} is of "
+            "another training, or the state was changed since, and a checkpoint is never written again.\n"
+            "  Begin from it by `Checkpoints.resume`; or give another directory, or move this one away."
+        )
+
+
+def _other_values(saved: Manifest, head: Manifest) -> list[str]:
+    """Return what differs beside the arrays, but for the data's position and the scores of a restart."""
+    before, now = saved.extra, json.loads(json.dumps(head.extra))
+    names = sorted((before.keys() | now.keys()) - {"data", "scores"})
+    text = lambda value: json.dumps(value, sort_keys=True)  # noqa: E731 - in which NaN is equal to NaN
+    keys = ["the kind of its random keys"] if saved.prng_keys != head.prng_keys else []
+    return keys + [f"extra[{name!r}]" for name in names if text(before.get(name)) != text(now.get(name))]
 
 
 def _check_json(extra: Mapping[str, Any] | None) -> None:

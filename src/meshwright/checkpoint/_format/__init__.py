@@ -16,7 +16,7 @@ from meshwright.checkpoint._format._layout import ArrayLayout, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._read import NativeSource
 from meshwright.checkpoint._format._snapshot import HOST_NBYTES, Snapshot
-from meshwright.checkpoint._format._verify import Damage, Report, incomplete, native_report
+from meshwright.checkpoint._format._verify import Damage, Report, incomplete, native_report, other_arrays
 from meshwright.checkpoint._format._write import write_part, write_streamed
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "incomplete",
     "layouts",
     "native_report",
+    "other_arrays",
     "plan_file",
     "read_manifest",
     "write_part",

@@ -6,13 +6,20 @@ can change unnoticed, though a restore does not read all of them.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from meshwright.checkpoint._format._container import local_header, plan_file, with_crc
+from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
+from meshwright.checkpoint._format._read import NativeSource
+from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.checkpoint._format._write import crc32_of_pieces
 from meshwright.crc32 import crc32 as crc32_of
 from meshwright.errors import DamagedError
 from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, wrong_objects
@@ -112,6 +119,37 @@ def native_report(directory: Directory) -> Report:
         len((directory / MANIFEST).read_bytes()) + sum(file.nbytes for file in manifest.files),
         tuple(_damage(directory, manifest)),
     )
+
+
+def other_arrays(directory: Directory, leaves: Mapping[str, Any], arrays: Sequence[ArrayLayout]) -> list[str]:
+    """Return the names of arrays that differ from those of a checkpoint, in the chunks of this process.
+
+    Data files are read only where arrays were saved in other chunks: otherwise the checksums say it.
+
+    Args:
+      directory: The step directory.
+      leaves: The arrays by name, as they are saved.
+      arrays: Their layouts.
+    """
+    source, number = NativeSource(directory), jax.process_index()
+    saved = source.manifest.arrays
+
+    def differs(layout: ArrayLayout) -> bool:
+        array = saved.get(layout.name)
+        if array is None or (array.shape, array.dtype) != (layout.shape, layout.dtype.name):
+            return True
+        chunks = Snapshot(leaves, [layout], number)
+        chunks.take(wait=True)
+        owned = [chunk for chunk, writer in enumerate(layout.writers) if writer == number]
+        if array.chunk_shape == layout.chunk_shape:
+            crcs = [array.chunks[chunk].crc32 for chunk in owned]
+        else:
+            indices = list(layout.indices())
+            parts = source.read_parts(layout.name, [indices[chunk] for chunk in owned]) if owned else []
+            crcs = [crc32_of(np.ascontiguousarray(part).reshape(-1).view(np.uint8)) for part in parts]
+        return crcs != [crc32_of_pieces(chunks.get(chunk)) for chunk in range(len(owned))]
+
+    return [*(saved.keys() - leaves.keys()), *(layout.name for layout in arrays if differs(layout))]
 
 
 def _damage(directory: Directory, manifest: Manifest) -> Iterator[Damage]:

@@ -350,7 +350,7 @@ class _Objects:
         """Write the headers of chunks that end in a later object, whose checksums are needed now."""
         for number in self._filling.unfinished_headers:
             if number not in self._crcs_of_divided:
-                self._crcs_of_divided[number] = _crc32_of(self._chunks.get(number))
+                self._crcs_of_divided[number] = crc32_of_pieces(self._chunks.get(number))
             header = with_crc(self._plan.headers[number], self._crcs_of_divided[number])
             _put(window, start, header, self._plan.entries[number].header_offset)
 
@@ -368,7 +368,8 @@ def _put(window: memoryview, start: int, content: bytes, offset: int) -> None:
         window[first - start : last - start] = content[first - offset : last - offset]
 
 
-def _crc32_of(pieces: Iterable[Any]) -> int:
+def crc32_of_pieces(pieces: Iterable[Any]) -> int:
+    """Return the CRC-32 of a chunk, given its consecutive pieces."""
     crc = 0
     for piece in pieces:
         crc = crc32(np.frombuffer(piece, np.uint8), crc)
