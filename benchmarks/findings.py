@@ -120,6 +120,21 @@ def a_second_training_without_resume():
     return f"the second ended with w = 1.0, saved is {np.asarray(mw.open_source('run').arrays()['w'])}"
 
 
+@finding(
+    "wish",
+    "publicbugs2 4",
+    before="begun again at step 0",
+    test="tests/checkpoint/test_resume.py::test_a_run_whose_manifests_are_all_lost_does_not_begin_again",
+)
+def a_run_without_its_manifests():
+    with mw.Checkpoints("run") as checkpoints:
+        checkpoints.save(5, {"a": jnp.ones(3)})
+    Path("run/step_00000005/manifest.json").unlink()
+    with mw.Checkpoints("run") as checkpoints:
+        checkpoints.resume({"a": jnp.zeros(3)}, None, otherwise=lambda: None)
+    return f"begun again at step {checkpoints.resumed or 0}"
+
+
 # --- files of others that say more than was read
 
 

@@ -180,7 +180,7 @@ def test_a_tilde_is_home_to_whoever_saves_and_whoever_reads(tmp_path, monkeypatc
 
 
 def test_only_complete_checkpoints_count(tmp_path):
-    (tmp_path / "step_00000007").mkdir()
+    (tmp_path / "step_00000007").touch()
     (tmp_path / "step_00000008.tmp-0123abcd").mkdir()
     (tmp_path / "step_00000008.tmp-0123abcd" / "manifest.json").touch()
     (tmp_path / "step_9").mkdir()
@@ -223,7 +223,8 @@ def test_what_is_in_the_way_of_a_checkpoint_is_set_aside(tmp_path, caplog):
         checkpoints.save(1, {"x": 1})
     assert open_source(tmp_path).read("x", ()) == 1
     [aside] = tmp_path.glob("step_00000001.damaged-*/notes.txt")
-    assert f"there is no manifest.json. It is kept as {aside.parent.name}" in caplog.text
+    assert "manifest.json is damaged: it is missing. Copy it" in caplog.text
+    assert f"It is kept as {aside.parent.name}; saving again" in caplog.text
 
 
 def test_a_second_run_is_refused_and_told_who_is_there(tmp_path):
@@ -419,7 +420,7 @@ def test_a_coroutine_may_save_and_restore(make_state, tmp_path, same_bytes):
 def test_what_a_run_of_another_sharding_left_of_a_step_is_no_obstacle_to_it(make_state, tmp_path, same_bytes):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(seed=1))
-    (tmp_path / "step_00000001/manifest.json").unlink()  # as if it had been killed before its commit
+    (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.tmp-0123abcd")  # killed before its commit
     whole = jax.tree.map(np.asarray, make_state(seed=2))
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.resume(whole, None, otherwise=lambda: None) is None

@@ -169,6 +169,18 @@ def test_attempts_that_were_overtaken_are_removed_and_others_are_left_alone(run)
     assert restore(open_source(run), {"x": 0}) == {"x": 2}
 
 
+def test_steps_without_a_manifest_that_are_newer_are_named_and_do_not_keep_a_run_from_going_on(run, caplog):
+    with Checkpoints(run, keep=5) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"x": step})
+    (location(run) / "step_00000002/manifest.json").unlink()
+    with Checkpoints(run) as checkpoints:
+        assert checkpoints.resume({"x": 0}, None, otherwise=dict) == {"x": 1}
+        assert "step_00000002 in" in caplog.text
+        assert "have files but no manifest.json" in caplog.text
+        assert "continuing from step 1 instead" in caplog.text
+
+
 def test_a_step_of_which_there_is_only_an_attempt_can_be_saved(run):
     (location(run) / "step_00000001/aaaaaaaa/data-00000-of-00001.zarr.zip").put(b"half")
     with pytest.raises(CheckpointError, match="only the unfinished step_00000001"):

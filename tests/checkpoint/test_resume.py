@@ -8,7 +8,7 @@ import pytest
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
 from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import CheckpointError, DamagedError
-from meshwright.formats import open_source, verify
+from meshwright.formats import open_source, verify, verify_all
 
 TARGET = {"x": np.zeros(100, int)}
 
@@ -51,12 +51,37 @@ def truncate_the_data(directory, step):
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def lose_the_manifest(directory, step):
+    (directory / f"step_{step:08d}" / "manifest.json").unlink()
+
+
+def lose_all_files(directory, step):
+    for path in (directory / f"step_{step:08d}").iterdir():
+        path.unlink()
+
+
+def lose_what_a_link_leads_to(directory, step):
+    path = directory / f"step_{step:08d}"
+    path.rename(directory / f"elsewhere-{step}")
+    path.symlink_to(directory / "nowhere")
+
+
 def empty_the_manifest(directory, step):
     (directory / f"step_{step:08d}" / "manifest.json").write_bytes(b"")
 
 
 @pytest.mark.parametrize(
-    "harm", [damage_data, damage_manifest, lose_the_data, truncate_the_data, empty_the_manifest]
+    "harm",
+    [
+        damage_data,
+        damage_manifest,
+        lose_the_data,
+        truncate_the_data,
+        empty_the_manifest,
+        lose_the_manifest,
+        lose_all_files,
+        lose_what_a_link_leads_to,
+    ],
 )
 def test_a_damaged_checkpoint_is_passed_over_for_the_newest_intact_one(saved, harm):
     harm(saved, 3)
@@ -142,6 +167,31 @@ def test_where_none_is_intact_nothing_is_begun_again_nor_moved(saved):
     with Checkpoints(saved) as checkpoints, pytest.raises(DamagedError, match="all checkpoints are damaged"):
         checkpoints.resume(TARGET, None, otherwise=pytest.fail)
     assert names(saved) == ["step_00000001", "step_00000002", "step_00000003"]
+
+
+@pytest.mark.parametrize("harm", [lose_the_manifest, lose_all_files, lose_what_a_link_leads_to])
+def test_a_run_whose_manifests_are_all_lost_does_not_begin_again(saved, harm):
+    for step in (1, 2, 3):
+        harm(saved, step)
+    with (
+        Checkpoints(saved) as checkpoints,
+        pytest.raises(DamagedError, match=r"step 2: .*: it is missing"),
+    ):
+        checkpoints.resume(TARGET, None, otherwise=pytest.fail)
+
+
+def test_a_checkpoint_that_has_lost_its_manifest_is_named_by_whoever_reads_the_newest(saved):
+    lose_the_manifest(saved, 3)
+    assert [bool(report.damage) for report in verify_all(saved)] == [False, False, True]
+    with pytest.raises(DamagedError, match="is damaged: it is missing"):
+        open_source(saved)
+
+
+def test_checkpoints_of_another_program_with_such_names_are_none_of_a_run(tmp_path):
+    (tmp_path / "step_00000007").mkdir()
+    (tmp_path / "step_00000007" / "index").touch()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.resume(TARGET, None, otherwise=lambda: "fresh") == "fresh"
 
 
 def test_the_newest_intact_step_is_found_among_all_sorts_of_garbage(saved):

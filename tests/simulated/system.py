@@ -212,7 +212,9 @@ def mounted(system):
     with ExitStack() as stack:
         for name in ("lstat", "scandir"):
             real, kept = getattr(os, name), getattr(glob, "_StringGlobber", None)
-            if getattr(kept, name, None) is real:  # Python 3.13 keeps what it found when it was imported
+            now = getattr(kept, name, None)
+            # Python 3.13 keeps what it found when it was imported; another system may be mounted already.
+            if now is real or hasattr(now, "__wrapped__"):
                 ours = staticmethod(_either(real, getattr(system, name)))
                 stack.enter_context(mock.patch.object(kept, name, ours))
         for name in _BY_PATH + _BY_NUMBER:

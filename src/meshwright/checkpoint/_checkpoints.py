@@ -14,7 +14,7 @@ from meshwright.arrays import Casts, Names
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, layouts
-from meshwright.checkpoint._resume import Candidate, newest_intact, not_complete, pass_over
+from meshwright.checkpoint._resume import Candidate, newest_intact, not_complete, pass_over, tell_uncommitted
 from meshwright.checkpoint._retention import Keep
 from meshwright.checkpoint._saved import Saved
 from meshwright.checkpoint._saving import begin_attempt, check_is_saved, start_saving, writer_of
@@ -256,6 +256,7 @@ class Checkpoints(Saved):
             *not_complete(incomplete, chosen),
             *pass_over(self.directory, damaged, chosen, self._session.is_open),
         )
+        tell_uncommitted(self.directory, chosen)
         self.is_from_memory = chosen is not None and chosen.is_in_memory
         if self.tier:
             self.tier.begin(self.resumed if self.is_from_memory else None)

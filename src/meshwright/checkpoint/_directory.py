@@ -1,7 +1,7 @@
 """A directory of checkpoints: names of its entries, complete steps, locking and removal.
 
 runs/text/checkpoints/
-  step_00000800/                  a checkpoint: it has a manifest
+  step_00000800/                  a checkpoint: it has a manifest, or has lost it and is damaged
     PINNED                        a checkpoint with this file is never removed
   step_00001200.tmp-5e0c1a97/     is being written or removed, or was left by a killed run
   step_00001600.damaged-0b8e55d2/ a damaged checkpoint, set aside for inspection
@@ -36,6 +36,7 @@ ASIDE = get_args(Aside)
 _PROBE = ".probe-"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
+_DATA = re.compile(r"data-.*\.zarr\.zip")
 _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
 
 
@@ -87,7 +88,9 @@ def final_path(temporary: Directory) -> Directory:
 
 
 def complete_steps(directory: Directory) -> list[int]:
-    """Return the steps with a complete checkpoint, in ascending order.
+    """Return the steps whose checkpoint was completed, in ascending order.
+
+    A local directory gets the name of its step when it is complete. If it has no manifest, it was damaged.
 
     Args:
       directory: The directory of checkpoints.
@@ -95,8 +98,21 @@ def complete_steps(directory: Directory) -> list[int]:
     if isinstance(directory, ObjectPath):
         complete = [path.parent for path in directory.glob(f"step_*/{MANIFEST}")]  # one request
     else:
-        complete = [path for path in directory.glob("step_*") if (path / MANIFEST).is_file()]
+        named = (path for path in directory.glob("step_*") if _STEP.fullmatch(path.name))
+        complete = [path for path in named if (path / MANIFEST).is_file() or _has_lost_manifest(path)]
     return sorted(step for path in complete if (step := _step_of(path.name)) is not None)
+
+
+def _has_lost_manifest(path: Path) -> bool:
+    """Return whether what has the name of a step, and no manifest, was a checkpoint of Meshwright's.
+
+    Then it has data files, or nothing is left: other programs, which use such names too, have other files.
+    """
+    try:
+        names = [entry.name for entry in path.iterdir()]
+    except OSError:  # it was removed in this moment, or is a link to what was removed
+        return path.is_symlink()
+    return not names or any(_DATA.fullmatch(name) for name in names)
 
 
 def temporaries(directory: Directory) -> Sequence[Directory]:
@@ -280,10 +296,11 @@ def _remove_unless_pinned(path: Path) -> None:
     It first gets a new name that only this call knows. So nobody can pin it after the check, and a process of
     a killed run that still writes cannot create more files in it.
 
-    Then its manifest is removed, and this is flushed before the data are removed: otherwise a power cut could
-    undo one but not the other, and leave what looks like a checkpoint.
+    This name is flushed before its manifest is removed, and that before the data are: otherwise a power cut
+    could undo one but not the other, and leave what looks like a checkpoint, or like a damaged one.
     """
     doomed = path.rename(_fresh_name(path))
+    fsync_directory(doomed.parent)
     if (doomed / PINNED).is_file() and (doomed / MANIFEST).is_file():
         doomed.rename(str(final_path(doomed)))
         return

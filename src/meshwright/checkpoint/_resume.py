@@ -7,9 +7,10 @@ from typing import NamedTuple, TypeVar
 
 from meshwright import process
 from meshwright.checkpoint import _directory
-from meshwright.errors import DamagedError
+from meshwright.checkpoint._format import MANIFEST
+from meshwright.errors import DamagedError, listed
 from meshwright.process import on_all, on_lead
-from meshwright.storage import Directory
+from meshwright.storage import Directory, ObjectPath
 
 log = logging.getLogger("meshwright")
 
@@ -83,6 +84,24 @@ def not_complete(found: Mapping[int, str], resumed: Candidate | None) -> tuple[s
     )
     _tell(messages)
     return messages
+
+
+def tell_uncommitted(directory: Directory, resumed: Candidate | None) -> None:
+    """Log which newer steps in a store have files, but no manifest. Collective.
+
+    Only on a disk this shows damage: a save that is killed leaves them under the name of the step.
+    """
+
+    def tell() -> None:
+        begun = _directory.temporaries(directory) if isinstance(directory, ObjectPath) else []
+        newest = "" if resumed is None else _directory.step_name(resumed.step)
+        if newer := [path.name for path in begun if path.name > newest]:
+            log.warning(
+                f"{listed(newer)} in {directory} have files but no {MANIFEST}: either their saves did not "
+                f"end, or the manifests were removed. {_instead(resumed)} instead."
+            )
+
+    on_lead(tell)
 
 
 def _instead(resumed: Candidate | None) -> str:

@@ -43,10 +43,8 @@ def begin_attempt(directory: Directory, step: int, extra: Mapping[str, Any] | No
         raise UsageError(f"cannot save step {step}: steps count from 0.")
     _check_json(extra)
     final = _directory.step_path(directory, step)
-    there = (final / MANIFEST).is_file()
-    if there or (isinstance(final, Path) and os.path.lexists(final)):  # also a broken link
-        wrong = incomplete(final) if there else f"there is no {MANIFEST}"
-        if not wrong:
+    if os.path.lexists(final) if isinstance(final, Path) else (final / MANIFEST).is_file():
+        if not (wrong := incomplete(final)):
             return None
         aside = _directory.set_aside(directory, step)
         log.error(f"{final} is not a complete checkpoint: {wrong}. It is kept as {aside}; saving again.")

@@ -1,6 +1,7 @@
 """Verifies checkpoints of any format by reading all of their data."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from meshwright.arrays import cuts, slabs
 from meshwright.checkpoint import MANIFEST, Damage, Report, native_report
@@ -57,7 +58,8 @@ def verify_all(path: str | Directory) -> Iterator[Report]:
 
 
 def _is_there(directory: Directory) -> bool:
-    return (directory / MANIFEST).is_file() or reader_of(directory) is not None
+    is_on_disk = isinstance(directory, Path) and directory.exists()  # also if it has lost its manifest
+    return is_on_disk or (directory / MANIFEST).is_file() or reader_of(directory) is not None
 
 
 @telling_unreadable()

@@ -29,10 +29,12 @@ offsets and file plans derived from it are then bounded by the size of the manif
 import itertools
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,13 +137,15 @@ def read_manifest(directory: Directory) -> Manifest:
       directory: The step directory, local or in a store.
 
     Raises:
-      CheckpointError: There is no manifest, or it has a newer format version.
-      DamagedError: It is damaged.
+      CheckpointError: There is no checkpoint, or it has a newer format version.
+      DamagedError: It is damaged, or missing from a directory.
     """
     path = directory / MANIFEST
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        if isinstance(directory, Path) and os.path.lexists(directory):
+            raise _damaged(path, "it is missing") from None
         raise CheckpointError(f"{directory} is not a checkpoint: it has no {MANIFEST}.") from None
     fields = _checked(content, path)
     return Manifest(

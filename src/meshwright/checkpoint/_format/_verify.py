@@ -110,7 +110,7 @@ def native_report(directory: Directory) -> Report:
     try:
         manifest = read_manifest(directory)
     except DamagedError as error:
-        nbytes = len((directory / MANIFEST).read_bytes())
+        nbytes = len((directory / MANIFEST).read_bytes()) if (directory / MANIFEST).is_file() else 0
         return Report(str(directory), 1, 0, nbytes, (Damage(MANIFEST, None, 0, nbytes, str(error)),))
     return Report(
         str(directory),
