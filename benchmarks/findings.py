@@ -94,7 +94,7 @@ X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 @finding(
     "wish",
     "publicbugs 1",
-    before="",
+    before="saved: [1. 1. 1.]",
     test="tests/checkpoint/test_checkpoints.py::test_another_state_of_a_step_that_exists_is_refused",
 )
 def another_state_of_a_saved_step():
@@ -107,7 +107,7 @@ def another_state_of_a_saved_step():
 @finding(
     "wish",
     "publicbugs 1: a second training beside the first",
-    before="",
+    before="the second ended with w = 1.0, saved is 0.0",
     test="tests/checkpoint/test_checkpoints.py"
     "::test_a_training_that_begins_anew_beside_later_checkpoints_is_refused_at_its_first_step",
 )
@@ -172,6 +172,80 @@ def segments_under_another_name():
 
 
 # --- checks that promise
+
+
+class Loader:
+    """A loader of batches, as PyTorch's."""
+
+    def __iter__(self):
+        return ({"x": X[start : start + 16]} for start in range(0, 64, 16))
+
+
+def run_with_an_evaluation(measure, examples):
+    """Return how many checkpoints and steps there are, and the error, of a run of six steps."""
+    try:
+        mw.run(
+            mw.Experiment(
+                workdir="run",
+                model=lambda key: {"w": jnp.ones(4)},
+                loss=squares,
+                optimizer=optax.sgd(0.01),
+                max_steps=6,
+                input=mw.Input({"x": X}, batch_size=16),
+                evaluations={"test": mw.Evaluation(measure, examples, when=3)},
+                save=mw.Save(when=3),
+                logging=mw.Logging(every=1),
+            )
+        )
+        error = "no error"
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+    reports, saved = Path("run/metrics.jsonl"), [*Path("run/checkpoints").glob("step_*")]
+    steps = len(reports.read_text().splitlines()) if reports.exists() else 0
+    return f"{steps} steps reported, {len(saved)} checkpoints, {error}"
+
+
+def measure_squares(params, batch):
+    return {"loss": (batch["x"] @ params["w"]) ** 2}
+
+
+@finding(
+    "checks",
+    "newcomer A1",
+    before="3 steps reported, 0 checkpoints, ExamplesError: batch 0 of the loader is smaller than 256 examples.",
+    test="tests/experiment/test_loaders.py"
+    "::test_a_loader_of_other_batches_than_those_of_its_evaluation_is_refused_before_the_first_step",
+)
+def loader_of_other_batches():
+    return run_with_an_evaluation(measure_squares, mw.Batched(Loader()))
+
+
+@finding(
+    "checks",
+    "newcomer A1: the loader says its batch size",
+    before="3 steps reported, 0 checkpoints, ExamplesError: batch 0 of the loader is smaller than 256 examples.",
+    test="tests/experiment/test_loaders.py::test_an_evaluation_takes_the_batch_size_of_a_loader_that_has_one",
+)
+def loader_with_a_batch_size():
+    loader = Loader()
+    loader.batch_size = 16
+    return run_with_an_evaluation(measure_squares, mw.Batched(loader))
+
+
+@finding(
+    "checks",
+    "newcomer A1: an evaluation raises",
+    before="3 steps reported, 0 checkpoints, OSError: the disk of the examples is gone",
+    test="tests/experiment/test_evaluations.py"
+    "::test_an_evaluation_that_raises_leaves_its_step_saved_and_is_owed",
+)
+def an_evaluation_that_raises():
+    def examples():
+        if Path("run/metrics.jsonl").exists():
+            raise OSError("the disk of the examples is gone")
+        return [{"x": X}]
+
+    return run_with_an_evaluation(measure_squares, mw.Batched(examples))
 
 
 # --- a profile beside a save

@@ -297,6 +297,43 @@ def test_a_run_that_is_killed_evaluates_at_the_same_steps(informed, tmp_path, mo
     assert reports(tmp_path, "low/loss") == reports(informed[0], "low/loss")
 
 
+@pytest.mark.parametrize("step", [3, 8])
+def test_an_evaluation_that_raises_leaves_its_step_saved_and_is_owed(evaluated, tmp_path, step):
+    failing = {"now": True}
+
+    def failing_metric(scores):
+        path = tmp_path / "metrics.jsonl"
+        if failing["now"] and path.exists() and len(path.read_text().splitlines()) >= step - 1:
+            raise ZeroDivisionError
+        return {"twice": 2 * scores["loss"]}
+
+    few = mw.Evaluation(measure, FEW, when=3, batch_size=16, metric_fn=failing_metric)
+    with pytest.raises(ZeroDivisionError) as error:
+        run(tmp_path, evaluations={"all": WHOLE, "few": few})
+    assert f"The state of step {step} is saved." in error.value.__notes__[-1]
+    assert (max(saved(tmp_path)), steps(tmp_path, "loss")[-1]) == (step, step)
+    failing["now"] = False
+    outcome = run(tmp_path, evaluations={"all": WHOLE, "few": few})
+    assert steps(tmp_path, "few/twice") == [3, 6, 8]
+    assert reports(tmp_path, "few/loss") == reports(evaluated[0], "few/loss")
+    assert reports(tmp_path, "all/loss") == reports(evaluated[0], "all/loss")
+    assert steps(tmp_path, "loss") == list(range(1, 9))
+    np.testing.assert_array_equal(outcome.state.params["w"], evaluated[1].state.params["w"])
+
+
+def test_a_state_that_cannot_be_saved_leaves_the_error_of_the_evaluation(tmp_path, monkeypatch):
+    def failing_metric(scores):
+        if (tmp_path / "metrics.jsonl").exists():
+            monkeypatch.setattr(mw.Checkpoints, "save", lambda *_: 1 / 0)
+            raise KeyError("mine")
+        return {}
+
+    few = mw.Evaluation(measure, FEW, when=3, batch_size=16, metric_fn=failing_metric)
+    with pytest.raises(KeyError, match="mine") as error:
+        run(tmp_path, evaluations={"few": few})
+    assert "The state of step 3 was not saved: division by zero" in error.value.__notes__
+
+
 def test_a_save_can_wait_for_several_evaluations_at_one_step(tmp_path, monkeypatch):
     evaluations = {"twos": mw.Evaluation(measure, FEW, when=2), "threes": mw.Evaluation(measure, FEW, when=3)}
     both = mw.Save(when=mw.engine.when_evaluated("twos", "threes"), keep=9)

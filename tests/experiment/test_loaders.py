@@ -65,6 +65,45 @@ def test_any_examples_can_be_evaluated_on(examples, tmp_path):
     assert outcome.scores["all/loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def of_16(length=4):
+    return mw.Batched(lambda: (batch(i) for i in range(length)))
+
+
+def test_an_evaluation_takes_the_batch_size_of_a_loader_that_has_one(tmp_path):
+    evaluations = {"all": mw.Evaluation(measure, mw.Batched(DataLoader(LISTED, 16)))}
+    outcome = mw.run(experiment(tmp_path, evaluations=evaluations))
+    expected = ((EXAMPLES["x"] @ np.asarray(outcome.state.params["w"])) ** 2).sum(-1).mean()
+    assert outcome.scores["all/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [0, 4])
+def test_a_loader_of_other_batches_than_those_of_its_evaluation_is_refused_before_the_first_step(
+    tmp_path, length
+):
+    said = "has 16 examples, and 256 were expected" if length else "there are no examples"
+    evaluations = {"all": mw.Evaluation(measure, of_16(length), when=10)}
+    with pytest.raises(ExamplesError, match=rf"^evaluations.all: .*{said}"):
+        mw.run(experiment(tmp_path, evaluations=evaluations))
+    assert not list(tmp_path.rglob("step_*"))
+
+
+def test_a_trainers_loader_of_other_batches_is_refused_before_the_first_step(tmp_path):
+    trainer = mw.Trainer(
+        mw.Deployer(seed=0, workdir=tmp_path),
+        params={"w": jnp.ones((4, 2))},
+        loss=lambda params, batch: measure(params, batch)["loss"].mean(),
+        optimizer=optax.sgd(0.01),
+    )
+    with pytest.raises(ExamplesError, match=r"^evaluation 'eval': batch 0 of the loader has 16 examples"):
+        trainer.fit(EXAMPLES, batch_size=32, epochs=1, eval_examples=of_16())
+    assert not list(tmp_path.rglob("step_*"))
+
+
+def test_a_loader_of_a_single_small_batch_can_be_evaluated_on(tmp_path):
+    outcome = mw.run(experiment(tmp_path, evaluations={"all": mw.Evaluation(measure, of_16(1))}))
+    assert outcome.scores["all/loss"] > 0
+
+
 def test_a_loader_that_is_given_as_examples_is_refused_before_the_run_begins(tmp_path):
     with pytest.raises(ExamplesError, match=r"input: the items .*\n\s+Wrap it, mw.Batched\(loader\)"):
         mw.run(experiment(tmp_path, input=mw.Input(MapDataset([], 64, LISTED.__getitem__).batch(16), 16)))

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 
 from meshwright import process
+from meshwright.engine._errors import errors_naming
 from meshwright.engine._policies import Policy, as_when, is_informed
+from meshwright.errors import InputError
 from meshwright.evaluation import BeforeBatch, EvaluationInterrupted, Scores, Scoring
 from meshwright.metrics import numbers
 from meshwright.train import nothing
@@ -56,13 +58,16 @@ class EvaluationPart:
 
         Raises:
           EvaluationInterrupted: `before_batch` raised it.
+          InputError: The examples cannot be read; it names the evaluation.
         """
         outputs = directory and directory / "outputs" / self.name
-        return self._named(self.scoring(state, step, outputs, before_batch))
+        with errors_naming(f"evaluation {self.name!r}", InputError):
+            return self._named(self.scoring(state, step, outputs, before_batch))
 
     def first(self, state: Any) -> Scores:
         """Return the scores of the first examples, to show that the evaluation works."""
-        return self._named(self.scoring.first(state))
+        with errors_naming(f"evaluation {self.name!r}", InputError):
+            return self._named(self.scoring.first(state))
 
     def names(self) -> Sequence[str] | None:
         """Return the names of the scores, or None if they are not known yet."""

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
+
 from meshwright import process
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._open_run import OpenRun
@@ -111,12 +113,34 @@ class Hooks:
             made = self._pending[0]
             self._pending[0] = {**made, **self._rate(), **made}  # a metric called `learning_rate` wins
             context.evaluate.update_known(self._pending[0])
-        found = self._scores(tick, context.stop.must_abort) or {}
+        found, failure = {}, None
+        try:
+            found = self._scores(tick, context.stop.must_abort) or {}
+        except Exception as error:
+            failure = error
         if self._is_by_scores and not (self._pending or tick.last) and self._when_saved(tick.step):
             self._gather(Tick(tick.step, last=True), {}, None)  # the rest, before the state is saved
         report = self._pending.pop() if self._pending else self._rate() if found else {}
         if report or found:
             self._write(tick.step, {**report, **found}, found)
+        if failure is not None:
+            self._save_before(failure, tick.step)
+            raise failure
+
+    def _save_before(self, failure: Exception, step: int) -> None:
+        """Save the state, if an evaluation raised an error: the evaluation is owed then, as if interrupted.
+
+        With several processes it is not known whether all of them raised one, and a save is collective.
+        """
+        if jax.process_count() > 1 or self._context.opened.checkpoints is None:
+            return
+        try:
+            self.save(Tick(step, last=True), self._state)
+            self._context.opened.checkpoints.wait()
+        except Exception as error:
+            failure.add_note(f"The state of step {step} was not saved: {error}")
+        else:
+            failure.add_note(f"The state of step {step} is saved. The next start makes the evaluation first.")
 
     def save(self, tick: Tick, state: TrainState, *_: object) -> None:
         """Save the state if that is due.

@@ -87,10 +87,10 @@ class Scoring:
     def _scores(self, state: Any, before_batch: BeforeBatch, *, is_trial: bool) -> Scores:
         scores: Scores = {}
         if self._mean is not None:
-            scores = self._mean(
-                state,
-                calling_before_each(itertools.islice(self._read(), 1 if is_trial else None), before_batch),
-            )
+            batches = self._read()
+            if is_trial:  # the second one may show that the first is no whole batch
+                batches = iter(list(itertools.islice(batches, 2))[:1])
+            scores = self._mean(state, calling_before_each(batches, before_batch))
         if self._metric is None:
             return scores
         return scores | self._metric(state, scores, before_batch, is_trial=is_trial)

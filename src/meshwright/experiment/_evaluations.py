@@ -1,6 +1,7 @@
 """The parts of an experiment's evaluations."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from meshwright.evaluation import (
 from meshwright.experiment._experiment import Evaluation, Experiment
 from meshwright.experiment._function import EvaluationFunction
 from meshwright.experiment._generated import generation_of
-from meshwright.input import local_rows, num_examples, padded_batches, some_rows
+from meshwright.input import batch_size_of, local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree
 
@@ -39,6 +40,7 @@ def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation
     one, field = experiment.evaluations[name], f"evaluations.{name}"
     if isinstance(one, EvaluationFunction):
         return _by_function(experiment, one, name, field)
+    one = replace(one, batch_size=batch_size_of(one.examples, one.batch_size))
     examples, size, parts = one.examples, one.batch_size, _Parts(experiment, one, layout, field)
     metric = None
     if one.metric_fn is not None:
@@ -106,4 +108,5 @@ class _Parts:
 
 def _first_batch(one: Evaluation, layout: Layout) -> PyTree:
     local_rows(one.batch_size, layout.batch_sharding)  # raises if the batch cannot be split
-    return global_batch(some_rows(one.examples, one.batch_size), one.batch_size)
+    rows = some_rows(one.examples, one.batch_size, layout.batch_sharding)
+    return global_batch(rows, one.batch_size)

@@ -157,7 +157,8 @@ class Evaluation:
     `lambda step, metrics: metrics.get("loss", inf) < 2`. It is also called for step 0, without values. A run
     that is killed and continued evaluates at the same steps."""
     batch_size: int = 256
-    """The number of examples in a batch, over all devices."""
+    """The number of examples in a batch, over all devices. A loader that has its own keeps that, as a
+    `DataLoader` does."""
     dtype: str | None = "train"
     """The dtype to compute in, as in `Experiment.compute_dtype`. "train" means that dtype, and None the
     parameters' own dtypes."""

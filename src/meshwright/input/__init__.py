@@ -16,7 +16,7 @@ from meshwright.input._mapped import mapped
 from meshwright.input._mixture import Mixture, mixture
 from meshwright.input._order import examples_at, record_ids
 from meshwright.input._ordered import each_example
-from meshwright.input._padded import numbered_batches, padded_batches, some_rows
+from meshwright.input._padded import batch_size_of, numbered_batches, padded_batches, some_rows
 from meshwright.input._protocol import DataIterator, Source
 from meshwright.input._samples import num_epochs_of, of_epoch, readable_again
 from meshwright.input._source import Arrays, as_source, num_examples, read_rows
@@ -34,6 +34,7 @@ __all__ = [
     "Text",
     "as_global",
     "as_source",
+    "batch_size_of",
     "batches",
     "by_epoch",
     "each_example",

@@ -108,13 +108,15 @@ def _of_loader(
         )
     is_local = batched.rows == "local"
     num_rows, number = len(rows) if is_local else batch_size, start // batch_size
-    cursor, was_smaller = Cursor(items, None, number, "batches"), False
+    cursor, was_smaller, size = Cursor(items, None, number, "batches"), False, 0
     while taken := cursor.take(1):
         batch = Arrays(batched.of_size(taken[0], num_rows, number))
+        size = size if was_smaller else len(batch)
         if was_smaller or (is_local and len(batch) < num_rows):
             raise ExamplesError(
-                f"batch {number - was_smaller} of the loader is smaller than {num_rows} examples.\n"
-                "  Only the last batch may be smaller, and none if rows='local'."
+                f"batch {number - was_smaller} of the loader has {size} examples, and {num_rows} were "
+                "expected.\n  Give the loader's own batch size, batch_size=…. Only the last batch may be "
+                "smaller, and none if rows='local'."
             )
         here = np.arange(num_rows) if is_local else rows
         count = batch_size if is_local else len(batch)

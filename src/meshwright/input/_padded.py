@@ -1,7 +1,9 @@
 """Every example once, in order, in batches of one shape: for evaluation and prediction."""
 
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import jax
@@ -117,22 +119,43 @@ def _said(length: int | None, start: int, batch_size: int) -> dict[str, str]:
     return {"number of examples": number, "start": str(start), "batch_size": str(batch_size)}
 
 
-def some_rows(examples: Any, batch_size: int) -> PyTree:
+def batch_size_of(examples: Any, batch_size: int) -> int:
+    """Return the batch size of a loader that says it, as a `DataLoader` does; else `batch_size`.
+
+    Args:
+      examples: As for `batches`.
+      batch_size: Number of examples in a batch, over all processes.
+
+    Example:
+      >>> mw.input.batch_size_of([1, 2, 3], 256)
+      256
+    """
+    is_whole = isinstance(examples, Batched) and examples.rows == "all"
+    own = getattr(examples.loader, "batch_size", None) if is_whole else None
+    return own if type(own) is int and own > 0 else batch_size
+
+
+def some_rows(examples: Any, batch_size: int, sharding: NamedSharding | None = None) -> PyTree:
     """Return the first example in a batch of its own, padded as in the first batch.
 
     Args:
       examples: Examples of any kind that `batches` takes.
       batch_size: Number of examples in the first batch.
+      sharding: Split of the batch. With it two batches of a loader are read: the first must be whole.
 
     Raises:
-      ExamplesError: There are no examples, or the first one cannot be read.
+      ExamplesError: There are no examples, or the first ones cannot be read.
 
     Example:
       >>> mw.input.some_rows([{"x": [1, 2, 3]}], 8)["x"].shape
       (1, 3)
     """
     if isinstance(examples, Batched):
-        return jax.tree.map(lambda x: x[None], next(each_example(examples)))
+        if sharding is not None:
+            deque(islice(ordered(examples, batch_size, local_rows(batch_size, sharding), 0), 2), maxlen=0)
+        for example in each_example(examples):
+            return jax.tree.map(lambda x: x[None], example)
+        raise ExamplesError("there are no examples: the loader has no batches.")
     read = reader(examples, None)
     for part, _ in ordered(examples, batch_size, np.zeros(1, np.int64), 0):
         return read([part])

@@ -10,7 +10,7 @@ from meshwright.arrays import restore
 from meshwright.checkpoint import Mode, open_best
 from meshwright.errors import UsageError, nearest
 from meshwright.evaluation import BeforeBatch, Metric, Scoring, check_metric
-from meshwright.input import numbered_batches
+from meshwright.input import batch_size_of, numbered_batches
 from meshwright.predictor import Predictor
 from meshwright.train import TrainState, Variables, eval_params, only_averages
 from meshwright.trainer._recipe import Recipe
@@ -34,7 +34,7 @@ class Evaluated:
     examples: Any
     """The examples to evaluate on, or None."""
     batch_size: int
-    """The number of examples in a batch."""
+    """The number of examples in a batch, if the examples are not a loader that has its own."""
     loss: bool
     """True if the loss and its metrics are among the scores."""
     predictor: Predictor | None
@@ -69,7 +69,8 @@ class Evaluated:
         Args:
           best: The scores by which the best checkpoint is kept. The evaluation must return them.
         """
-        recipe, examples, size = self.recipe, self.examples, self.batch_size
+        recipe, examples = self.recipe, self.examples
+        size = batch_size_of(examples, self.batch_size)
         sharding = recipe.layout.batch_sharding
         read = partial(numbered_batches, examples, size, sharding, collate=recipe.collate)
         metric = None

@@ -254,7 +254,8 @@ class Trainer(Generic[Params]):
           max_steps: The largest number of updates in this call. Give it with `epochs` or instead.
           eval_per_device_batch_size: The number of examples for each part of a batch in evaluation. By
             default it is the same as in training. The random numbers of a loss in evaluation depend on the
-            size of the whole batch, so with `batch_size` they do not depend on the mesh.
+            size of the whole batch, so with `batch_size` they do not depend on the mesh. A loader that has a
+            batch size of its own keeps it.
           eval_when: The number of steps between evaluations, or a policy, instead of after each epoch.
           eval_loss: True if the loss and its metrics are among the scores. Give False if the loss cannot be
             computed on `eval_examples`, for example without labels, and evaluate the predictions only.
