@@ -135,6 +135,24 @@ def a_run_without_its_manifests():
     return f"begun again at step {checkpoints.resumed or 0}"
 
 
+@finding(
+    "wish",
+    "publicbugs2 5",
+    before="round 1 is saved, and the restart ends with a CheckpointError",
+    test="tests/trainer/test_rounds.py"
+    "::test_a_carry_that_a_restart_could_not_restore_is_refused_when_it_is_first_saved",
+)
+def a_carry_that_cannot_be_restored():
+    for start in range(2):
+        rounds = mw.Deployer(seed=0, workdir="run", verbose=False).rounds(1 + start, carry=jnp.zeros(0))
+        try:
+            for each in rounds:
+                each.carry = jnp.append(each.carry, 1.0)
+        except mw.errors.CheckpointError as error:
+            return f"round 1 is saved, and the restart ends with a {type(error).__name__}"
+    return "continued"
+
+
 # --- files of others that say more than was read
 
 
@@ -212,7 +230,8 @@ def measure_squares(params, batch):
 @finding(
     "checks",
     "newcomer A1",
-    before="3 steps reported, 0 checkpoints, ExamplesError: batch 0 of the loader is smaller than 256 examples.",
+    before="3 steps reported, 0 checkpoints, "
+    "ExamplesError: batch 0 of the loader is smaller than 256 examples.",
     test="tests/experiment/test_loaders.py"
     "::test_a_loader_of_other_batches_than_those_of_its_evaluation_is_refused_before_the_first_step",
 )
@@ -223,7 +242,8 @@ def loader_of_other_batches():
 @finding(
     "checks",
     "newcomer A1: the loader says its batch size",
-    before="3 steps reported, 0 checkpoints, ExamplesError: batch 0 of the loader is smaller than 256 examples.",
+    before="3 steps reported, 0 checkpoints, "
+    "ExamplesError: batch 0 of the loader is smaller than 256 examples.",
     test="tests/experiment/test_loaders.py::test_an_evaluation_takes_the_batch_size_of_a_loader_that_has_one",
 )
 def loader_with_a_batch_size():

@@ -180,6 +180,46 @@ def test_a_carry_may_grow(tmp_path):
     assert [grown(2), grown(4)] == [[1, 2], [1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "said"),
+    [
+        (None, {"a": np.zeros(1)}, "a: in the checkpoint, but not in the target"),
+        ({}, {"a": np.zeros(1)}, "a: in the checkpoint"),
+        ([np.zeros(1)], [np.zeros(1)] * 2, "1: in the checkpoint"),
+        ({"n": 0}, {"n": 2.5}, "n: dtype"),
+        ({"x": np.zeros((0, 3))}, {"x": np.zeros((1, 3), np.int32)}, "x: dtype"),
+        ({"x": jax.numpy.zeros(1)}, {"x": jax.numpy.zeros(2)}, "x: shape"),
+    ],
+)
+def test_a_carry_that_a_restart_could_not_restore_is_refused_when_it_is_first_saved(
+    tmp_path, first, later, said
+):
+    rounds = iter(deployer(tmp_path).rounds(2, carry=first))
+    next(rounds).carry = later
+    with pytest.raises(UsageError, match=rf"the carry after round 1 does not fit the target:\n  {said}"):
+        next(rounds)
+
+
+def test_carries_of_all_kinds_are_restored(tmp_path):
+    first = {"key": jax.random.key(0), "n": 0, "s": np.float32(0), "x": jax.numpy.zeros(2), "none": None}
+    later = {"key": jax.random.key(5), "n": 7, "s": np.float32(3), "x": jax.numpy.ones(2), "none": None}
+    for num_rounds in (1, 1):
+        rounds = deployer(tmp_path).rounds(num_rounds, carry=first)
+        for each in rounds:
+            each.carry = later
+    assert jax.random.key_data(rounds.carry["key"]).tolist() == jax.random.key_data(later["key"]).tolist()
+    assert (rounds.carry["n"], rounds.carry["s"], rounds.carry["x"].tolist()) == (7, 3, [1, 1])
+
+
+def test_a_second_loop_whose_carry_the_first_could_not_restore_is_refused(tmp_path):
+    shared = deployer(tmp_path)
+    list(shared.rounds(1, carry={"a": 0}))
+    with pytest.raises(
+        UsageError, match=r"the carry after round 2 does not fit the target:\n  a: in the target"
+    ):
+        list(shared.rounds(1, carry={"b": 0}))
+
+
 @pytest.mark.parametrize("wrong", [0, "3", 2.5])
 def test_what_is_no_number_of_rounds_is_refused(wrong):
     with pytest.raises(UsageError, match="must be a whole number of at least 1"):

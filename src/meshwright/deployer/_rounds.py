@@ -17,7 +17,15 @@ import jax
 import numpy as np
 
 from meshwright import process, tree
-from meshwright.arrays import LazyArray, restore, subtree
+from meshwright.arrays import (
+    LazyArray,
+    as_source,
+    in_memory,
+    keys_as_data,
+    restore,
+    restore_lazily,
+    subtree,
+)
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer._randomness import Randomness
 from meshwright.deployer._workdir import Workdir
@@ -72,6 +80,8 @@ class Loops:
         """The number of finished or skipped rounds, over all loops of this program."""
         self.is_in_round = False
         """True inside a round."""
+        self.first_carry: PyTree = None
+        """The carry that a restart begins with, as structs: that of the first loop of this program."""
         self.was_cut_off = False
         """True if the newest loop ended in the middle of a round, for example by an error."""
         self._open_runs: dict[str, KeptOpen] = {}
@@ -93,8 +103,8 @@ class Loops:
 
         Args:
           num_rounds: The number of rounds of this loop.
-          carry: The carry of the first round: a pytree of arrays and numbers. Without a workdir it may be
-            any value.
+          carry: The carry of the first round: a pytree of arrays and numbers. Later ones have the same names,
+            shapes and dtypes, but NumPy arrays may change their shape. Without a workdir it may be any value.
 
         Raises:
           UsageError: `num_rounds` is not a whole number of at least 1.
@@ -169,7 +179,8 @@ class Rounds:
         """Yield each round, and save its results before the next one.
 
         Raises:
-          UsageError: Two trainers have the same name, or the carry holds a value that cannot be saved.
+          UsageError: Two trainers have the same name, or the carry holds a value that cannot be saved, or
+            could not be restored into the first one.
           CheckpointError: The rounds were saved with another carry or with other trainers.
         """
         return self._loops.open(self._rounds())
@@ -183,6 +194,8 @@ class Rounds:
         if directory is None:
             yield from self._made(first, last, lambda number: None)
             return
+        if first == 1:
+            loops.first_carry = jax.tree.map(_struct, self.carry)
         with contextlib.ExitStack() as opened:
             opened.callback(loops.close_runs)
             checkpoints = opened.enter_context(Checkpoints(directory, keep=1))
@@ -208,6 +221,7 @@ class Rounds:
             loops.num_finished, loops.was_cut_off = number, False
 
     def _commit(self, checkpoints: Checkpoints, number: int) -> None:
+        _check_carry(self._loops.first_carry, self.carry, number)
         members = self._loops.members()
         states = {name: member.state for name, member in members.items()}
         steps = {name: member.step for name, member in members.items()}
@@ -232,6 +246,32 @@ class Rounds:
         for name, member in members.items():
             of_member = subtree(source, f"trainers/{name}")
             member.begin_from(lambda target, of_member=of_member: restore(of_member, target), steps[name])
+
+
+def _struct(leaf: Any) -> Any:
+    """Return a leaf without its values; a number, or what cannot be saved, stays."""
+    if isinstance(leaf, np.ndarray):
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    return tree.abstract(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def _check_carry(first: PyTree, carry: PyTree, number: int) -> None:
+    """Check that a restart, which has the first carry, could restore this one.
+
+    Raises:
+      UsageError: It could not.
+    """
+    leaves, impls = keys_as_data(tree.named_leaves(carry))
+    lazy = {name: in_memory(x) for name, x in leaves.items()}
+    arrays = {name: LazyArray(x.shape, x.dtype, x.read, impls.get(name)) for name, x in lazy.items()}
+    saved = as_source(arrays, f"the carry after round {number}")
+    try:
+        restore_lazily(saved, tree.map_named(lambda name, x: _like_saved(x, arrays.get(name)), first))
+    except CheckpointError as error:
+        raise UsageError(
+            f"{error}\n  The target is the first carry, with which a restarted program begins. Give it the "
+            "names, shapes and dtypes of later ones: rounds(…, carry=…). NumPy arrays may change their shape."
+        ) from None
 
 
 def _like_saved(initial: Any, saved: LazyArray | None) -> Any:
