@@ -122,6 +122,20 @@ def a_second_training_without_resume():
 
 @finding(
     "wish",
+    "publicbugs 1: scores that come after the save",
+    before="scores: {}",
+    test="tests/checkpoint/test_checkpoints.py"
+    "::test_the_same_state_of_a_step_gets_the_scores_of_later_evaluations",
+)
+def scores_after_the_save():
+    with mw.Checkpoints("run") as checkpoints:
+        for scores in ({}, {"test/loss": 0.5}):
+            checkpoints.save(5, {"a": jnp.ones(3)}, {"scores": scores})
+        return f"scores: {checkpoints.scores()}"
+
+
+@finding(
+    "wish",
     "publicbugs2 4",
     before="begun again at step 0",
     test="tests/checkpoint/test_resume.py::test_a_run_whose_manifests_are_all_lost_does_not_begin_again",

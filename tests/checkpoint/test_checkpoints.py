@@ -12,7 +12,7 @@ from disk import no_room_for_more_than
 from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints, any_of, is_locked, last
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
-from meshwright.formats import open_source
+from meshwright.formats import open_source, verify
 from meshwright.when import Tick, every
 
 
@@ -68,11 +68,20 @@ def test_extra_may_be_changed_as_soon_as_save_returns(tmp_path):
 
 def test_the_same_state_of_a_step_is_not_written_again(make_state, tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, make_state(seed=1), {"scores": {"loss": float("nan")}, "note": [1, (2,)]})
+        checkpoints.save(1, make_state(seed=1), {"scores": {"loss": 1.0}, "note": [1, (2,)]})
         checkpoints.wait()
         before = (tmp_path / "step_00000001" / "manifest.json").stat().st_mtime_ns
         checkpoints.save(1, make_state(seed=1), {"scores": {"loss": 1.0}, "note": [1, [2]]})
     assert (tmp_path / "step_00000001" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_the_same_state_of_a_step_gets_the_scores_of_later_evaluations(make_state, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        for scores in ({"a": 1.0}, {"b": 2.0}, {}):
+            checkpoints.save(1, make_state(seed=1), {"scores": scores, "note": 1})
+            checkpoints.wait()
+            assert checkpoints.scores() == ({"a": 1.0} if "a" in scores else {"a": 1.0, "b": 2.0})
+    assert (verify(tmp_path).damage, open_source(tmp_path).extra["note"]) == ((), 1)
 
 
 def test_the_same_state_that_is_split_otherwise_is_not_written_again(make_state, tmp_path):

@@ -315,6 +315,7 @@ def test_an_evaluation_that_raises_leaves_its_step_saved_and_is_owed(evaluated, 
     failing["now"] = False
     outcome = run(tmp_path, evaluations={"all": WHOLE, "few": few})
     assert steps(tmp_path, "few/twice") == [3, 6, 8]
+    assert "few/twice" in mw.Checkpoints(tmp_path / "checkpoints").scores_by_step()[step]
     assert reports(tmp_path, "few/loss") == reports(evaluated[0], "few/loss")
     assert reports(tmp_path, "all/loss") == reports(evaluated[0], "all/loss")
     assert steps(tmp_path, "loss") == list(range(1, 9))

@@ -146,6 +146,7 @@ def test_an_evaluation_that_time_cuts_off_is_made_when_the_run_goes_on(tmp_path,
     assert (evaluated(tmp_path), mw.Checkpoints(tmp_path / "checkpoints").latest()) == ([], 5)
     mw.run(described(tmp_path, evaluations=evaluations, **given))
     assert evaluated(tmp_path) == [5]
+    assert mw.Checkpoints(tmp_path / "checkpoints").scores_by_step()[5].keys() == {"all/loss"}
 
 
 def test_the_last_evaluation_that_is_cut_off_is_made_when_the_run_is_called_again(tmp_path):
@@ -162,6 +163,8 @@ def test_the_last_evaluation_that_is_cut_off_is_made_when_the_run_is_called_agai
     outcome = mw.run(described(tmp_path, evaluations=evaluations))
     assert (outcome.step, evaluated(tmp_path)) == (20, [20])
     assert outcome.scores.keys() == {"all/loss"}
+    saved = mw.Checkpoints(tmp_path / "checkpoints").scores_by_step()
+    assert saved[20] == outcome.scores
 
 
 def test_a_save_at_the_step_where_scores_end_a_run_has_the_scores_of_the_end(tmp_path):

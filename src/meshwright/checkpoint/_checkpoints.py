@@ -17,7 +17,7 @@ from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, l
 from meshwright.checkpoint._resume import Candidate, newest_intact, not_complete, pass_over, tell_uncommitted
 from meshwright.checkpoint._retention import Keep
 from meshwright.checkpoint._saved import Saved
-from meshwright.checkpoint._saving import begin_attempt, check_is_saved, start_saving, writer_of
+from meshwright.checkpoint._saving import add_scores, begin_attempt, check_is_saved, start_saving, writer_of
 from meshwright.checkpoint._scores import numbers
 from meshwright.checkpoint._session import Session
 from meshwright.checkpoint._tier import RUN_ID, InMemory, Tier
@@ -150,8 +150,8 @@ class Checkpoints(Saved):
         """Start saving a state, and return as soon as this process's shards are copied to the host.
 
         `state` may then be donated or changed. A thread writes the files; `wait` or the next `save` raise its
-        errors. A step that has a complete checkpoint of the same state is not saved again; an incomplete one
-        is set aside.
+        errors. A step that has a complete checkpoint of the same state is not saved again, but gets further
+        scores; an incomplete one is set aside.
 
         Args:
           step: The step, from 0.
@@ -171,6 +171,8 @@ class Checkpoints(Saved):
         head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
         if attempt is None:
             check_is_saved(self.directory, head, leaves, arrays)
+            on_lead(lambda: add_scores(self.directory, step, head.scores))
+            self._scores.pop(step, None)
             return
         temporary = self.directory / attempt
         remove = partial(self._remove_old, just_saved=step)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -25,11 +25,13 @@ from meshwright.checkpoint._format import (
     Snapshot,
     commit,
     incomplete,
+    manifest_text,
     other_arrays,
     read_manifest,
     write_part,
 )
 from meshwright.documents import check_depth
+from meshwright.durable import write_whole
 from meshwright.errors import MeshwrightError, UsageError, listed
 from meshwright.storage import Directory
 
@@ -78,6 +80,22 @@ def check_is_saved(
             "another training, or the state was changed since, and a checkpoint is never written again.\n"
             "  Begin from it by `Checkpoints.resume`; or give another directory, or move this one away."
         )
+
+
+def add_scores(directory: Directory, step: int, scores: Mapping[str, float]) -> None:
+    """Add scores to a checkpoint that exists: those of evaluations that were made after it was saved.
+
+    Only its manifest is written again, which readers find either as it was or as it will be.
+    """
+    final = _directory.step_path(directory, step)
+    saved = read_manifest(final)
+    both = {**saved.scores, **scores}
+    if both != saved.scores:
+        content = manifest_text(replace(saved, extra={**saved.extra, "scores": both}))
+        if isinstance(final, Path):
+            write_whole(final / MANIFEST, content)
+        else:
+            (final / MANIFEST).put(content)
 
 
 def _other_values(saved: Manifest, head: Manifest) -> list[str]:

@@ -87,8 +87,11 @@ class Hooks:
             scores = self._scores(tick, context.stop.is_interrupted) or {}
             if scores:
                 self._write(tick.step, {**scores, **self._rate()}, scores)
+            checkpoints = context.opened.checkpoints
             if is_new:
                 self.save(tick, self._state)
+            elif scores and checkpoints and not checkpoints.is_from_memory:
+                self.save(Tick(tick.step, last=True), self._state)  # adds the scores to the checkpoint
         return not context.stop.is_interrupted(tick.step)
 
     def on_step(self, tick: Tick) -> None:

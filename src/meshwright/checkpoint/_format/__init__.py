@@ -13,7 +13,7 @@ A save uses `_layout.py` (which process writes which chunk), `_snapshot.py` (sha
 from meshwright.checkpoint._format._commit import ON_OTHER_HOSTS, commit
 from meshwright.checkpoint._format._container import plan_file
 from meshwright.checkpoint._format._layout import ArrayLayout, layouts
-from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
+from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, manifest_text, read_manifest
 from meshwright.checkpoint._format._read import NativeSource
 from meshwright.checkpoint._format._snapshot import HOST_NBYTES, Snapshot
 from meshwright.checkpoint._format._verify import Damage, Report, incomplete, native_report, other_arrays
@@ -32,6 +32,7 @@ __all__ = [
     "commit",
     "incomplete",
     "layouts",
+    "manifest_text",
     "native_report",
     "other_arrays",
     "plan_file",
