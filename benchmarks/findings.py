@@ -85,6 +85,10 @@ def squares(params, batch):
     return ((batch["x"] @ params["w"]) ** 2).mean()
 
 
+def measure_squares(params, batch):
+    return {"loss": (batch["x"] @ params["w"]) ** 2}
+
+
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 
 
@@ -167,6 +171,29 @@ def a_carry_that_cannot_be_restored():
     return "continued"
 
 
+@finding(
+    "wish",
+    "wishes after the end of a run",
+    before="[]",
+    test="tests/experiment/test_unscored.py::test_what_is_asked_for_after_the_end_of_a_run_is_a_warning",
+)
+def wishes_after_the_end():
+    with lines_logged("the run ends") as lines:
+        mw.run(
+            mw.Experiment(
+                workdir="run",
+                model=lambda key: {"w": jnp.ones(4)},
+                loss=squares,
+                optimizer=optax.sgd(0.01),
+                max_steps=1,
+                input=mw.Input({"x": X}, batch_size=16),
+                evaluations={"test": mw.Evaluation(measure_squares, {"x": X}, when=500, at_end=False)},
+                profile=mw.Profile(steps=(100,)),
+            )
+        )
+    return lines
+
+
 # --- files of others that say more than was read
 
 
@@ -235,10 +262,6 @@ def run_with_an_evaluation(measure, examples):
     reports, saved = Path("run/metrics.jsonl"), [*Path("run/checkpoints").glob("step_*")]
     steps = len(reports.read_text().splitlines()) if reports.exists() else 0
     return f"{steps} steps reported, {len(saved)} checkpoints, {error}"
-
-
-def measure_squares(params, batch):
-    return {"loss": (batch["x"] @ params["w"]) ** 2}
 
 
 @finding(

@@ -44,6 +44,7 @@ def test_the_mesh_is_of_model_shards_or_a_text(make_deployer, settings, mesh):
             UsageError,
             "num_model_shards=2 and mesh='fsdp=8' are both given",
         ),
+        ({"mesh": ""}, LayoutError, "mesh '': cannot read ''"),
         ({"num_processes": 2}, UsageError, "not coordinator .* and process_id"),
         ({"host0_address": "10.0.0.1"}, UsageError, "coordinator .10.0.0.1:11111.*, but not"),
         ({"num_local_devices": 4}, UsageError, "num_local_devices=4, but this process has 8 devices"),

@@ -1,4 +1,4 @@
-"""Checkpoints without the score that the run keeps its best by."""
+"""Checkpoints without the score that the run keeps its best by, and what is never due."""
 
 import pytest
 
@@ -36,3 +36,16 @@ def test_saves_that_evaluations_miss_are_a_warning_with_what_to_write(tmp_path, 
 def test_saves_that_are_scored_or_not_kept_are_no_warning(tmp_path, caplog, save, when):
     caplog.set_level("INFO", "meshwright")
     assert not warnings(tmp_path, caplog, save, when)
+
+
+def test_what_is_asked_for_after_the_end_of_a_run_is_a_warning(tmp_path, caplog):
+    caplog.set_level("INFO", "meshwright")
+    never, last = (mw.Evaluation(measure, EXAMPLES, when=9, at_end=at_end) for at_end in (False, True))
+    profile = mw.Profile(steps=(1, 9, 50), num_steps=1, processes=(3,))
+    mw.run(experiment(tmp_path, evaluations={"never": never, "last": last}, profile=profile, max_steps=8))
+    profiled, on, evaluated = (line for line in caplog.messages if line.startswith(("! profile", "! eval")))
+    assert profiled == "! profile.steps: the run ends after step 8, so it does not profile 9, 50"
+    assert on == "! profile.processes=(3,): the run has 1, so none of them is profiled"
+    assert evaluated.startswith(
+        "! evaluations.never.when=9, at_end=False: the run ends after step 8, so it never"
+    )

@@ -53,6 +53,7 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
         ({"batch_size": None}, "give one of per_device_batch_size and batch_size"),
         ({"per_device_batch_size": 2}, "give one of per_device_batch_size and batch_size"),
         ({"batch_size": 0}, "a batch of 0 examples"),
+        ({"eval_per_device_batch_size": 0}, "a batch of 0 examples"),
         ({"batch_size": 12}, "batch_size=12 is not a multiple of 8"),
         ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
         ({"save_when": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),

@@ -193,7 +193,9 @@ def _mesh_text(num_model_shards: int, mesh: str | None) -> str:
         raise UsageError(
             f"num_model_shards={num_model_shards} and mesh={mesh!r} are both given. Give one of them."
         )
-    return mesh or ("data=-1" if num_model_shards == 1 else f"data=-1,tensor={num_model_shards}")
+    if mesh is not None:
+        return mesh
+    return "data=-1" if num_model_shards == 1 else f"data=-1,tensor={num_model_shards}"
 
 
 def _start(

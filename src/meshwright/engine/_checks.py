@@ -15,7 +15,7 @@ from meshwright.checkpoint import Checkpoints, metrics_of
 from meshwright.engine._evaluations import EvaluationPart, seconds_of
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.engine._unscored import unscored
+from meshwright.engine._unscored import never_due, unscored
 from meshwright.engine._unused import unused
 from meshwright.errors import UsageError, listed, nearest
 from meshwright.evaluation import Scores
@@ -66,6 +66,8 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     if settings.saving is not None:
         for remark in unscored(settings.saving, training.evaluations, training.last_step()):
             yield CheckResult(remark, is_warning=True)
+    for remark in never_due(settings.profile, training.evaluations, training.last_step()):
+        yield CheckResult(remark, is_warning=True)
     yield from _evaluations_fit(training)
     if all(one.names() is not None for one in training.evaluations):
         _check_names(settings, training.evaluations)

@@ -1,17 +1,42 @@
-"""A remark on checkpoints that will have no score, though the run keeps its best checkpoints by one."""
+"""Remarks on wishes that a run will not fulfil: what is never due, and checkpoints without a score."""
 
 from collections.abc import Collection, Iterator
+
+import jax
 
 from meshwright.checkpoint import Keep, metrics_of
 from meshwright.engine._evaluations import EvaluationPart
 from meshwright.engine._policies import Policy
-from meshwright.engine._settings import Saving
+from meshwright.engine._settings import Profile, Saving
+from meshwright.errors import listed
 from meshwright.when import Every
 
 _MOST = 200
 """The most saves that are looked at."""
 _FEW = 3
 """As many more checkpoints than the policy says are no trouble."""
+
+
+def never_due(profile: Profile, evaluations: Collection[EvaluationPart], last_step: int) -> Iterator[str]:
+    """Yield a warning for each setting that asks for something after the run's end, or on no process of it.
+
+    Args:
+      profile: The steps to profile.
+      evaluations: The evaluations of the run.
+      last_step: The step after which the run ends.
+    """
+    if late := [str(step) for step in profile.steps if step > last_step]:
+        yield f"profile.steps: the run ends after step {last_step}, so it does not profile {listed(late)}"
+    number = jax.process_count()
+    if profile.steps and profile.processes != "all" and min(profile.processes, default=number) >= number:
+        yield f"profile.processes={profile.processes}: the run has {number}, so none of them is profiled"
+    for one in evaluations:
+        every = _num_steps(one.when)
+        if every is not None and every > last_step and not one.at_end():
+            yield (
+                f"evaluations.{one.name}.when={every}, at_end=False: the run ends after step {last_step}, so "
+                "it never makes this evaluation"
+            )
 
 
 def unscored(saving: Saving, evaluations: Collection[EvaluationPart], last_step: int) -> Iterator[str]:

@@ -63,7 +63,8 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     per_device, size = batch_sizes(
         given["per_device_batch_size"], given["batch_size"], ways * recipe.accumulate
     )
-    _, eval_size = batch_sizes(given["eval_per_device_batch_size"] or per_device, None, ways)
+    eval_per_device = given["eval_per_device_batch_size"]
+    _, eval_size = batch_sizes(per_device if eval_per_device is None else eval_per_device, None, ways)
     by = given["eval_loss"], given["eval_predictor"], given["eval_metric_fn"]
     _check_evaluated(given)
     call = Call(
