@@ -23,6 +23,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
+from meshwright.engine._spikes import Rule
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -192,6 +193,19 @@ def wishes_after_the_end():
             )
         )
     return lines
+
+
+@finding(
+    "wish",
+    "spikes that are never found",
+    before="a loss of 1e9 is a spike: False",
+    test="tests/experiment/test_spikes.py::test_a_window_that_never_holds_enough_values_is_refused",
+)
+def spikes_that_are_never_found():
+    rule = Rule(mw.Spikes(window=16, metrics=("loss",)))
+    for step in range(100):
+        rule.judge(step, {"loss": 1.0})
+    return f"a loss of 1e9 is a spike: {rule.judge(100, {'loss': 1e9}) is not None}"
 
 
 # --- files of others that say more than was read

@@ -165,10 +165,17 @@ def test_noisy_losses_that_fall_are_no_spikes_and_a_planted_one_is_found(noise):
     assert num_alarms <= math.ceil(MOST_ALARMS[noise] * histories * num_steps)
 
 
+def test_a_window_that_never_holds_enough_values_is_refused():
+    with pytest.raises(
+        UsageError, match=r"at_least is 32, and window is 16: .* no finite value would ever be"
+    ):
+        mw.Spikes(window=16)
+
+
 def test_the_rule_goes_on_from_its_state_as_if_nothing_had_happened():
     random = rng("spikes/state")
     values = noisy(random, "normal", 100)
-    rule, other = Rule(mw.Spikes(window=16)), Rule(mw.Spikes(window=16))
+    rule, other = (Rule(mw.Spikes(window=16, at_least=8)) for _ in range(2))
     for step, each in enumerate(values):
         rule.judge(step, each)
     other.set_state(json.loads(json.dumps(rule.get_state())))

@@ -56,7 +56,7 @@ class Spikes:
     window: int = 128
     """The number of last steps whose median counts."""
     at_least: int = 32
-    """The number of steps before any finite value counts as a spike."""
+    """The number of steps before any finite value counts as a spike; at most `window`."""
     metrics: tuple[str, ...] = ("loss", "grad_norm")
     """The metrics of the step that are judged."""
     before: int = 1
@@ -74,6 +74,11 @@ class Spikes:
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise UsageError(f"Spikes.{name} is {getattr(self, name)}; it must be at least {number}.")
+        if self.at_least > self.window:
+            raise UsageError(
+                f"Spikes.at_least is {self.at_least}, and window is {self.window}: only the values of the "
+                "window count, so no finite value would ever be a spike.\n  Give a larger window."
+            )
         if not self.deviations > 0 or not self.metrics:
             raise UsageError("Spikes: deviations must be above 0, and metrics name at least one metric.")
 
