@@ -90,7 +90,7 @@ class Hooks:
             checkpoints = context.opened.checkpoints
             if is_new:
                 self.save(tick, self._state)
-            elif scores and checkpoints and not checkpoints.is_from_memory:
+            elif scores and checkpoints and process.on_lead(checkpoints.latest) == tick.step:
                 self.save(Tick(tick.step, last=True), self._state)  # adds the scores to the checkpoint
         return not context.stop.is_interrupted(tick.step)
 
