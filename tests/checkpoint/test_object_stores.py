@@ -169,6 +169,16 @@ def test_attempts_that_were_overtaken_are_removed_and_others_are_left_alone(run)
     assert restore(open_source(run), {"x": 0}) == {"x": 2}
 
 
+def test_a_step_that_exists_gets_late_scores_and_no_other_state(run):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+        checkpoints.save(1, {"x": 1}, {"scores": {"loss": 0.5}})
+        assert checkpoints.scores() == {"loss": 0.5}
+        with pytest.raises(UsageError, match="step 1 is saved already, with other values of x"):
+            checkpoints.save(1, {"x": 2})
+    assert restore(open_source(run), {"x": 0}) == {"x": 1}
+
+
 def test_steps_without_a_manifest_that_are_newer_are_named_and_do_not_keep_a_run_from_going_on(run, caplog):
     with Checkpoints(run, keep=5) as checkpoints:
         for step in (1, 2):
