@@ -152,30 +152,6 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog)
 
 
 @pytest.mark.parametrize(
-    ("profile", "reason"),
-    [
-        (mw.Profile(steps=(7, 9)), "the run ends at step 3"),
-        (mw.Profile(steps=(2,), processes=(4,)), "this run has 1"),
-    ],
-)
-def test_a_profile_that_is_never_taken_is_said(tmp_path, caplog, profile, reason):
-    rows = {"x": np.ones((16, 4), np.float32)}
-    mw.run(
-        mw.Experiment(
-            workdir=str(tmp_path / "run"),
-            model=lambda key: {"w": jnp.ones(4)},
-            loss=lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(),
-            optimizer=optax.sgd(0.01),
-            max_steps=3,
-            input=mw.Input(rows, batch_size=8),
-            profile=profile,
-        )
-    )
-    assert "no profile: " in caplog.text
-    assert reason in caplog.text
-
-
-@pytest.mark.parametrize(
     "wrong",
     [{"start_steps": (0,)}, {"start_steps": (1,), "num_steps": 0}, {"start_steps": (1,), "processes": "0"}],
 )

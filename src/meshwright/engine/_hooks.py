@@ -1,7 +1,6 @@
 """The functions that the loop calls to report, evaluate and save, in the order that policies need."""
 
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from meshwright.profile import Trace, tracer
 from meshwright.train import TrainState, num_updates
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When, asked_once, never
-
-log = logging.getLogger("meshwright")
 
 
 @dataclass(frozen=True)
@@ -222,6 +219,4 @@ def open_tracer(context: LoopContext) -> contextlib.AbstractContextManager[Trace
     profile, directory = context.settings.profile, context.opened.directory
     if directory is None:
         return contextlib.nullcontext(lambda tick: contextlib.nullcontext())
-    if profile.steps and min(profile.steps) > context.last:
-        log.warning("no profile: the run ends at step %d, and steps=%s", context.last, profile.steps)
     return tracer(directory, profile.steps, num_steps=profile.num_steps, processes=profile.processes)

@@ -53,10 +53,7 @@ def tracer(
       ...     pass  # mw.fit(..., trace=trace)
     """
     _check(start_steps, num_steps, processes)
-    number, count = jax.process_index(), jax.process_count()
-    if processes != "all" and number not in processes:
-        if number == 0 and start_steps and not any(process < count for process in processes):
-            log.warning("no profile: processes=%s, but this run has %d", tuple(processes), count)
+    if processes != "all" and jax.process_index() not in processes:
         yield lambda _: nullcontext()
         return
     location(directory)  # raises now if the address cannot be opened
