@@ -66,7 +66,11 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     eval_per_device = given["eval_per_device_batch_size"]
     _, eval_size = batch_sizes(per_device if eval_per_device is None else eval_per_device, None, ways)
     by = given["eval_loss"], given["eval_predictor"], given["eval_metric_fn"]
-    _check_evaluated(given)
+    others = given["evaluations"] or given["generation"]
+    for name in ("eval_when", "eval_per_device_batch_size"):
+        is_evaluated = given["eval_examples"] is not None or (others and name == "eval_when")
+        if given[name] is not None and not is_evaluated:
+            raise UsageError(f"{name}={given[name]!r} has no effect without eval_examples: give both.")
     call = Call(
         examples=given["train_examples"],
         batch_size=size,
@@ -80,21 +84,6 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     if recipe.deployer.loops.is_in_round:
         _check_in_round(call)
     return call
-
-
-def _check_evaluated(given: Mapping[str, Any]) -> None:
-    """Check that there is something to evaluate, where an argument says how.
-
-    Raises:
-      UsageError: There is nothing.
-    """
-    needed = {"eval_per_device_batch_size": ("eval_examples",)}
-    needed["eval_when"] = "eval_examples", "evaluations", "generation"
-    for name, evaluated in needed.items():
-        if given[name] is not None and all(given[other] in (None, {}) for other in evaluated):
-            raise UsageError(
-                f"fit({name}={given[name]!r}): nothing is evaluated. Give {' or '.join(evaluated)}."
-            )
 
 
 def _check_values(
