@@ -7,8 +7,10 @@ each test exists. `--tiny` runs one program of each kind; words choose those who
 import argparse
 import contextlib
 import io
+import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -209,6 +211,28 @@ def spikes_that_are_never_found():
 
 
 # --- files of others that say more than was read
+
+
+def golden(name: str, **changes: object) -> Path:
+    """Copy a folder of tests, with changed settings of its JSON file of settings, and return the copy."""
+    copied = Path(shutil.copytree(ROOT / "tests" / name, Path(name).name, dirs_exist_ok=True))
+    (settings,) = (path for path in copied.glob("*config.json") if path.name in SETTINGS)
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | changes))
+    return copied
+
+
+SETTINGS = ("adapter_config.json", "config.json")
+
+
+@finding(
+    "files",
+    "language A1",
+    before="read with rank 2",
+    test="tests/tuning/test_peft.py::test_an_adapter_that_is_not_computed_here_is_refused_by_name",
+)
+def adapter_whose_base_was_changed():
+    adapter = golden("tuning/golden/llama", init_lora_weights="pissa")
+    return f"read with rank {mw.tuning.read_adapter(adapter, ROOT / 'tests/models/golden/llama')[0].rank}"
 
 
 # --- data that the model does not see as meant

@@ -80,6 +80,16 @@ def test_what_is_written_is_what_peft_wrote(name, tmp_path):
     [
         ({"bias": "all"}, "bias='all', which is not known here"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\], which is not known here"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "='pissa_niter_4', .* path_initial_model_for_weight_conversion",
+        ),
+        (
+            {"init_lora_weights": "loftq"},
+            "init_lora_weights='loftq', .* `merge_and_unload` makes a whole model",
+        ),
+        ({"use_qalora": True}, "use_qalora=True, which is not known here. In PEFT, `merge_and_unload`"),
+        ({"of_next_year": {"rate": 2}}, r"of_next_year=\{'rate': 2\}, which is not known here"),
         ({"peft_type": "IA3"}, "is of a 'IA3' adapter; only LORA"),
         ({"r": "x"}, "has r='x' and lora_alpha=6; expected numbers above 0"),
         ({"use_dora": True}, "each adapter must have lora_a, lora_b, magnitude, but layers/"),
@@ -91,6 +101,14 @@ def test_an_adapter_that_is_not_computed_here_is_refused_by_name(change, message
     shutil.copy(GOLDEN / "llama" / "adapter_model.safetensors", tmp_path)
     with pytest.raises(CheckpointError, match=message):
         read_adapter(tmp_path, MODELS / "llama")
+
+
+def test_settings_of_an_adapter_that_change_nothing_are_taken(tmp_path):
+    said = json.loads((GOLDEN / "llama" / "adapter_config.json").read_text())
+    change = {"init_lora_weights": "gaussian", "target_modules": "all-linear", "of_next_year": None}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(said | change))
+    shutil.copy(GOLDEN / "llama" / "adapter_model.safetensors", tmp_path)
+    assert read_adapter(tmp_path, MODELS / "llama")[0].rank == 2
 
 
 def test_an_adapter_of_another_family_is_refused():

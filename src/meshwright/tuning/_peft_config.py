@@ -15,22 +15,29 @@ from meshwright.models import Map, gpt2, t5
 from meshwright.tuning._lora import Lora
 from meshwright.tuning._peft_names import Parts, module_of
 
+_READ = (
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "use_dora",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+)
+_HARMLESS = (
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
+    *("exclude_modules", "fan_in_fan_out", "layers_pattern", "layers_to_transform", "target_modules"),
+    *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "megatron_core", "qalora_group_size"),
+    "ensure_weight_tying",
+)
+"""Keys that say where an adapter is from, which arrays it has, or how they began."""
 _COMPUTED: dict[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "modules_to_save": (None, []),
-    "lora_bias": (False, None),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "layer_replication": (None, []),
-    "alora_invocation_tokens": (None, []),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None),
-    "kasa_config": (None,),
-    "arrow_config": (None,),
-    "monteclora_config": (None,),
-    "velora_config": (None,),
+    "bias": ("none", None),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
 }
-"""Settings that change what an adapter computes or stores, with the values that are known here."""
+"""The values of keys that change nothing. Any other key is of a feature that is not known here, and may be
+off only: null, false, 0 or empty."""
 
 
 def settings_of(lora: Lora, base: str, parts: Parts, names: Map, cfg: Any) -> dict[str, Any]:
@@ -101,11 +108,21 @@ def lora_of(said: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tu
     """
     if said.get("peft_type") != "LORA":
         raise CheckpointError(f"{path} is of a {said.get('peft_type')!r} adapter; only LORA is known here.")
-    refused = [
-        f"{key}={said[key]!r}" for key, known in _COMPUTED.items() if key in said and said[key] not in known
-    ]
+    refused = {
+        key: x
+        for key, x in said.items()
+        if key not in (*_READ, *_HARMLESS) and (x not in _COMPUTED[key] if key in _COMPUTED else x)
+    }
     if refused:
-        raise CheckpointError(f"{path} has {', '.join(refused)}, which is not known here.")
+        features, plain = ", ".join(f"{key}={x!r}" for key, x in refused.items()), ""
+        if (
+            "init_lora_weights" in refused
+        ):  # such a beginning changes the base, whenever PEFT loads the adapter
+            plain = "`save_pretrained(…, path_initial_model_for_weight_conversion=…)` saves a plain one, and "
+        raise CheckpointError(
+            f"{path} has {features}, which is not known here. In PEFT, {plain}`merge_and_unload` makes a "
+            "whole model of it, which can be read."
+        )
     rank, alpha = said["r"], float(said["lora_alpha"])
     given = {"dropout": said.get("lora_dropout", 0.0), "dora": bool(said.get("use_dora"))}
     pattern = "|".join(map(re.escape, sorted(parts)))
