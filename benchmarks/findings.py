@@ -235,6 +235,25 @@ def adapter_whose_base_was_changed():
     return f"read with rank {mw.tuning.read_adapter(adapter, ROOT / 'tests/models/golden/llama')[0].rank}"
 
 
+@finding(
+    "files",
+    "language A3",
+    before="read",
+    test="tests/models/test_descriptions.py::test_a_tied_head_that_is_another_is_not_left_out_without_a_word",
+)
+def tied_head_that_differs_in_its_last_row():
+    folder = golden("models/golden/qwen2")
+    arrays = {name: np.asarray(x) for name, x in mw.open_source(folder).arrays().items()}
+    head = arrays["model.embed_tokens.weight"].copy()
+    head[-1] += 1
+    mw.formats.export_safetensors(
+        mw.arrays.as_source(arrays | {"lm_head.weight": head}, "changed"), "changed"
+    )
+    shutil.copy("changed/model.safetensors", folder)
+    mw.models.hugging_face.open_model(folder)
+    return "read"
+
+
 # --- data that the model does not see as meant
 
 

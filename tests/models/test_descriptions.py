@@ -155,20 +155,27 @@ def test_a_model_without_its_head_has_names_without_their_beginning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "embedding"),
-    [("qwen2", "model.embed_tokens.weight"), ("gpt2", "transformer.wte.weight"), ("t5", "shared.weight")],
+    ("name", "embedding", "copied"),
+    [
+        ("qwen2", "model.embed_tokens.weight", "lm_head.weight"),
+        ("gpt2", "transformer.wte.weight", "lm_head.weight"),
+        ("t5", "shared.weight", "lm_head.weight"),
+        ("t5v1_1", "shared.weight", "encoder.embed_tokens.weight"),
+        ("umt5", "shared.weight", "decoder.embed_tokens.weight"),
+    ],
 )
-def test_a_tied_head_that_is_another_is_not_left_out_without_a_word(name, embedding, tmp_path):
+def test_a_tied_head_that_is_another_is_not_left_out_without_a_word(name, embedding, copied, tmp_path):
     def add_head(arrays):
-        arrays["lm_head.weight"] = np.asarray(arrays[embedding]).astype(np.float32)
+        arrays[copied] = np.asarray(arrays[embedding]).astype(np.float32)
 
     same = model(tmp_path / "same", name, add_head)
     assert hugging_face.open_model(same).arrays().keys() == load_names(name)
 
     def add_other(arrays):
-        arrays["lm_head.weight"] = np.zeros_like(np.asarray(arrays[embedding]))
+        add_head(arrays)
+        arrays[copied][-1] += 1
 
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight is not .*tie_word_embeddings"):
+    with pytest.raises(CheckpointError, match=rf"{copied} is not the embedding, though"):
         hugging_face.open_model(model(tmp_path / "other", name, add_other))
 
 

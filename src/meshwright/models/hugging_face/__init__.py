@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import tree
-from meshwright.arrays import Source, source_of
+from meshwright.arrays import LazyArray, Source, source_of
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, t5
@@ -43,6 +43,8 @@ __all__ = [
 Config = decoder.Config | gpt2.Config | t5.Config
 
 HEAD = "lm_head.weight"
+_TIED = (HEAD, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+"""Names that a file may have for copies of the embedding."""
 _FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2}
 _FAMILIES |= dict.fromkeys(_t5.MODEL_TYPES, _t5)
 MODEL_TYPES = tuple(_FAMILIES)
@@ -163,15 +165,23 @@ def _named(source: Source, cfg: Config) -> Source:
 
 
 def _check_tied(source: Source, ours: Source) -> None:
-    """Check that a head which the map leaves out as tied equals the embedding, by comparing some rows."""
-    head, embedding = source.arrays().get(HEAD), ours.arrays().get("embedding")
-    if head is None or embedding is None or "head" in ours.arrays():
-        return
-    if head.shape != embedding.shape or np.any(np.asarray(head[:8]) != np.asarray(embedding[:8])):
-        raise CheckpointError(
-            f"{source}: {HEAD} is not the embedding, though config.json says that they are tied. Set "
-            "tie_word_embeddings to false there."
-        )
+    """Check that what the map leaves out as tied to the embedding equals it."""
+    theirs, embedding = source.arrays(), ours.arrays().get("embedding")
+    tied = [name for name in _TIED if name in theirs and not (name == HEAD and "head" in ours.arrays())]
+    for name in tied:
+        if embedding is not None and not _equal(theirs[name], embedding):
+            raise CheckpointError(
+                f"{source}: {name} is not the embedding, though config.json says that they are tied. "
+                + ("Set tie_word_embeddings to false there." if name == HEAD else "Such a model is not read.")
+            )
+
+
+def _equal(one: LazyArray, other: LazyArray) -> bool:
+    """Return whether all values are equal; some thousand rows are read at a time."""
+    return one.shape == other.shape and all(
+        np.array_equal(np.asarray(one[rows]), np.asarray(other[rows]))
+        for rows in (slice(start, start + 4096) for start in range(0, one.shape[0], 4096))
+    )
 
 
 def export_model(
