@@ -254,6 +254,27 @@ def tied_head_that_differs_in_its_last_row():
     return "read"
 
 
+@finding(
+    "files",
+    "publicbugs 4, language B3",
+    before="layers that an adapter of layer 0 changes: [0, 1]",
+    test="tests/tuning/test_peft.py::test_an_adapter_of_one_layer_leaves_the_others_as_they_are",
+)
+def adapter_of_one_layer():
+    adapter, model = (
+        golden("tuning/golden/llama", layers_to_transform=[0]),
+        ROOT / "tests/models/golden/llama",
+    )
+    arrays = {name: x for name, x in mw.open_source(adapter).arrays().items() if "layers.0." in name}
+    mw.formats.export_safetensors(mw.arrays.as_source(arrays, "layer 0"), "first")
+    shutil.copy("first/model.safetensors", adapter / "adapter_model.safetensors")
+    lora, arrays = mw.tuning.read_adapter(adapter, model)
+    base = mw.arrays.load(mw.models.hugging_face.open_model(model))
+    merged = lora.merged({"base": base, "adapter": arrays})
+    changed = [n for n in range(2) if (merged["layers"]["q"][n] != base["layers"]["q"][n]).any()]
+    return f"layers that an adapter of layer 0 changes: {changed}"
+
+
 # --- data that the model does not see as meant
 
 

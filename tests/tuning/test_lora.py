@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import tree
-from meshwright.errors import UsageError
+from meshwright.errors import CheckpointError, UsageError
 from meshwright.tuning import quantise
 
 X = {"x": np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)}
@@ -202,3 +202,12 @@ def test_what_cannot_be_adapted_is_named():
         mw.lora("w").optimizer(mw.Trainable("w", optax.sgd(1)))
     with pytest.raises(UsageError, match=r"has the parameters \{'base': …, 'adapter': …\}; found \['w'\]"):
         mw.lora("w").merged({"w": jnp.ones((2, 2))})
+
+
+@pytest.mark.parametrize("form", ["factored", "merged"])
+def test_an_adapter_of_fewer_layers_is_not_spread_over_all(form):
+    lora = mw.lora("w", rank=1, form=form)
+    params = lora.beside({"w": jnp.ones((3, 4, 2))}, jax.random.key(0))
+    params["adapter"] = jax.tree.map(lambda x: x[:1], params["adapter"])
+    with pytest.raises(CheckpointError, match=r"lora_a \(1, 4, 1\) and lora_b \(1, 1, 2\), which do not fit"):
+        lora.effective(params)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import meshwright as mw
 from meshwright.arrays import cast
 from meshwright.errors import CheckpointError, UsageError
-from meshwright.formats import open_source
+from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.tuning import export_adapter, merged_source, read_adapter
 from pairs import slow_first
@@ -109,6 +110,82 @@ def test_settings_of_an_adapter_that_change_nothing_are_taken(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps(said | change))
     shutil.copy(GOLDEN / "llama" / "adapter_model.safetensors", tmp_path)
     assert read_adapter(tmp_path, MODELS / "llama")[0].rank == 2
+
+
+def changed(place, said, keep=lambda name: True, **arrays_too):
+    """Write the adapter of LLaMA with other settings and arrays."""
+    place.mkdir()
+    config = json.loads((GOLDEN / "llama" / "adapter_config.json").read_text())
+    (place / "adapter_config.json").write_text(json.dumps(config | said))
+    kept = {
+        name: x for name, x in arrays(GOLDEN / "llama" / "adapter_model.safetensors").items() if keep(name)
+    }
+    export_safetensors(mw.arrays.as_source(kept | arrays_too, "changed"), place)
+    return (place / "model.safetensors").rename(place / "adapter_model.safetensors").parent
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_adapter_of_one_layer_leaves_the_others_as_they_are(layer, tmp_path):
+    place = changed(
+        tmp_path / "one", {"layers_to_transform": [layer]}, lambda name: f"layers.{layer}." in name
+    )
+    base = mw.arrays.load(base_of("llama"))
+    of_all, of_one = (
+        lora.merged({"base": base, "adapter": adapter})["layers"]
+        for lora, adapter in (read_adapter(path, MODELS / "llama") for path in (GOLDEN / "llama", place))
+    )
+    for name, x in of_one.items():
+        np.testing.assert_array_equal(x[layer], of_all[name][layer])
+        np.testing.assert_array_equal(x[1 - layer], base["layers"][name][1 - layer])
+
+
+def test_an_adapter_of_a_lower_rank_in_one_layer_is_computed(tmp_path):
+    q = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
+    rng = np.random.default_rng(0)
+    new = {f"{q}A.weight": rng.normal(size=(1, 24)), f"{q}B.weight": rng.normal(size=(32, 1))}
+    new = {name: x.astype(np.float32) for name, x in new.items()}
+    place = changed(tmp_path / "lower", {"rank_pattern": {"layers.1.self_attn.q_proj": 1}}, **new)
+    lora, adapter = read_adapter(place, MODELS / "llama")
+    base = mw.arrays.load(base_of("llama"))
+    added = lora.merged({"base": base, "adapter": adapter})["layers"]["q"][1] - base["layers"]["q"][1]
+    wanted = 6 * (new[f"{q}B.weight"] @ new[f"{q}A.weight"]).T  # lora_alpha over the rank of the layer
+    np.testing.assert_allclose(added, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "message"),
+    [
+        (
+            {},
+            r"layers\.1\..*q_proj\.lora_B",
+            r"not whole: \S*layers\.1\.self_attn\.q_proj\.lora_B\.weight is missing",
+        ),
+        ({}, r"layers\.1\.", r"layers\.1\.self_attn\.q_proj\.lora_A\.weight is missing"),
+        ({"r": 4}, "-", r"layers\.0\.\S*lora_A\.weight has shape \(2, 24\), but its rank is 4"),
+        (
+            {"use_dora": True, "target_modules": [".*"]},
+            r"layers\.1\.",
+            "has no magnitude, but here DoRA is of all",
+        ),
+    ],
+)
+def test_an_adapter_that_is_not_whole_is_refused(said, gone, message, tmp_path):
+    place = changed(tmp_path / "cut", said, lambda name: not re.search(gone, name))
+    with pytest.raises(CheckpointError, match=message):
+        read_adapter(place, MODELS / "llama")
+
+
+def test_an_adapter_of_a_model_with_other_sizes_is_refused():
+    with pytest.raises(CheckpointError, match=r"the adapter of layers/.* do not fit the weight"):
+        read_adapter(GOLDEN / "llama", MODELS / "llama3")
+
+
+def test_an_adapter_of_attention_is_read_and_written_for_a_mixture(tmp_path):
+    lora = mw.lora("layers/(q|v)", rank=2)
+    params = lora.beside(mw.arrays.load(base_of("mixtral")), jax.random.key(0))
+    export_adapter(params["adapter"], tmp_path, lora, MODELS / "mixtral")
+    again = read_adapter(tmp_path, MODELS / "mixtral")[1]
+    jax.tree.map(np.testing.assert_array_equal, again, params["adapter"])
 
 
 def test_an_adapter_of_another_family_is_refused():

@@ -13,7 +13,7 @@ import jax
 
 from meshwright import tree
 from meshwright.docstrings import documented
-from meshwright.errors import UsageError
+from meshwright.errors import CheckpointError, UsageError
 from meshwright.patterns import Table, judge, value_of
 from meshwright.sharding import Rule
 from meshwright.train import Init, Loss, StatefulLoss, Trainable, Tx, Variables, of_loss
@@ -203,7 +203,10 @@ class Lora:
         _check_pair(params)
         leaves, structure = jax.tree.flatten(params[BASE], is_leaf=is_quantised)
         parts = parts_of(params[ADAPTER])
-        named = zip(tree.named_leaves(params[BASE], is_quantised), leaves, strict=True)
+        named = list(zip(tree.named_leaves(params[BASE], is_quantised), leaves, strict=True))
+        for name, weight in named:
+            if name in parts:
+                check_part(name, weight, parts[name], self)
         return structure.unflatten(
             make(name, weight, parts[name]) if name in parts else weight for name, weight in named
         )
@@ -260,6 +263,24 @@ class Lora:
           part: The adapter of the weight, its arrays by name.
         """
         return added(weight, self.letters(name, weight), part, self.scale)
+
+
+def check_part(name: str, weight: Any, part: Mapping[str, Any], lora: Lora) -> None:
+    """Check that the adapter of a weight has its shapes, as others would be spread over all layers.
+
+    Raises:
+      CheckpointError: It has not, or has a magnitude and `dora` is false, or the other way round.
+    """
+    stack, inputs, outputs = lora.sizes(name, weight)
+    a, b = part["lora_a"].shape, part["lora_b"].shape
+    if (a[:-1], b[:-2], b[-1:]) != ((*stack, inputs), stack, (outputs,)) or a[-1] != b[-2]:
+        raise CheckpointError(
+            f"the adapter of {name} has lora_a {a} and lora_b {b}, which do not fit the weight "
+            f"{weight.shape}."
+        )
+    if lora.dora != ("magnitude" in part):
+        has = "a" if "magnitude" in part else "no"
+        raise CheckpointError(f"the adapter of {name} has {has} magnitude, but dora={lora.dora}.")
 
 
 def _check_pair(params: Any) -> None:

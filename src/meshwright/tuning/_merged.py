@@ -12,7 +12,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays import Index, LazyArray, Source, as_source, source_of
 from meshwright.errors import CheckpointError, nearest
-from meshwright.tuning._lora import Lora
+from meshwright.tuning._lora import Lora, check_part
 from meshwright.tuning._parts import parts_of
 
 
@@ -44,26 +44,13 @@ def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> So
             close = nearest(name, arrays)
             hint = f"; did you mean {close}?" if close else "."
             raise CheckpointError(f"the adapter is of {name}, which {base} does not have{hint}")
-        _check(name, arrays[name], part, lora)
+        check_part(name, arrays[name], part, lora)
         arrays[name] = _merged(name, arrays[name], part, lora)
     return as_source(arrays, str(base))
 
 
 def _lazy_parts(source: Source) -> dict[str, dict[str, LazyArray]]:
     return parts_of(tree.nested(source.arrays()))
-
-
-def _check(name: str, weight: LazyArray, part: Mapping[str, LazyArray], lora: Lora) -> None:
-    stack, inputs, outputs = lora.sizes(name, weight)
-    a, b = part["lora_a"].shape, part["lora_b"].shape
-    if (a[:-1], b[:-2], b[-1:]) != ((*stack, inputs), stack, (outputs,)) or a[-1] != b[-2]:
-        raise CheckpointError(
-            f"the adapter of {name} has lora_a {a} and lora_b {b}, which do not fit the weight "
-            f"{weight.shape}."
-        )
-    if lora.dora != ("magnitude" in part):
-        has = "a" if "magnitude" in part else "no"
-        raise CheckpointError(f"the adapter of {name} has {has} magnitude, but dora={lora.dora}.")
 
 
 def _merged(name: str, weight: LazyArray, part: Mapping[str, LazyArray], lora: Lora) -> LazyArray:

@@ -25,9 +25,12 @@ from meshwright.formats import open_source, write_safetensors
 from meshwright.models import hugging_face
 from meshwright.process import on_lead
 from meshwright.storage import local_path
-from meshwright.tuning._lora import Lora
+from meshwright.train import key_of
+from meshwright.tuning._families import family_of
+from meshwright.tuning._lora import Lora, check_part
 from meshwright.tuning._parts import parts_of
 from meshwright.tuning._peft_config import lora_of, settings_of
+from meshwright.tuning._peft_layers import on_all_layers
 from meshwright.tuning._peft_names import Parts, to_ours, to_theirs
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -91,11 +94,16 @@ def read_adapter(directory: str | Path, described: str | Path) -> tuple[Lora, tr
       CheckpointError: The files are not those of an adapter, it has a feature that is not known here, or it
         does not fit the model.
     """
-    place, names = local_path(directory), hugging_face.parameter_map(hugging_face.config(described))
-    said = _settings(place / CONFIG)
-    parts = to_ours(open_source(place / WEIGHTS), names)
+    place, cfg = local_path(directory), hugging_face.config(described)
+    names, said = hugging_face.parameter_map(cfg), _settings(place / CONFIG)
+    weights = tree.named_leaves(jax.eval_shape(lambda: family_of(cfg).init(cfg, key_of(0))))
+    num_layers = {name: weight.shape[0] for name, weight in weights.items()}
+    theirs = on_all_layers(open_source(place / WEIGHTS), said, place / CONFIG, names, num_layers)
+    parts = to_ours(theirs, names)
     _check_whole(place / WEIGHTS, parts, bool(said.get("use_dora")))
     lora, factors = lora_of(said, place / CONFIG, parts, names)
+    for name, part in parts.items():
+        check_part(name, weights[name], part, lora)
     for name, part in parts.items():
         part["lora_b"] = (part["lora_b"] * factors[name]).astype(np.float32)
     arrays = {f"{name}/{part}": x for name, each in parts.items() for part, x in each.items()}

@@ -129,7 +129,7 @@ def lora_of(said: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tu
     lora = Lora(pattern, rank, alpha, rslora=bool(said.get("use_rslora")), **given)
 
     def scale(module: str) -> float:
-        r = _of_pattern(said.get("rank_pattern") or {}, module, rank)
+        r = rank_of(said, module)
         return _of_pattern(said.get("alpha_pattern") or {}, module, alpha) / (r**0.5 if lora.rslora else r)
 
     factors: dict[str, Any] = {}
@@ -141,6 +141,11 @@ def lora_of(said: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tu
         else:
             factors[name] = scale(module) / lora.scale
     return lora, factors
+
+
+def rank_of(said: Mapping[str, Any], module: str) -> int:
+    """Return the rank of a module's adapter, from the content of an `adapter_config.json`."""
+    return int(_of_pattern(said.get("rank_pattern") or {}, module, said["r"]))
 
 
 def _of_pattern(values: Mapping[str, float], module: str, default: float) -> float:

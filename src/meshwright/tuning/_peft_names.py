@@ -26,6 +26,11 @@ def module_of(name: str, names: Map) -> str:
     return next(row.theirs.removesuffix(_WEIGHT) for row in names.rows if name in row.names)
 
 
+def modules_of(names: Map) -> dict[str, str]:
+    """Return the modules that may have an adapter, with `{}` for the layer, and a weight of ours of each."""
+    return {row.theirs.removesuffix(_WEIGHT): row.names[0] for row in _rows(names)}
+
+
 def to_theirs(parts: Parts, names: Map) -> Source:
     """Return an adapter with PEFT's names and shapes.
 
@@ -69,7 +74,8 @@ def _rows(names: Map) -> Iterator[Row]:
     """Yield the rows of the weights of linear layers."""
     for row in names.rows:
         is_table = row.names[0] in ("embedding", "positions")
-        if row.theirs.endswith(_WEIGHT) and not is_table and row.steps in ((), (Transpose(),)):
+        is_matrix = row.theirs.endswith(_WEIGHT) and row.steps in ((), (Transpose(),))
+        if is_matrix and not is_table and not row.num_experts:
             yield row
 
 
