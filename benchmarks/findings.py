@@ -275,6 +275,29 @@ def adapter_of_one_layer():
     return f"layers that an adapter of layer 0 changes: {changed}"
 
 
+@finding(
+    "files",
+    "language A1, config.json",
+    before="mlp_multiplier=2, tie_word_embeddings='false': read, tied='false'",
+    test="tests/models/test_descriptions.py::test_what_cannot_be_is_refused_by_name",
+)
+def config_with_more_than_is_read():
+    said = {"tie_word_embeddings": "false", "mlp_multiplier": 2.0}
+    cfg = mw.models.hugging_face.config(golden("models/golden/llama", **said))
+    return f"mlp_multiplier=2, tie_word_embeddings='false': read, tied={cfg.tied!r}"
+
+
+@finding(
+    "files",
+    "language C, config.json",
+    before="read with norm_epsilon='1e-6'",
+    test="tests/models/test_descriptions.py::test_what_cannot_be_is_refused_by_name",
+)
+def number_that_is_a_text():
+    cfg = mw.models.hugging_face.config(golden("models/golden/llama", rms_norm_eps="1e-6"))
+    return f"read with norm_epsilon={cfg.norm_epsilon!r}"
+
+
 # --- data that the model does not see as meant
 
 

@@ -91,6 +91,30 @@ def test_the_base_of_angles_may_stand_beside_their_other_parameters():
             LLAMA | {"partial_rotary_factor": 0.5},
             "these rotary positions: .*partial_rotary_factor",
         ),
+        (
+            LLAMA | {"rope_scaling": {"type": "linear", "factor": 2, "mscale": 3}},
+            "these rotary .*'mscale': 3",
+        ),
+        (LLAMA | {"rope_parameters": {"factor": 2}}, "these rotary positions: .*'factor': 2"),
+        (
+            LLAMA | {"of_next_year": 2, "mlp_bias": True},
+            "not support of_next_year=2, mlp_bias=True of the config",
+        ),
+        (LLAMA | {"query_pre_attn_scalar": 8}, "the llama here does not support query_pre_attn_scalar=8"),
+        (LLAMA | {"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6', not a number"),
+        (LLAMA | {"rms_norm_eps": None}, "rms_norm_eps is null"),
+        (LLAMA | {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', not true or false"),
+        (
+            LLAMA | {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}},
+            r"rope_theta is 500000.0, but rope_parameters\.rope_theta, which means the same, is 10000.0",
+        ),
+        (
+            SIZES | {"model_type": "mixtral", "num_experts": 4, "num_local_experts": 8},
+            "num_experts is 4, but num_local_experts, which means the same, is 8",
+        ),
+        (GPT2 | {"hidden_size": 32}, "hidden_size is 32, but n_embd, which means the same, is 24"),
+        (GPT2 | {"pruned_heads": {"0": [1]}}, "gpt2 here does not support pruned_heads"),
+        (said("t5") | {"dense_act_fn": "silu"}, "dense_act_fn='silu' beside feed_forward_proj 'relu'"),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
         (LLAMA | {"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'"),
@@ -106,6 +130,11 @@ def test_the_base_of_angles_may_stand_beside_their_other_parameters():
 def test_what_cannot_be_is_refused_by_name(described, message):
     with pytest.raises(CheckpointError, match=message):
         hugging_face.config(described)
+
+
+def test_keys_that_are_off_or_change_nothing_are_taken():
+    off = {"of_next_year": None, "use_mrope": False, "pruned_heads": {}, "top_k": 50, "id2label": {"0": "a"}}
+    assert hugging_face.config(LLAMA | off) == hugging_face.config(LLAMA)
 
 
 def test_the_old_name_of_gemmas_activation_means_the_same():

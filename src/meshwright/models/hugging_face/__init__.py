@@ -27,6 +27,7 @@ from meshwright.models.hugging_face._companions import (
     copy_companions,
     write_companions,
 )
+from meshwright.models.hugging_face._keys import check_keys
 from meshwright.process import on_lead
 from meshwright.storage import local_path
 
@@ -97,7 +98,7 @@ def config_json(cfg: t5.Config) -> dict[str, Any]:
 
 
 def _check(said: Mapping[str, Any], kind: str) -> None:
-    """Check the sizes in a `config.json`, and that the model is not quantized."""
+    """Check the sizes and keys of a `config.json`, and that the model is not quantized."""
     sizes = {name: said.get(name) for name in _FAMILIES[kind].SIZES}
     missing = [repr(name) for name, size in sizes.items() if size is None]
     if missing:
@@ -112,6 +113,7 @@ def _check(said: Mapping[str, Any], kind: str) -> None:
         raise CheckpointError(
             f"the model is quantized ({how}), which is not supported. Use the original model."
         )
+    check_keys(said, _FAMILIES[kind].known_keys(kind), _FAMILIES[kind].ALIKE)
 
 
 def parameter_map(cfg: Config) -> Map:

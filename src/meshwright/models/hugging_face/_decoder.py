@@ -49,8 +49,54 @@ MODEL_TYPES = tuple(_LEFT_OUT)
 _MIXTURES = ("mixtral", "qwen3_moe")
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _OLD_GELUS = ("gelu", "gelu_pytorch_tanh")
-_REFUSED = ("attention_bias", "mlp_bias", "use_bidirectional_attention")
-"""Features that no released model of these families has, and that `decoder` lacks."""
+_KEYS: dict[str, tuple[str, ...]] = {
+    "mixtral": ("router_aux_loss_coef", "num_experts"),
+    "qwen3_moe": (
+        *("router_aux_loss_coef", "num_experts", "num_local_experts"),
+        *("decoder_sparse_step", "mlp_only_layers"),
+    ),
+    "gemma": ("hidden_activation",),
+    "gemma2": ("hidden_activation", "sliding_window_size"),
+    "gemma3_text": (
+        *("hidden_activation", "attn_logit_softcapping", "final_logit_softcapping"),
+        *("sliding_window_pattern", "_sliding_window_pattern"),
+    ),
+}
+"""The keys that are read, by `model_type`, besides those that all have and those with defaults."""
+ALIKE = {
+    "num_experts": "num_local_experts",
+    "sliding_window_size": "sliding_window",
+    "rope_scaling.type": "rope_scaling.rope_type",
+    "rope_parameters.type": "rope_parameters.rope_type",
+    "rope_parameters.rope_type": "rope_scaling.type",
+    "rope_scaling.rope_type": "rope_parameters.rope_type",
+    "rope_scaling.factor": "rope_parameters.factor",
+    "rope_theta": "rope_parameters.rope_theta",
+    "rope_parameters.full_attention.rope_theta": "rope_theta",
+    "rope_parameters.sliding_attention.rope_theta": "rope_local_base_freq",
+}
+"""Pairs of keys that mean the same."""
+
+
+def known_keys(kind: str) -> set[str]:
+    """Return the keys that are read in a `config.json` of a `model_type`."""
+    of_all = (
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_scaling",
+        "rope_parameters",
+    )
+    # `transformers` reads these in some families, and passes over them in the others.
+    of_layers = (
+        "partial_rotary_factor",
+        "layer_types",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+    )
+    return {*SIZES, *of_all, *of_layers, *_LEFT_OUT[kind], *_KEYS.get(kind, ()), "is_decoder"}
 
 
 def config(said: Mapping[str, Any]) -> Config:
@@ -154,7 +200,7 @@ def _norms(cfg: Config) -> dict[str, str]:
 
 def _check(said: Mapping[str, Any]) -> None:
     kind = said["model_type"]
-    refused = [name for name in _REFUSED if said.get(name)]
+    refused = []
     if kind == "gemma3_text" and said.get("attn_logit_softcapping"):  # `transformers` ignores it
         refused.append("attn_logit_softcapping")
     if kind == "qwen3_moe":
@@ -228,7 +274,12 @@ def _object(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _rope(said: Mapping[str, Any]) -> Rope:
     kind = said.get("rope_type", said.get("type", "default"))
-    if kind not in _ROPES or said.get("partial_rotary_factor", 1) != 1:
+    known = (*_OF_ALL_ROPES, *_ROPES.get(kind, ()))
+    if (
+        kind not in _ROPES
+        or said.get("partial_rotary_factor", 1) != 1
+        or any(said[x] for x in said.keys() - known)
+    ):
         raise CheckpointError(
             f"the decoder does not support these rotary positions: {dict(said)}. Known types are "
             f"{', '.join(_ROPES)}."
@@ -241,6 +292,9 @@ def _rope(said: Mapping[str, Any]) -> Rope:
     return Rope(*numbers.values())
 
 
+_OF_ALL_ROPES = (
+    *("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"),
+)
 _ROPES = {
     "default": (),
     "linear": ("factor",),

@@ -19,6 +19,23 @@ _COMPUTED = {
     "tie_word_embeddings": True,
 }
 """The features of `gpt2` and of all released models; other values are refused."""
+ALIKE = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""Pairs of keys that mean the same."""
+
+
+def known_keys(kind: str) -> set[str]:
+    """Return the keys that are read in a `config.json`, and those that change nothing in GPT-2."""
+    read = ("activation_function", "n_inner", "layer_norm_epsilon")
+    unused = ("n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "is_decoder")
+    summary = {
+        f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
+    }
+    return {*SIZES, *read, *_COMPUTED, *unused, *summary}
 
 
 def config(said: Mapping[str, Any]) -> Config:

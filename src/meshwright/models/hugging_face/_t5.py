@@ -15,6 +15,20 @@ SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "re
 MODEL_TYPES = ("t5", "umt5")
 _GATED = {"relu": False, "gated-gelu": True}
 _UMT5 = "umt5"
+ALIKE = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+"""Pairs of keys that mean the same."""
+
+
+def known_keys(kind: str) -> set[str]:
+    """Return the keys that are read in a `config.json`, and those that change nothing in T5."""
+    read = ("num_decoder_layers", "feed_forward_proj", "dense_act_fn", "is_gated_act", "layer_norm_epsilon")
+    tied = ("scale_decoder_outputs", "tie_word_embeddings")
+    return {*SIZES, *read, *tied, "relative_attention_max_distance", "is_encoder_decoder", "n_positions"}
 
 
 def config(said: Mapping[str, Any]) -> Config:
@@ -24,6 +38,11 @@ def config(said: Mapping[str, Any]) -> Config:
     if kind not in _GATED:
         raise CheckpointError(
             f"the T5 here does not support feed_forward_proj {kind!r}; it has {', '.join(_GATED)}."
+        )
+    parts = {"dense_act_fn": "gelu_new" if _GATED[kind] else "relu", "is_gated_act": _GATED[kind]}
+    if other := [f"{name}={said[name]!r}" for name, x in parts.items() if said.get(name) not in (None, x)]:
+        raise CheckpointError(
+            f"the T5 here does not support {', '.join(other)} beside feed_forward_proj {kind!r}."
         )
     # Version 5 writes tie_word_embeddings=true for all models, and has a new key with the old meaning.
     tied = said.get("scale_decoder_outputs", said.get("tie_word_embeddings", True))

@@ -1,0 +1,92 @@
+"""What a `config.json` may say: keys that a model here reads, and keys that change nothing that it computes.
+
+`transformers` passes over a key that its model does not read, so a file may ask for what is never computed.
+Here any other key is refused, unless it is off: null, false, 0 or empty, as each version writes new features.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from meshwright.errors import CheckpointError
+
+_HARMLESS = (
+    *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "_commit_hash"),
+    *(
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "attn_implementation",
+        "transformers.js_config",
+    ),
+    *("torch_dtype", "dtype", "use_bfloat16", "torchscript", "tf_legacy_loss", "gradient_checkpointing"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
+    *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens", "tokenizer_class"),
+    *("max_position_embeddings", "max_sequence_length", "seq_length", "use_cache", "cache_implementation"),
+    *("initializer_range", "initializer_factor", "pretraining_tp", "chunk_size_feed_forward"),
+    *("attention_dropout", "hidden_dropout", "dropout_rate", "classifier_dropout", "router_jitter_noise"),
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "output_router_logits", "output_attentions"),
+    *("output_hidden_states", "output_scores", "output_past", "return_dict", "return_dict_in_generate"),
+    *(
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+        "prefix",
+    ),
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
+    *("num_return_sequences", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p"),
+    *("repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+    *("unsloth_version", "unsloth_fixed", "is_llama_config"),
+)
+"""Keys of all models for training, for generation, for labels, and of where a model is from. Dropout is not
+used here in tuning either, unless it is asked for."""
+_NUMBERS = (
+    *("rms_norm_eps", "layer_norm_epsilon", "query_pre_attn_scalar", "attn_logit_softcapping"),
+    *("final_logit_softcapping", "router_aux_loss_coef", "relative_attention_max_distance"),
+)
+_FLAGS = ("tie_word_embeddings", "scale_decoder_outputs", "use_sliding_window", "norm_topk_prob")
+
+
+def check_keys(said: Mapping[str, Any], known: Collection[str], pairs: Mapping[str, str]) -> None:
+    """Check that all keys of a `config.json` are known, have values of their type, and do not contradict.
+
+    Args:
+      said: The content of the file.
+      known: The keys that the model reads, or that change nothing in it.
+      pairs: Pairs of keys that mean the same; `a.b` is the key b in the object a.
+
+    Raises:
+      CheckpointError: Some are not; all of them are listed.
+    """
+    known = {*known, *_HARMLESS, *pairs, *pairs.values()}
+    if unknown := [f"{key}={x!r}" for key, x in said.items() if x and key not in known]:
+        raise CheckpointError(
+            f"the {said['model_type']} here does not support {', '.join(unknown)} of the config.json. Take "
+            "out a key of which you know that it changes nothing of what the model computes."
+        )
+    wrong = [f"{key} is {said[key]!r}, not a number" for key in _NUMBERS if not _is_number(said.get(key))]
+    wrong += [f"{key} is null" for key in _NUMBERS[:2] if said.get(key, 0) is None]
+    wrong += [f"{key} is {said[key]!r}, not true or false" for key in _FLAGS if not _is_flag(said.get(key))]
+    for pair in pairs.items():
+        one, other = (_value(said, name) for name in pair)
+        if one != other and one is not None and other is not None:
+            wrong.append(f"{pair[0]} is {one!r}, but {pair[1]}, which means the same, is {other!r}")
+    if wrong:
+        raise CheckpointError(f"in the config.json of a {said['model_type']} model, {'; '.join(wrong)}.")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_flag(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _value(said: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a key, or of a key in an object; None if there is none."""
+    value: Any = said
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
