@@ -6,6 +6,7 @@ each test exists. `--tiny` runs one program of each kind; words choose those who
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -296,6 +297,30 @@ def config_with_more_than_is_read():
 def number_that_is_a_text():
     cfg = mw.models.hugging_face.config(golden("models/golden/llama", rms_norm_eps="1e-6"))
     return f"read with norm_epsilon={cfg.norm_epsilon!r}"
+
+
+@finding(
+    "files",
+    "publicbugs 6, language A2",
+    before="generation_config.json ends texts at [0, 3]; served, they end at ((0,),)",
+    test="tests/server/test_chat.py::test_a_folder_with_a_template_answers_chats_and_its_end_tokens_end_them",
+)
+def several_tokens_that_end_an_answer():
+    folder = shutil.copytree(ROOT / "tests/tokens/golden/tokenizer", "tokenizer")
+    shutil.copy(ROOT / "tests/tokens/golden/chatml.jinja", folder + "/chat_template.jinja")
+    Path(folder, "generation_config.json").write_text('{"eos_token_id": [0, 3]}')
+    cfg = mw.models.decoder.Config(vocabulary=512, model=8, layers=1, heads=2, feed_forward=8)
+    experiment = mw.Experiment(
+        workdir="run",
+        model=functools.partial(mw.models.decoder.init, cfg),
+        loss=functools.partial(mw.models.decoder.loss, cfg),
+        optimizer=optax.sgd(0.1),
+        input=mw.Input({"tokens": np.ones((8, 6), np.int32)}, batch_size=8),
+        max_steps=1,
+        generation=mw.Generation(mw.models.with_cache(cfg), tokenizer=folder),
+    )
+    stop = mw.experiment.served_of_checkpoint(experiment, "chats")[1].decoding.stop
+    return f"generation_config.json ends texts at [0, 3]; served, they end at {stop}"
 
 
 # --- data that the model does not see as meant

@@ -1,6 +1,7 @@
 """A chat with a run whose tokenizer is a folder with a template."""
 
 import functools
+import json
 import shutil
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def served(folder):
     return served_of_checkpoint(experiment, "chats")[1]
 
 
-def test_a_folder_with_a_template_answers_chats_and_its_end_token_ends_them(tmp_path, monkeypatch):
+def test_a_folder_with_a_template_answers_chats_and_its_end_tokens_end_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = Path(shutil.copytree(GOLDEN / "tokenizer", tmp_path / "tokenizer"))
     assert served(folder).chat is None
@@ -41,4 +42,6 @@ def test_a_folder_with_a_template_answers_chats_and_its_end_token_ends_them(tmp_
     chats, found = mw.chat(folder), served(folder)
     assert chats.decode(found.chat(MESSAGES)) == chats.text(MESSAGES, reply=True)
     end = chats.files.tokenizer.token_to_id(chats.files.special["eos_token"])
-    assert (end,) in found.decoding.stop
+    assert found.decoding.stop == ((end,),)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 1, 3]}))
+    assert served(folder).decoding.stop == ((end,), (1,), (3,))

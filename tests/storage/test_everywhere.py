@@ -67,7 +67,7 @@ REFUSE = {
     "report.list_runs": lambda place: report.list_runs(place),
     "report.read_run": lambda place: report.read_run(place),
     "tokens.chat": lambda place: mw.chat(place),
-    "tokens.end_token": lambda place: mw.tokens.end_token(place),
+    "tokens.end_tokens": lambda place: mw.tokens.end_tokens(place),
     "tokens.train_tokenizer": lambda place: mw.train_tokenizer(["text"], place, vocab_size=300),
     "train.compile_cache": lambda place: train.compile_cache(place),
     "deployer.Deployer": lambda place: mw.Deployer(0, workdir=place),

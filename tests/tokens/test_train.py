@@ -80,11 +80,17 @@ def test_a_tokenizer_is_not_written_over(tmp_path):
         mw.train_tokenizer(TEXTS, tmp_path, vocab_size=300)
 
 
-def test_the_token_that_ends_a_text_is_found_in_the_files(tmp_path):
+def test_the_tokens_that_end_a_text_are_found_in_the_files(tmp_path):
     place = mw.train_tokenizer(["the cat"], tmp_path / "a", vocab_size=270, eos_token="<end>")
-    assert mw.tokens.end_token(place) == tokenizers.Tokenizer.from_file(
-        str(place / "tokenizer.json")
-    ).token_to_id("<end>")
-    assert mw.tokens.end_token(tmp_path) is None
+    end = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json")).token_to_id("<end>")
+    assert mw.tokens.end_tokens(place) == (end,)
+    assert mw.tokens.end_tokens(tmp_path) == ()
+    (place / "config.json").write_text('{"eos_token_id": 7}')
+    assert mw.tokens.end_tokens(place) == (end, 7)
+    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, end, 5]}))
+    assert mw.tokens.end_tokens(place) == (end, 3, 5)
     (place / "tokenizer_config.json").write_text('{"eos_token": {"content": "<other>"}}')
-    assert mw.tokens.end_token(place) is None
+    assert mw.tokens.end_tokens(place) == (3, end, 5)
+    (place / "generation_config.json").write_text('{"eos_token_id": "<end>"}')
+    with pytest.raises(UsageError, match="say that '<end>' ends a text; expected a token's number"):
+        mw.tokens.end_tokens(place)

@@ -56,14 +56,15 @@ def _chat_of(tokenizer: Any) -> tuple[Prompt | None, Sequence[int]]:
         place = Path(tokenizer)
         place = place.parent if place.name == "tokenizer.json" else place  # as in runs of `meshwright tune`
         known = (place / name for name in ("tokenizer_config.json", "chat_template.jinja"))
+        ends = tokens.end_tokens(place) if place.is_dir() else ()
         if not any(path.is_file() for path in known):
-            return None, ()
+            return None, ends
         chats = tokens.chat(place)
-        inner, end = chats.files.tokenizer, str(chats.files.special.get("eos_token", ""))
-        id_ = inner.token_to_id(end)
-        encode = functools.partial(inner.encode, add_special_tokens=False)  # the template writes them
+        encode = functools.partial(
+            chats.files.tokenizer.encode, add_special_tokens=False
+        )  # the template writes them
         prompt = lambda messages: encode(chats.text(messages, reply=True)).ids  # noqa: E731
-        return prompt if chats.has_template else None, () if id_ is None else (id_,)
+        return prompt if chats.has_template else None, ends
     if getattr(tokenizer, "chat_template", None) is None:
         return None, ()
     options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}

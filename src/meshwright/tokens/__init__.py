@@ -6,7 +6,7 @@ rooms only, and not JAX. `tokenizers` and `jinja2` are loaded where they are use
 """
 
 from meshwright.tokens._chat import Chat, Encoded, chat
-from meshwright.tokens._folder import end_token
+from meshwright.tokens._folder import end_tokens
 from meshwright.tokens._train import KINDS, train_tokenizer
 
-__all__ = ["KINDS", "Chat", "Encoded", "chat", "end_token", "train_tokenizer"]
+__all__ = ["KINDS", "Chat", "Encoded", "chat", "end_tokens", "train_tokenizer"]

@@ -3,6 +3,7 @@
 tokenizer.json            the vocabulary and the rules, read by the package `tokenizers`
 tokenizer_config.json     the special tokens, and often the template of chats
 chat_template.jinja       the template, before the one in tokenizer_config.json
+generation_config.json    tokens that end a text, before those in config.json; the rest is not read
 """
 
 import importlib
@@ -16,6 +17,7 @@ from meshwright.errors import UsageError
 from meshwright.storage import local_path
 
 CONFIG, TEMPLATE, TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
+GENERATION, MODEL = "generation_config.json", "config.json"
 _LARGEST_TEMPLATE = 1 << 20
 
 
@@ -40,37 +42,46 @@ def read_folder(path: str | Path) -> Files:
       UsageError: A file is missing or damaged, the path is a URL, or `tokenizers` is not installed.
     """
     place = local_path(path, "Copy the tokenizer to a disk.")
-    config = _config(place)
+    config = _object(place / CONFIG)
     return Files(place, _tokenizer(place), _special(config), _templates(place, config))
 
 
-def end_token(path: str | Path) -> int | None:
-    """Return the token that ends a text, by the files of a tokenizer; None if they name none.
+def end_tokens(path: str | Path) -> tuple[int, ...]:
+    """Return the tokens that end a text: that of the tokenizer, and those that generation stops at.
 
-    It needs no `tokenizers`.
+    The latter are `eos_token_id` of `generation_config.json`, else of `config.json`. It does without
+    the package `tokenizers`.
 
     Args:
-      path: The folder.
+      path: The folder of a model or of a tokenizer.
 
     Raises:
       UsageError: A file is damaged, or the path is a URL.
 
     Example:
       >>> place = mw.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
-      >>> mw.tokens.end_token(place) == mw.generation.tokenizer_of(place).encode("<end>")[0]
+      >>> mw.tokens.end_tokens(place) == tuple(mw.generation.tokenizer_of(place).encode("<end>"))
       True
     """
     place = local_path(path, "Copy the tokenizer to a disk.")
-    end = _special(_config(place)).get("eos_token")
-    try:
-        added = parse_object(read_file(place / TOKENIZER)).get("added_tokens", [])
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UsageError(f"{place / TOKENIZER} is not a tokenizer: {error}.") from None
-    named = {each.get("content"): each.get("id") for each in added if isinstance(each, Mapping)}
-    found = named.get(end) if end else None
-    return found if isinstance(found, int) else None
+    end = _special(_object(place / CONFIG)).get("eos_token")
+    tokenizer = _object(place / TOKENIZER)
+    vocabulary = (tokenizer.get("model") or {}).get("vocab")
+    named = dict(vocabulary) if isinstance(vocabulary, Mapping) else {}
+    named |= {
+        x.get("content"): x.get("id") for x in tokenizer.get("added_tokens") or [] if isinstance(x, Mapping)
+    }
+    ends = [] if end not in named else [named[end]]
+    for file in (place / GENERATION, place / MODEL):
+        said = _object(file).get("eos_token_id")
+        if said is not None:
+            ends += said if isinstance(said, list) else [said]
+            break
+    if wrong := [x for x in ends if not isinstance(x, int) or isinstance(x, bool) or x < 0]:
+        raise UsageError(
+            f"the files in {place} say that {wrong[0]!r} ends a text; expected a token's number."
+        )
+    return tuple(dict.fromkeys(ends))
 
 
 def needed(package: str, what: str) -> Any:
@@ -88,15 +99,17 @@ def needed(package: str, what: str) -> Any:
         ) from None
 
 
-def _config(place: Path) -> dict[str, Any]:
+def _object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no file."""
     try:
-        return parse_object(read_file(place / CONFIG))
+        return parse_object(read_file(file))
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UsageError(f"{place / CONFIG} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise UsageError(f"{place / CONFIG} is not a tokenizer's config: {error}.") from None
+        kind = {CONFIG: "a tokenizer's config", TOKENIZER: "a tokenizer"}.get(file.name, "a model's config")
+        raise UsageError(f"{file} is not {kind}: {error}.") from None
 
 
 def _tokenizer(place: Path) -> Any:

@@ -15,10 +15,10 @@ from meshwright.engine import Logging, Outcome
 from meshwright.errors import UsageError
 from meshwright.evaluation import perplexity
 from meshwright.experiment import Evaluation, Experiment, Generation, Input, Save, from_checkpoint, run
-from meshwright.generation import GREEDY, Decoding
+from meshwright.generation import Decoding
 from meshwright.models import hugging_face, with_cache
 from meshwright.storage import join, local_path
-from meshwright.tokens import end_token
+from meshwright.tokens import end_tokens
 from meshwright.train import schedule
 from meshwright.tuning._experiment import adapted
 from meshwright.tuning._families import Config, family_of, rows_score
@@ -176,9 +176,8 @@ def tuning_on(
 
 
 def _decoding(model: str) -> Decoding:
-    """Return the decoding that ends a text where the model's tokenizer does."""
-    end = end_token(model)
-    return GREEDY if end is None else Decoding(stop=((end,),))
+    """Return the decoding that ends a text where the model's files say."""
+    return Decoding(stop=tuple((end,) for end in end_tokens(model)))
 
 
 def _tokenizer_in(model: str) -> str | None:
