@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import unittest.mock
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tokenizers
 
 import meshwright as mw
 from meshwright.engine._spikes import Rule
@@ -299,6 +301,18 @@ def number_that_is_a_text():
     return f"read with norm_epsilon={cfg.norm_epsilon!r}"
 
 
+def experiment_of(cfg: mw.models.decoder.Config, generation: mw.Generation) -> mw.Experiment:
+    return mw.Experiment(
+        workdir="run",
+        model=functools.partial(mw.models.decoder.init, cfg),
+        loss=functools.partial(mw.models.decoder.loss, cfg),
+        optimizer=optax.sgd(0.1),
+        input=mw.Input({"tokens": np.ones((8, 6), np.int32)}, batch_size=8),
+        max_steps=1,
+        generation=generation,
+    )
+
+
 @finding(
     "files",
     "publicbugs 6, language A2",
@@ -310,17 +324,49 @@ def several_tokens_that_end_an_answer():
     shutil.copy(ROOT / "tests/tokens/golden/chatml.jinja", folder + "/chat_template.jinja")
     Path(folder, "generation_config.json").write_text('{"eos_token_id": [0, 3]}')
     cfg = mw.models.decoder.Config(vocabulary=512, model=8, layers=1, heads=2, feed_forward=8)
-    experiment = mw.Experiment(
-        workdir="run",
-        model=functools.partial(mw.models.decoder.init, cfg),
-        loss=functools.partial(mw.models.decoder.loss, cfg),
-        optimizer=optax.sgd(0.1),
-        input=mw.Input({"tokens": np.ones((8, 6), np.int32)}, batch_size=8),
-        max_steps=1,
-        generation=mw.Generation(mw.models.with_cache(cfg), tokenizer=folder),
-    )
+    experiment = experiment_of(cfg, mw.Generation(mw.models.with_cache(cfg), tokenizer=folder))
     stop = mw.experiment.served_of_checkpoint(experiment, "chats")[1].decoding.stop
     return f"generation_config.json ends texts at [0, 3]; served, they end at {stop}"
+
+
+@finding(
+    "files",
+    "language A4",
+    before="asked to stop at '<end>', it stops at (0, 1), which no text has",
+    test="tests/generation/test_text.py::test_tokens_of_a_text_that_ends_a_result_have_no_token_before_them",
+)
+def stop_of_a_tokenizer_that_begins_texts():
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "<end>": 1, "a": 2}, unk_token="a"))
+    inner.add_special_tokens(["<s>", "<end>"])
+    begin = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    inner.post_processor = begin
+    cfg = mw.models.decoder.Config(vocabulary=3, model=8, layers=1, heads=2, feed_forward=8)
+    whole = experiment_of(cfg, mw.Generation(mw.models.with_cache(cfg), tokenizer=inner))
+    asked = []
+
+    def decoded(model, params, prompts, decoding, **_):
+        asked.append(decoding.stop)
+        return iter(())
+
+    with unittest.mock.patch("meshwright.experiment._texts.stream", decoded):
+        mw.experiment.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
+    said = ", which no text has" if asked[0] == ((0, 1),) else ""
+    return f"asked to stop at '<end>', it stops at {asked[0][0]}{said}"
+
+
+@finding(
+    "files",
+    "own, tokenizer.json",
+    before="a prompt of 6 words is cut to 2 tokens",
+    test="tests/generation/test_text.py::test_truncation_and_padding_in_a_file_of_a_tokenizer_do_not_count",
+)
+def tokenizer_that_cuts_prompts():
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.enable_truncation(2)
+    inner.save("tokenizer.json")
+    found = mw.generation.tokenizer_of("tokenizer.json").encode("a b a b a b")
+    return f"a prompt of 6 words is {'cut to ' * (len(found) < 6)}{len(found)} tokens"
 
 
 # --- data that the model does not see as meant

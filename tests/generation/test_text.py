@@ -4,9 +4,10 @@ import sys
 import types
 
 import pytest
+import tokenizers
 
 from meshwright.errors import UsageError
-from meshwright.generation import Bytes, GrowingText, Numbers, tokenizer_of
+from meshwright.generation import Bytes, GrowingText, Numbers, stop_sequences, tokenizer_of
 
 
 def test_text_of_bytes_grows_by_whole_characters():
@@ -35,6 +36,30 @@ def test_a_text_goes_on_where_a_tokenizer_changes_what_it_said():
     assert GrowingText(Cleaning()).add(range(6)) == "if x! = y"
 
 
+@pytest.fixture
+def with_begin():
+    """A tokenizer that puts a token before each text, as those of LLaMA and Gemma do."""
+    words = {"<s>": 0, "<end>": 1, "a": 2, "b": 3, "ab": 4, "?": 5}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(words, [("a", "b")], unk_token="?"))
+    inner.add_special_tokens(["<s>", "<end>"])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return tokenizer_of(inner)
+
+
+def test_tokens_of_a_text_that_ends_a_result_have_no_token_before_them(with_begin):
+    assert with_begin.encode("<end>") == [0, 1]
+    assert stop_sequences(with_begin, ["<end>", "b", "", "%"]) == ((1,), (3,))
+
+
+def test_a_text_ends_with_a_stop_that_comes_in_other_tokens(with_begin):
+    for pieces in ([[3, 2, 2, 3, 4, 2]], [[3, 2], [2, 3], [4, 2]]):
+        text = GrowingText(with_begin, ["a b", "b b"])
+        assert "".join(text.add(piece) for piece in pieces) + text.rest() == "b a a b"
+        assert (text.tokens, text.has_ended) == ([3, 2, 2, 3], True)
+
+
 def test_without_a_tokenizer_texts_are_numbers():
     assert tokenizer_of(None).encode("5, 12 7") == [5, 12, 7]
     with pytest.raises(UsageError, match=r"not a list of tokens.*\n.*tokenizer="):
@@ -55,7 +80,7 @@ def test_a_file_is_read_by_the_package_tokenizers(tmp_path, monkeypatch):
         @staticmethod
         def from_str(text):
             assert text == '{"model": "words"}'
-            made = types.SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+            made = types.SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)))
             made.encode = lambda text, **_: types.SimpleNamespace(ids=[len(word) for word in text.split()])
             return made
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -65,6 +66,14 @@ def test_a_stop_sequence_of_the_model_is_not_in_the_text():
             now, rest = rest[:size], rest[size:]
             found += answer.add(now, is_last=not rest.size)
         assert (found, answer.reason, answer.num_tokens) == ("abcd", "stop", 6)
+
+
+def test_a_special_token_that_a_request_stops_at_ends_the_answer_though_it_is_in_no_text():
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1, "b": 2}, unk_token="a"))
+    inner.add_special_tokens(["<end>"])
+    answer = Answer(mw.generation.tokenizer_of(inner), ["<end>"], (), 9)
+    text = answer.add(np.array([1, 2]), is_last=False) + answer.add(np.array([1, 0, 2]), is_last=False)
+    assert (text, answer.reason) == ("a b a", "stop")
 
 
 def test_a_request_without_settings_gets_those_of_the_run():

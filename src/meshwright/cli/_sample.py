@@ -73,7 +73,7 @@ def _written(texts: Any, prompts: list[str], *, is_live: bool) -> list[dict[str,
     from meshwright.generation import GrowingText
 
     rows = [{"prompt": prompt, "text": "", "tokens": []} for prompt in prompts]
-    growing = [GrowingText(texts.tokenizer) for _ in prompts]
+    growing = [GrowingText(texts.tokenizer, texts.stops) for _ in prompts]
     if is_live:
         _print(prompts[0])
     for piece in texts.pieces:
@@ -82,6 +82,8 @@ def _written(texts: Any, prompts: list[str], *, is_live: bool) -> list[dict[str,
         rows[piece.number]["text"] += new
         if is_live:
             _print(new)
+        if all(text.has_ended for text in growing):
+            break
     for row, text in zip(rows, growing, strict=True):
         row["tokens"] = text.tokens
     if is_live:

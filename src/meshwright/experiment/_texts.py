@@ -11,7 +11,7 @@ from meshwright.errors import UsageError
 from meshwright.experiment._evaluate import state_of_checkpoint
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._generation import Generation
-from meshwright.generation import Decoding, Piece, Tokenizer, stream, tokenizer_of
+from meshwright.generation import Decoding, Piece, Tokenizer, stop_sequences, stream, tokenizer_of
 from meshwright.models import decoder, gpt2, t5, with_cache
 from meshwright.train import eval_params, narrowing
 
@@ -28,6 +28,8 @@ class Texts:
     """The tokenizer of the run."""
     pieces: Iterator[Piece]
     """The new tokens; see `mw.generation.stream`."""
+    stops: tuple[str, ...] = ()
+    """Texts after which a result ends; they may come in other tokens than those at which `pieces` end."""
 
 
 def texts_of_checkpoint(
@@ -63,14 +65,14 @@ def texts_of_checkpoint(
     encoded = [list(tokenizer.encode(prompt)) for prompt in prompts]
     decoding = given.decoding if decoding is None else decoding
     if stop:
-        ends = tuple(tuple(tokenizer.encode(text)) for text in stop)
-        decoding = dataclasses.replace(decoding, stop=(*decoding.stop, *ends))
+        ends = stop_sequences(tokenizer, stop)
+        decoding = dataclasses.replace(decoding, stop=tuple(dict.fromkeys((*decoding.stop, *ends))))
     state = state_of_checkpoint(experiment, run, checkpoint)
     params = narrowing(experiment.compute_dtype)(eval_params(state))
     pieces = stream(
         given.model, params, encoded, decoding, seed=seed, slots=max(1, len(encoded)), every=every
     )
-    return Texts(int(state.step), tokenizer, pieces)
+    return Texts(int(state.step), tokenizer, pieces, () if given.tokenizer is None else tuple(stop))
 
 
 def how_it_generates(experiment: Experiment) -> Generation:

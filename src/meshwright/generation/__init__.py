@@ -16,7 +16,14 @@ from meshwright.generation._pool import Pool, Wanted
 from meshwright.generation._score import Scored, score
 from meshwright.generation._slots import Piece
 from meshwright.generation._stream import generate, length_for, stream
-from meshwright.generation._text import Bytes, GrowingText, Numbers, Tokenizer, tokenizer_of
+from meshwright.generation._text import (
+    Bytes,
+    GrowingText,
+    Numbers,
+    Tokenizer,
+    stop_sequences,
+    tokenizer_of,
+)
 
 __all__ = [
     "GREEDY",
@@ -40,6 +47,7 @@ __all__ = [
     "lm_eval",
     "logits_of",
     "score",
+    "stop_sequences",
     "stream",
     "task_scores",
     "tokenizer_of",

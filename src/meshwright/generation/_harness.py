@@ -11,7 +11,7 @@ from meshwright.generation._decoding import Decoding
 from meshwright.generation._model import Model
 from meshwright.generation._score import score
 from meshwright.generation._stream import generate
-from meshwright.generation._text import tokenizer_of
+from meshwright.generation._text import encode_plain, stop_sequences, tokenizer_of
 from meshwright.tree import PyTree
 
 _BOUNDS = ("top_k", "top_p", "min_p")
@@ -234,11 +234,9 @@ class Harness:
                 "  It knows until, do_sample, temperature, "
                 f"{', '.join((*names, *_BOUNDS, *_MAX_NEW_TOKENS))}."
             )
-        # A text may also end in the middle of a token. These tokens only end a row early.
-        ends = [tuple(self._texts.encode_plain(text)) for text in filter(None, stop)]
-        exact = [x for x, text in zip(ends, filter(None, stop), strict=True) if text in self._texts.decode(x)]
         is_end = [] if self._texts.end is None else [(self._texts.end,)]
-        return Decoding(**fields, stop=(*is_end, *dict.fromkeys(exact))), stop
+        early = stop_sequences(self._texts.tokenizer, stop)  # of rows; texts are cut, too
+        return Decoding(**fields, stop=tuple(dict.fromkeys((*is_end, *early)))), stop
 
 
 def _before(text: str, stop: Sequence[str]) -> str:
@@ -252,7 +250,7 @@ class _Texts:
     """The tokenizer, with or without the special tokens that it puts around texts."""
 
     def __init__(self, tokenizer: Any, begin: int | None, end: int | None):
-        self._tokenizer = tokenizer_of(tokenizer)
+        self.tokenizer = tokenizer_of(tokenizer)
         self.end = getattr(tokenizer, "eos_token_id", None) if end is None else end
         known = getattr(tokenizer, "bos_token_id", None) if begin is None else begin
         known = self.end if known is None else known
@@ -268,21 +266,20 @@ class _Texts:
         """Return the tokens of a text, with special tokens if the tokenizer adds some."""
         if self._begin_text and text.startswith(self._begin_text):
             return self.encode_plain(text)
-        return list(self._tokenizer.encode(text))
+        return list(self.tokenizer.encode(text))
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the tokens of a text without special tokens."""
-        has_choice = "add_special_tokens" in inspect.signature(self._tokenizer.encode).parameters
-        return list(self._tokenizer.encode(text, **({"add_special_tokens": False} if has_choice else {})))
+        return encode_plain(self.tokenizer, text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens without special tokens."""
         kept = [token for token in tokens if token != self.end]
-        has_choice = "skip_special_tokens" in inspect.signature(self._tokenizer.decode).parameters
-        return self._tokenizer.decode(kept, **({"skip_special_tokens": True} if has_choice else {}))
+        has_choice = "skip_special_tokens" in inspect.signature(self.tokenizer.decode).parameters
+        return self.tokenizer.decode(kept, **({"skip_special_tokens": True} if has_choice else {}))
 
     def _text_of(self, token: int) -> str:
-        inner: Any = getattr(self._tokenizer, "inner", None)
+        inner: Any = getattr(self.tokenizer, "inner", None)
         if inner is not None:
             return inner.id_to_token(token) or ""
-        return self._tokenizer.decode([token])
+        return self.tokenizer.decode([token])

@@ -1,8 +1,9 @@
 """Texts in place of tokens: the tokenizers that `Generation` and `meshwright sample` take."""
 
 import importlib
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,8 +79,8 @@ class _HuggingFace:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.inner.decode([int(token) for token in tokens])
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.inner.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
 
 
 def tokenizer_of(given: Any) -> Tokenizer:
@@ -126,8 +127,42 @@ def _from_file(path: Path) -> Any:
         raise UsageError(f"{file} is not a tokenizer of the package tokenizers: {error}.") from None
 
 
+def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a text without the special tokens that a tokenizer may put around it.
+
+    Args:
+      tokenizer: The tokenizer.
+      text: The text.
+    """
+    has_choice = "add_special_tokens" in inspect.signature(tokenizer.encode).parameters
+    return list(tokenizer.encode(text, **({"add_special_tokens": False} if has_choice else {})))
+
+
+def stop_sequences(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of texts that end a result; of texts that are others to the tokenizer, none.
+
+    A text may also come in other tokens, or end within one: look for it in the text, too.
+
+    Args:
+      tokenizer: The tokenizer.
+      texts: The texts. The text of a special token is that token.
+    """
+    has_choice = "skip_special_tokens" in inspect.signature(tokenizer.decode).parameters
+    whole: dict[str, Any] = {"skip_special_tokens": False} if has_choice else {}
+    pairs = [(text, tuple(encode_plain(tokenizer, text))) for text in texts if text]
+    return tuple(dict.fromkeys(x for text, x in pairs if text in tokenizer.decode(x, **whole)))
+
+
 class GrowingText:
     """The text of tokens that come a few at a time.
+
+    Args:
+      tokenizer: The tokenizer.
+      stops: Texts, after the first of which the text ends.
+
+    Attributes:
+      tokens: The tokens of the text.
+      has_ended: Whether one of `stops` came.
 
     Example:
       >>> text = mw.generation.GrowingText(mw.generation.Bytes())
@@ -135,17 +170,33 @@ class GrowingText:
       ('a', 'é', '')
     """
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer, self.tokens, self._shown = tokenizer, list[int](), ""
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
+        self._tokenizer, self._stops, self._text, self._shown = tokenizer, stops, "", ""
+        self.tokens, self.has_ended = list[int](), False
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text that these tokens add. A character of which bytes are missing is kept back."""
-        self.tokens += [int(token) for token in tokens]
-        return self._new(self._tokenizer.decode(self.tokens).rstrip("\ufffd"))
+        if self._stops:  # one after the other, so that no token comes after a stop
+            return "".join(self._added([token]) for token in tokens)
+        return self._added(tokens)
 
     def rest(self) -> str:
         """Return what was kept back."""
-        return self._new(self._tokenizer.decode(self.tokens))
+        return self._up_to_a_stop(self._new(self._tokenizer.decode(self.tokens)))
+
+    def _added(self, tokens: Sequence[int] | np.ndarray) -> str:
+        if self.has_ended:
+            return ""
+        self.tokens += [int(token) for token in tokens]
+        return self._up_to_a_stop(self._new(self._tokenizer.decode(self.tokens).rstrip("\ufffd")))
+
+    def _up_to_a_stop(self, new: str) -> str:
+        if self.has_ended:
+            return ""
+        self._text += new
+        ends = [at + len(stop) for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        self.has_ended = bool(ends)
+        return new[: len(new) - len(self._text) + min(ends)] if ends else new
 
     def _new(self, whole: str) -> str:
         if self._shown.startswith(whole):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.generation import GrowingText, Tokenizer
+from meshwright.generation import GrowingText, Tokenizer, stop_sequences
 
 
 class Answer:
@@ -31,6 +31,8 @@ class Answer:
             sequences,
             limit,
         )
+        special = (x[0] for x in stop_sequences(tokenizer, stops) if len(x) == 1 and not tokenizer.decode(x))
+        self._ends = set(special)  # which are in no text
         self._kept = max(map(len, sequences), default=0)  # the last tokens may be the beginning of one
         self._tokens: list[int] = []
         self._unsent = ""
@@ -42,6 +44,8 @@ class Answer:
     def add(self, tokens: np.ndarray, *, is_last: bool) -> str:
         """Return the text that these tokens add."""
         self.num_tokens += len(tokens)
+        if at := [number for number, token in enumerate(tokens.tolist()) if token in self._ends]:
+            tokens, is_last, self.reason = tokens[: at[0]], True, "stop"
         self._tokens += tokens.tolist()
         if is_last:
             self._drop_sequence()
