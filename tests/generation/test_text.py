@@ -60,6 +60,15 @@ def test_a_text_ends_with_a_stop_that_comes_in_other_tokens(with_begin):
         assert (text.tokens, text.has_ended) == ([3, 2, 2, 3], True)
 
 
+def test_truncation_and_padding_in_a_file_of_a_tokenizer_do_not_count(tmp_path):
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.enable_truncation(2)
+    inner.enable_padding(length=4)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_of(tmp_path).encode("b a b") == [1, 0, 1]
+
+
 def test_without_a_tokenizer_texts_are_numbers():
     assert tokenizer_of(None).encode("5, 12 7") == [5, 12, 7]
     with pytest.raises(UsageError, match=r"not a list of tokens.*\n.*tokenizer="):

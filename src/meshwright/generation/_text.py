@@ -120,7 +120,10 @@ def _from_file(path: Path) -> Any:
             "  Install it: pip install 'meshwright[tokenizers]'."
         ) from None
     try:
-        return package.Tokenizer.from_str(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
+        described = json.loads(file.read_text(encoding="utf-8"))
+        # They are of the batches that it was saved with, and would cut prompts off.
+        rest = {name: x for name, x in described.items() if name not in ("truncation", "padding")}
+        return package.Tokenizer.from_str(json.dumps(rest))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
     except Exception as error:  # the package raises no class of its own
