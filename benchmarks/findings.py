@@ -15,6 +15,8 @@ import shutil
 import sys
 import tempfile
 import unittest.mock
+import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -367,6 +369,49 @@ def tokenizer_that_cuts_prompts():
     inner.save("tokenizer.json")
     found = mw.generation.tokenizer_of("tokenizer.json").encode("a b a b a b")
     return f"a prompt of 6 words is {'cut to ' * (len(found) < 6)}{len(found)} tokens"
+
+
+@finding(
+    "files",
+    "own, npz",
+    before="of two arrays w and a text, the file has [('w', 1.0)]",
+    test="tests/formats/readers/test_npz.py::test_what_would_be_passed_over_is_refused",
+)
+def archive_with_more_than_arrays():
+    with zipfile.ZipFile("x.npz", "w") as archive, warnings.catch_warnings(action="ignore"):
+        for value in (0.0, 1.0):
+            with archive.open("w.npy", "w") as file:
+                np.lib.format.write_array(file, np.full(1, value))
+        archive.writestr("scale.txt", "2")
+    arrays = mw.open_source("x.npz").arrays()
+    held = [(name, float(np.asarray(x)[0])) for name, x in arrays.items()]
+    return f"of two arrays w and a text, the file has {held}"
+
+
+@finding(
+    "files",
+    "own, safetensors",
+    before="beside a model.safetensors with a=1, read a=0.0",
+    test="tests/formats/readers/test_safetensors.py::test_two_checkpoints_in_a_folder_are_refused",
+)
+def two_checkpoints_in_a_folder():
+    zeros = {"a": np.zeros(50, np.float32), "b": np.zeros(50, np.float32)}
+    mw.formats.export_safetensors(zeros, "x", max_shard_bytes=200)
+    mw.formats.export_safetensors({"a": np.ones(50, np.float32), "b": zeros["b"]}, "one")
+    shutil.copy("one/model.safetensors", "x")
+    return f"beside a model.safetensors with a=1, read a={np.asarray(mw.open_source('x').arrays()['a'])[0]}"
+
+
+@finding(
+    "files",
+    "own, keys twice",
+    before="rms_norm_eps twice: read with 0.5",
+    test="tests/test_documents.py::test_a_key_that_an_object_has_twice_is_an_error_and_not_passed_over",
+)
+def key_that_is_there_twice():
+    config = golden("models/golden/llama") / "config.json"
+    config.write_text(config.read_text().rstrip()[:-1] + ', "rms_norm_eps": 0.5}')
+    return f"rms_norm_eps twice: read with {mw.models.hugging_face.config(config).norm_epsilon}"
 
 
 # --- data that the model does not see as meant

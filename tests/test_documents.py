@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.documents import DEEPEST, check_depth, parse_object
+from meshwright.documents import DEEPEST, check_depth, parse_json, parse_object
 from meshwright.errors import MeshwrightError, UsageError, printable
 
 
@@ -10,6 +10,12 @@ from meshwright.errors import MeshwrightError, UsageError, printable
 def test_what_is_no_object_of_json_is_one_kind_of_error(content):
     with pytest.raises(ValueError):  # noqa: PT011 - whoever reads a file says which
         parse_object(content)
+
+
+@pytest.mark.parametrize("content", ['{"a": 1, "b": 2, "a": 3}', b'[{"deep": {"a": 1, "a": 1}}]'])
+def test_a_key_that_an_object_has_twice_is_an_error_and_not_passed_over(content):
+    with pytest.raises(ValueError, match="an object has the key 'a' twice"):
+        parse_json(content)
 
 
 def test_what_programs_write_is_not_nested_too_deeply():

@@ -41,12 +41,25 @@ def parse_json(content: str | bytes) -> Any:
     """Return the value of a JSON text. It may be nested deeply: call `check_depth` to refuse that.
 
     Raises:
-      ValueError: The text is not JSON.
+      ValueError: The text is not JSON, or an object in it has a key twice: one would be passed over.
     """
     try:
-        return json.loads(content)
+        if isinstance(content, bytes):
+            content = content.decode(json.detect_encoding(content), "surrogatepass")
+        return _DECODER.decode(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"an object has the key {next(x for x in keys if keys.count(x) > 1)!r:.80} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_with_keys_once)
 
 
 def parse_object(content: str | bytes) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays import Source, source_of
 from meshwright.checkpoint import staged
+from meshwright.documents import parse_object
 from meshwright.durable import write_whole
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.formats import open_source, write_safetensors
@@ -142,7 +143,7 @@ def _directory(described: Path) -> Path:
 
 def _settings(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_object(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path}, which describes the adapter, does not exist.") from None
     except ValueError as error:
@@ -151,10 +152,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
     def is_number(value: Any, kind: Any) -> bool:
         return isinstance(value, kind) and not isinstance(value, bool) and value > 0
 
-    missing = [
-        key for key in ("peft_type", "r", "lora_alpha") if not isinstance(found, dict) or key not in found
-    ]
-    if missing:
+    if missing := [key for key in ("peft_type", "r", "lora_alpha") if key not in found]:
         raise CheckpointError(f"{path} does not describe a LoRA adapter: it lacks {listed(missing)}.")
     rank, alpha = found["r"], found["lora_alpha"]
     if not (is_number(rank, int) and is_number(alpha, int | float)):

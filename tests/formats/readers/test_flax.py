@@ -40,13 +40,20 @@ def test_a_model_in_several_files_is_one_checkpoint(tmp_path):
     write(tmp_path / "a.msgpack", {"model": {"w": np.zeros(2)}})
     write(tmp_path / "b.msgpack", {"model": {"b": np.ones(2)}})
     weight_map = {"model/w": "a.msgpack", "model/b": "b.msgpack"}
-    (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    index = tmp_path / "flax_model.msgpack.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
     assert set(open_source(tmp_path).arrays()) == {"model/w", "model/b"}
     write(tmp_path / "b.msgpack", {"model": {"c": np.ones(2)}})
     with pytest.raises(DamagedError, match=r"b\.msgpack lacks model/b, which .*index\.json lists there"):
         open_source(tmp_path)
+    write(tmp_path / "b.msgpack", {"model": {"b": np.ones(2), "left": np.ones(2)}})
+    with pytest.raises(CheckpointError, match=r"index\.json does not list model/left of b\.msgpack"):
+        open_source(tmp_path)
     (tmp_path / "b.msgpack").unlink()
     with pytest.raises(DamagedError, match=r"b\.msgpack is missing"):
+        open_source(tmp_path)
+    index.with_name("other.msgpack.index.json").write_text(index.read_text())
+    with pytest.raises(CheckpointError, match="has several index files, flax_model"):
         open_source(tmp_path)
 
 
@@ -94,6 +101,12 @@ LACKING = large([4], FOUR) | {"chunks": {"1": FOUR}}
 def test_what_cannot_be_an_array_is_refused(leaf, said, tmp_path):
     (tmp_path / "x.msgpack").write_bytes(msgpack.packb({"first": ONE, "x": leaf}))
     with pytest.raises(DamagedError, match=rf"x\.msgpack is damaged: it is not msgpack .*{said}"):
+        open_source(tmp_path)
+
+
+def test_a_key_that_a_dictionary_has_twice_is_refused(tmp_path):
+    (tmp_path / "x.msgpack").write_bytes(b"\x82" + (msgpack.packb("a") + msgpack.packb(ONE)) * 2)
+    with pytest.raises(DamagedError, match="a dictionary has the key 'a' twice"):
         open_source(tmp_path)
 
 

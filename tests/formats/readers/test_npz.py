@@ -80,9 +80,18 @@ def test_every_order_and_shape_is_read(shape, dtype, order, tmp_path):
     assert np.array_equal(read, array)
 
 
-def test_what_is_no_array_is_left_out(tmp_path):
-    file = zipped(tmp_path / "x.npz", {"x.npy": npy(CUBE), "sub/": b"", "x": b"text"})
-    assert list(open_source(file).arrays()) == ["x"]
+def test_what_would_be_passed_over_is_refused(tmp_path):
+    file = zipped(tmp_path / "x.npz", {"x.npy": npy(CUBE), "sub/": b"", "sub/y.npy": npy(CUBE)})
+    assert list(open_source(file).arrays()) == ["x", "sub/y"]
+    zipped(tmp_path / "x.npz", {"x.npy": npy(CUBE), "x": b"text"})
+    with pytest.raises(CheckpointError, match=r"x\.npz has x, which are no arrays"):
+        open_source(file)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", npy(CUBE))
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("x.npy", npy(CUBE + 1))
+    with pytest.raises(CheckpointError, match=r"x\.npz has x\.npy, each several times"):
+        open_source(file)
 
 
 @pytest.mark.parametrize(

@@ -142,3 +142,33 @@ def test_several_files_are_one_checkpoint_unless_they_share_a_name(file):
     save_file({"y": W}, file.with_name("z.safetensors"))
     with pytest.raises(CheckpointError, match="has y in several files, and no index"):
         open_source(file.parent)
+
+
+def test_arrays_that_an_index_does_not_list_are_refused(tmp_path):
+    export_safetensors({"a": W, "b": W}, tmp_path, max_shard_bytes=400)
+    save_file({"b": W, "left": W}, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"index\.json does not list left of model-00002-of-00002\.safe"
+    ):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("gone", ["model.safetensors.index.json", ""])
+def test_two_checkpoints_in_a_folder_are_refused(gone, tmp_path):
+    export_safetensors({"a": W, "b": W}, tmp_path, max_shard_bytes=400)
+    save_file({"a": W + 1, "b": W}, tmp_path / "model.safetensors")
+    if gone:
+        (tmp_path / gone).unlink()
+    with pytest.raises(
+        CheckpointError, match=r"has model\.safetensors and model.*\n?.*Move one away, with its files"
+    ):
+        open_source(tmp_path)
+
+
+def test_an_array_that_a_header_has_twice_is_damage(file):
+    content = file.read_bytes()
+    header = content[8 : 8 + struct.unpack("<Q", content[:8])[0]].rstrip()
+    twice = header[:-1] + b"," + header[1:]
+    file.write_bytes(struct.pack("<Q", len(twice)) + twice + content[8 + len(header) :])
+    with pytest.raises(DamagedError, match=r"an object has the key '.*' twice"):
+        open_source(file)

@@ -128,6 +128,7 @@ def test_metadata_that_is_none_is_refused_with_its_name(content, written):
         {"dtype": "<f4,(1"},
         {"order": "A"},
         {"dimension_separator": "-"},
+        {"zarr_format": 3},
         {"compressor": {"level": 1}},
         {"compressor": "gzip"},
     ],
@@ -142,14 +143,16 @@ def test_metadata_that_makes_no_sense_is_refused_with_its_name(change, written):
         opened(folder)
 
 
-@pytest.mark.parametrize("change", [{"filters": [{"id": "delta"}]}, {"compressor": {"id": "lzma"}}])
+@pytest.mark.parametrize(
+    "change", [{"filters": [{"id": "delta"}]}, {"compressor": {"id": "lzma"}}, {"storage_transformers": [1]}]
+)
 def test_what_is_not_read_is_refused_before_anything_is_read_and_all_is_listed(change, written):
     for name in ("target/w", "target/other"):
         folder = written(name=name)
         metadata = json.loads((folder / ".zarray").read_text())
         (folder / ".zarray").write_text(json.dumps(metadata | change))
     with pytest.raises(
-        CheckpointError, match=r"(?s)target/other: its chunks .*target/w: its chunks"
+        CheckpointError, match=r"(?s)target/other: its (chunks|metadata) .*target/w: its (chunks|metadata)"
     ) as raised:
         opened(folder)
     assert not isinstance(raised.value, DamagedError)

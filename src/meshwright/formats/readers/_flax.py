@@ -14,7 +14,7 @@ from meshwright import tree
 from meshwright.arrays import LazyArray, in_memory
 from meshwright.errors import DamagedError
 from meshwright.formats.readers._flax_msgpack import is_map, read_tree
-from meshwright.formats.readers._index import read_index
+from meshwright.formats.readers._index import check_listed, only_index, read_index
 from meshwright.formats.readers._reader import Foreign, Reader
 from meshwright.formats.readers._steps import complete_in, step_of, steps_in
 from meshwright.formats.readers._t5x import refuse_version_0
@@ -36,8 +36,8 @@ def _files(place: Directory) -> list[Directory]:
 
 
 def _open(place: Directory) -> Foreign:
-    if indices := sorted(place.glob(_INDEX), key=str):
-        return _opened(place, _indexed(place, indices[0]))
+    if index := only_index(place, _INDEX, "flax_model.msgpack"):
+        return _opened(place, _indexed(place, index))
     (file,) = _files(place)
     content = read_tree(file)
     refuse_version_0(content, file)
@@ -51,6 +51,7 @@ def _indexed(place: Directory, index: Directory) -> dict[str, Any]:
     named = {tree.name_of(name.split("/")): file for name, file in files.items()}
     if missing := [name for name, file in named.items() if name not in found[file]]:
         raise DamagedError(f"{place / named[missing[0]]} lacks {missing[0]}, which {index.name} lists there.")
+    check_listed(index, named, found)
     return {name: found[file][name] for name, file in named.items()}
 
 

@@ -122,7 +122,12 @@ class _Reader:
 
     def _map(self, length: int) -> Any:
         # Entry by entry, because a damaged length may be larger than memory.
-        found = {self._key(): self._value() for _ in range(length)}
+        found: dict[str, Any] = {}
+        for _ in range(length):
+            key = self._key()
+            if key in found:
+                raise ValueError(f"a dictionary has the key {key!r} twice")
+            found[key] = self._value()
         return _joined(found) if found.get(_CHUNKED) is True else found
 
     def _key(self) -> str:

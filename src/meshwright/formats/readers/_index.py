@@ -3,11 +3,52 @@
 {"metadata": {"total_size": 128}, "weight_map": {"layer.w": "model-00001-of-00002.safetensors", …}}
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError, DamagedError, listed
 from meshwright.formats.readers._file import read_document
 from meshwright.storage import Directory
+
+
+def only_index(place: Directory, pattern: str, single: str) -> Directory | None:
+    """Return the index in a directory, or None.
+
+    Args:
+      place: The directory.
+      pattern: The pattern of its name.
+      single: The name of a checkpoint in one file.
+
+    Raises:
+      CheckpointError: There are several, or one beside a checkpoint in one file that it does not list.
+    """
+    indices = sorted(place.glob(pattern), key=str)
+    if len(indices) > 1:
+        names = ", ".join(index.name for index in indices)
+        raise CheckpointError(f"{place} has several index files, {names}. Move all but one away.")
+    if indices and (place / single).is_file() and single not in read_index(indices[0])[0].values():
+        raise CheckpointError(
+            f"{place} has {single} and {indices[0].name}, which does not list it: two checkpoints, of which "
+            "loaders take one or the other. Move one away, with its files."
+        )
+    return indices[0] if indices else None
+
+
+def check_listed(index: Directory, files: Mapping[str, str], arrays: Mapping[str, Collection[str]]) -> None:
+    """Check that an index lists all arrays of its files.
+
+    Args:
+      index: The index.
+      files: The file of each array, as it says.
+      arrays: The names of the arrays in each file.
+
+    Raises:
+      CheckpointError: It does not.
+    """
+    if extra := [
+        f"{name} of {file}" for file, names in arrays.items() for name in names if name not in files
+    ]:
+        raise CheckpointError(f"{index} does not list {listed(extra)}. Add them to it, or write them anew.")
 
 
 def read_index(index: Directory) -> tuple[dict[str, str], dict[str, Any]]:

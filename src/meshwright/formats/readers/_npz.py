@@ -3,7 +3,8 @@
 Before the first value of a member is returned, the whole member is compared with its CRC-32. After that, only
 the bytes of a part are read if the member is not compressed. A compressed one is read from its beginning, or
 from where the last read ended. NumPy writes dtypes that it does not know, such as bfloat16, as bytes without
-a type, and they stay so, because the file does not name the dtype. Members other than `.npy` are left out.
+a type, and they stay so, because the file does not name the dtype. Other members, and two of one name, are
+refused: they would be passed over.
 
 Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
@@ -12,6 +13,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from threading import Lock
 from tokenize import TokenError
 from typing import IO
@@ -20,7 +22,7 @@ import numpy as np
 
 from meshwright.arrays import LazyArray
 from meshwright.crc32 import crc32
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, listed
 from meshwright.formats.readers._file import File, head
 from meshwright.formats.readers._raw import Bytes, raw_array
 from meshwright.formats.readers._reader import Foreign, Reader
@@ -62,11 +64,22 @@ def _open(place: Directory) -> Foreign:
     file = File(path)
     try:
         archive = zipfile.ZipFile(file.stream())
-        members = [each for each in archive.infolist() if each.filename.endswith(_SUFFIX)]
+        members = [each for each in archive.infolist() if not each.is_dir()]
+        _check_members(path, [each.filename for each in members])
         held = {member.filename.removesuffix(_SUFFIX): _array(file, archive, member) for member in members}
     except (*_DAMAGE, ValueError, NotImplementedError, TokenError) as error:
         raise file.damaged(str(error)) from None
     return Foreign(path, READER.name, held)
+
+
+def _check_members(path: Directory, names: list[str]) -> None:
+    others = [name for name in names if not name.endswith(_SUFFIX)]
+    if several := others or [name for name, count in Counter(names).items() if count > 1]:
+        what = "which are no arrays" if others else "each several times"
+        raise CheckpointError(
+            f"{path} has {listed(several)}, {what}. Take out what is not meant: `zip -d FILE NAME`, or write "
+            "it anew by numpy.savez."
+        )
 
 
 def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> LazyArray:

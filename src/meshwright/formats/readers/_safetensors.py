@@ -18,7 +18,7 @@ from meshwright.documents import parse_object
 from meshwright.errors import CheckpointError, DamagedError, listed
 from meshwright.formats._safetensors import DTYPES, LENGTH, METADATA
 from meshwright.formats.readers._file import File, head
-from meshwright.formats.readers._index import read_index
+from meshwright.formats.readers._index import check_listed, only_index, read_index
 from meshwright.formats.readers._raw import raw_array
 from meshwright.formats.readers._reader import Foreign, Reader
 from meshwright.storage import Directory
@@ -40,12 +40,15 @@ def _recognises(place: Directory) -> bool:
 
 
 def _open(place: Directory) -> Foreign:
-    if indices := sorted(place.glob(_INDEX), key=str):
-        if len(indices) > 1:
-            names = ", ".join(index.name for index in indices)
-            raise CheckpointError(f"{place} has several index files, {names}. Move all but one away.")
-        return _open_sharded(place, indices[0])
+    if index := only_index(place, _INDEX, _SINGLE):
+        return _open_sharded(place, index)
     single = place / _SINGLE
+    shards = [file for file in place.glob("*.safetensors") if _SHARD.fullmatch(file.name)]
+    if single.is_file() and shards:
+        raise CheckpointError(
+            f"{place} has {_SINGLE} and {min(each.name for each in shards)}, a part of another checkpoint. "
+            "Move one away, with its files, or open a file."
+        )
     files = [single] if single.is_file() else _without_index(place) or [place]
     held: dict[str, LazyArray] = {}
     metadata: dict[str, str] = {}
@@ -81,6 +84,7 @@ def _open_sharded(place: Directory, index: Directory) -> Foreign:
     shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
     if missing := [name for name, file in files.items() if name not in shards[file][0]]:
         raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} lists there.")
+    check_listed(index, files, {file: arrays for file, (arrays, _) in shards.items()})
     metadata = {key: text for _, found in shards.values() for key, text in found.items()}
     held = {name: shards[file][0][name] for name, file in files.items()}
     return _opened(place, held, metadata | said)

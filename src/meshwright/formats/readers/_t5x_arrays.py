@@ -6,7 +6,6 @@
 The specs are TensorStore's. The first trees that Orbax wrote have a text instead, PLACEHOLDER://target.w.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.arrays import LazyArray
+from meshwright.documents import parse_json
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats.readers._zarr2 import ZARRAY, Zarr2, zarr_array
 from meshwright.storage import Directory
@@ -95,7 +95,7 @@ def _zarray(file: Directory) -> Zarr2 | None:
         content = file.read_bytes()
     except FileNotFoundError:
         return None
-    return _parsed(file, lambda: json.loads(content))
+    return _parsed(file, lambda: parse_json(content))
 
 
 def _of_spec(leaf: Any) -> Zarr2 | None:

@@ -29,6 +29,10 @@ ZARRAY = ".zarray"
 _NUM_THREADS, _IN_FLIGHT_NBYTES = 4, 64 << 20
 """Limits for the chunks of one array that are read at a time: their number, and their total bytes."""
 
+_KEYS = {
+    *("zarr_format", "shape", "chunks", "dtype", "compressor", "filters", "order"),
+    *("dimension_separator", "fill_value"),  # a missing chunk is damage, whatever it would be filled with
+}
 _ZLIB, _BY_TENSORSTORE = {"gzip", "zlib"}, {"zstd", "blosc", "bz2"}
 
 
@@ -65,6 +69,12 @@ class Zarr2:
         order, separator = metadata.get("order", "C"), metadata.get("dimension_separator", ".")
         if order not in ("C", "F") or separator not in (".", "/"):
             raise ValueError(f"order {order!r}, dimension_separator {separator!r}")
+        if metadata.get("zarr_format", 2) != 2:
+            raise ValueError(f"zarr_format {metadata['zarr_format']!r}")
+        if unknown := [f"{key}={x!r}" for key, x in metadata.items() if x and key not in _KEYS]:
+            raise CheckpointError(
+                f"its metadata has {', '.join(unknown)}, which version 2 of zarr does not know."
+            )
         compressor, filters = metadata.get("compressor"), metadata.get("filters")
         if filters or (compressor and compressor["id"] not in _ZLIB | _BY_TENSORSTORE):
             raise CheckpointError(

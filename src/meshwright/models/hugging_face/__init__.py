@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from meshwright import tree
 from meshwright.arrays import LazyArray, Source, source_of
+from meshwright.documents import parse_object
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, t5
@@ -257,10 +258,7 @@ def _file(path: Path) -> Path:
 def _read(path: Path) -> Mapping[str, Any]:
     file = _file(path)
     try:
-        found = json.loads(file.read_bytes())
-        if not isinstance(found, Mapping):
-            raise ValueError(f"it holds a value of type {type(found).__name__}, not an object")
-        return found
+        return parse_object(file.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(
             f"{file}, which describes the model, does not exist; `save_pretrained` writes it."
