@@ -414,6 +414,19 @@ def key_that_is_there_twice():
     return f"rms_norm_eps twice: read with {mw.models.hugging_face.config(config).norm_epsilon}"
 
 
+@finding(
+    "files",
+    "language B6",
+    before="CheckpointError: {}.w: cannot stack arrays of 2 kinds; all must have one shape and dtype, and these "
+    "have [\"((3,), 'bfloat16', None)\", \"((3,), 'float32', None)\"].",
+    test="tests/models/test_map.py::test_layers_of_several_floating_dtypes_get_one_that_has_all_their_values",
+)
+def layer_of_another_dtype():
+    layers = {"0.w": np.ones(3, jnp.bfloat16), "1.w": np.ones(3, np.float32)}
+    table = mw.models.Map((mw.models.Row("w", "{}.w"),))
+    return table.to_ours(mw.arrays.as_source(layers, "layers")).arrays()["w"].dtype
+
+
 # --- data that the model does not see as meant
 
 

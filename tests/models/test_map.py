@@ -164,3 +164,14 @@ def test_layers_may_lie_along_a_dimension_of_one_array():
         names.to_ours(as_source({"scanned": np.ones(5)}, "theirs"))
     with pytest.raises(UsageError, match="for one layer and layers_dim for all"):
         Row("w", "h.{}.w", layers_dim=0)
+
+
+def test_layers_of_several_floating_dtypes_get_one_that_has_all_their_values():
+    table = Map((Row("layers/w", "{}.w"),))
+    kinds = ("bfloat16", "float32", "float16")
+    values = {f"{layer}.w": np.arange(3).astype(kind) / 3 for layer, kind in enumerate(kinds)}
+    (found,) = table.to_ours(as_source(values, "theirs")).arrays().values()
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.stack([x.astype(np.float32) for x in values.values()]))
+    with pytest.raises(CheckpointError, match="cannot stack arrays of 2 kinds"):
+        table.to_ours(as_source(values | {"1.w": np.arange(3), "2.w": values["0.w"]}, "theirs"))

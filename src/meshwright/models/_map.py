@@ -1,10 +1,13 @@
 """Maps between a model's parameters in two libraries: tables of names and shapes, used in both directions."""
 
+import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
 
 from meshwright.arrays import LazyArray, Source, as_source, concatenate, stack
 from meshwright.errors import CheckpointError, UsageError
@@ -222,7 +225,7 @@ def _together(row: Row, found: list[dict[str, LazyArray]], source: Source) -> di
             f"of expert {layers.index(max(layers))} in {max(layers)}."
         )
     with _naming(row):
-        return {name: stack([arrays[name] for arrays in found], 1) for name in found[0]}
+        return {name: stack(_widened(arrays[name] for arrays in found), 1) for name in found[0]}
 
 
 def _of_each_expert(row: Row, ours: dict[str, LazyArray], source: Source) -> list[dict[str, LazyArray]]:
@@ -295,7 +298,17 @@ def _stacked(name: str, layers: Layers) -> dict[str, LazyArray]:
     """Return a single array, all layers stacked, or each layer under its own name."""
     if None in layers or "{}" in name:
         return {_numbered(name, layer): array for layer, array in layers.items()}
-    return {name: stack(list(layers.values()))}
+    return {name: stack(_widened(layers.values()))}
+
+
+def _widened(arrays: Iterable[LazyArray]) -> list[LazyArray]:
+    """Return arrays in the narrowest floating dtype that has all their values, if they have several."""
+    arrays = list(arrays)
+    dtypes = {x.dtype for x in arrays}
+    if len(dtypes) > 1 and all(jnp.issubdtype(x, jnp.floating) and x.itemsize > 1 for x in dtypes):
+        widest = functools.reduce(jnp.promote_types, dtypes)
+        return [x.astype(widest) for x in arrays]
+    return arrays
 
 
 def _unstacked(name: str, row: Row, ours: dict[str, LazyArray], source: Source) -> Layers:
