@@ -417,14 +417,28 @@ def key_that_is_there_twice():
 @finding(
     "files",
     "language B6",
-    before="CheckpointError: {}.w: cannot stack arrays of 2 kinds; all must have one shape and dtype, and these "
-    "have [\"((3,), 'bfloat16', None)\", \"((3,), 'float32', None)\"].",
+    before="CheckpointError: {}.w: cannot stack arrays of 2 kinds; all must have one shape and dtype, and "
+    "these have [\"((3,), 'bfloat16', None)\", \"((3,), 'float32', None)\"].",
     test="tests/models/test_map.py::test_layers_of_several_floating_dtypes_get_one_that_has_all_their_values",
 )
 def layer_of_another_dtype():
     layers = {"0.w": np.ones(3, jnp.bfloat16), "1.w": np.ones(3, np.float32)}
     table = mw.models.Map((mw.models.Row("w", "{}.w"),))
     return table.to_ours(mw.arrays.as_source(layers, "layers")).arrays()["w"].dtype
+
+
+@finding(
+    "files",
+    "own, added tokens",
+    before="tokenizer_config.json says that <|mark|> is token 777; its tokens are 7",
+    test="tests/tokens/test_chat.py::test_tokens_that_files_of_a_tokenizer_say_differently_are_refused",
+)
+def token_that_is_not_in_the_tokenizer():
+    folder = shutil.copytree(ROOT / "tests/tokens/golden/tokenizer", "tokenizer")
+    said = {"777": {"content": "<|mark|>"}}
+    Path(folder, "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": said}))
+    found = mw.chat(folder).files.tokenizer.encode("<|mark|>").ids
+    return f"tokenizer_config.json says that <|mark|> is token 777; its tokens are {len(found)}"
 
 
 # --- data that the model does not see as meant

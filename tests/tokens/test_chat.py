@@ -191,3 +191,24 @@ def test_a_folder_that_is_damaged_or_has_no_template_is_told(with_template, tmp_
     (tmp_path / "tokenizer/tokenizer_config.json").write_text("[]")
     with pytest.raises(UsageError, match="is not a tokenizer's config: expected an object"):
         mw.chat(tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("added_tokens.json", {"<|mark|>": 777}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"777": {"content": "<|mark|>"}}}),
+    ],
+)
+def test_tokens_that_files_of_a_tokenizer_say_differently_are_refused(file, said, tmp_path):
+    place = Path(shutil.copytree(GOLDEN / "tokenizer", tmp_path / "tokenizer"))
+    (place / file).write_text(json.dumps(said))
+    with pytest.raises(UsageError, match=r"tokenizer\.json has not the tokens .* say: '<\|mark\|>' is 777"):
+        mw.chat(place)
+    known = mw.chat(GOLDEN / "tokenizer").files.tokenizer.token_to_id("</s>")
+    (place / "added_tokens.json").write_text(json.dumps({"</s>": known}))
+    (place / "tokenizer_config.json").write_text("{}")
+    assert mw.chat(place).files.special == {}
+    (place / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    assert mw.chat(place).files.special == {"eos_token": "</s>"}
+    assert mw.tokens.end_tokens(place) == (known,)

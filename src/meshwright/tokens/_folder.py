@@ -2,6 +2,7 @@
 
 tokenizer.json            the vocabulary and the rules, read by the package `tokenizers`
 tokenizer_config.json     the special tokens, and often the template of chats
+special_tokens_map.json   special tokens that tokenizer_config.json lacks, of older versions
 chat_template.jinja       the template, before the one in tokenizer_config.json
 generation_config.json    tokens that end a text, before those in config.json; the rest is not read
 """
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.documents import parse_object, read_file
-from meshwright.errors import UsageError
+from meshwright.errors import UsageError, listed
 from meshwright.storage import local_path
 
 CONFIG, TEMPLATE, TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
+ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
 GENERATION, MODEL = "generation_config.json", "config.json"
 _LARGEST_TEMPLATE = 1 << 20
 
@@ -39,11 +41,13 @@ def read_folder(path: str | Path) -> Files:
     """Read the files of a tokenizer.
 
     Raises:
-      UsageError: A file is missing or damaged, the path is a URL, or `tokenizers` is not installed.
+      UsageError: A file is missing or damaged, files contradict each other, the path is a URL, or
+        `tokenizers` is not installed.
     """
     place = local_path(path, "Copy the tokenizer to a disk.")
-    config = _object(place / CONFIG)
-    return Files(place, _tokenizer(place), _special(config), _templates(place, config))
+    config, tokenizer = _object(place / CONFIG), _tokenizer(place)
+    _check_added(place, config, tokenizer)
+    return Files(place, tokenizer, _special(place, config), _templates(place, config))
 
 
 def end_tokens(path: str | Path) -> tuple[int, ...]:
@@ -64,7 +68,7 @@ def end_tokens(path: str | Path) -> tuple[int, ...]:
       True
     """
     place = local_path(path, "Copy the tokenizer to a disk.")
-    end = _special(_object(place / CONFIG)).get("eos_token")
+    end = _special(place, _object(place / CONFIG)).get("eos_token")
     tokenizer = _object(place / TOKENIZER)
     vocabulary = (tokenizer.get("model") or {}).get("vocab")
     named = dict(vocabulary) if isinstance(vocabulary, Mapping) else {}
@@ -128,8 +132,22 @@ def _tokenizer(place: Path) -> Any:
     return found
 
 
-def _special(config: Mapping[str, Any]) -> dict[str, Any]:
-    named = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
+def _check_added(place: Path, config: Mapping[str, Any], tokenizer: Any) -> None:
+    """Check that the tokens that other files add are those of `tokenizer.json`."""
+    decoder = config.get("added_tokens_decoder") or {}
+    said = [*_object(place / ADDED).items(), *((_text(token), id_) for id_, token in decoder.items())]
+    wrong = [f"{x!r} is {id_}" for x, id_ in said if str(tokenizer.token_to_id(str(x))) != str(id_)]
+    if wrong:
+        raise UsageError(
+            f"{place / TOKENIZER} has not the tokens that {CONFIG} or {ADDED} say: {listed(wrong)}.\n"
+            "  Save the tokenizer anew: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+        )
+
+
+def _special(place: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special tokens; those that the config lacks are in a file of older versions."""
+    said = _object(place / SPECIAL) | {name: value for name, value in config.items() if value is not None}
+    named = {name: _text(value) for name, value in said.items() if name.endswith("_token")}
     return {name: text for name, text in named.items() if isinstance(text, str)}
 
 
