@@ -93,7 +93,7 @@ def test_what_is_written_is_what_peft_wrote(name, tmp_path):
         ({"of_next_year": {"rate": 2}}, r"of_next_year=\{'rate': 2\}, which is not known here"),
         ({"peft_type": "IA3"}, "is of a 'IA3' adapter; only LORA"),
         ({"r": "x"}, "has r='x' and lora_alpha=6; expected numbers above 0"),
-        ({"use_dora": True}, "each adapter must have lora_a, lora_b, magnitude, but layers/"),
+        ({"use_dora": True}, r"the adapter of layers/.* has no magnitude, but dora=True"),
     ],
 )
 def test_an_adapter_that_is_not_computed_here_is_refused_by_name(change, message, tmp_path):

@@ -178,14 +178,14 @@ class Harness:
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if not context:
-            tokens, begin = self._texts.encode_plain(continuation), self._texts.begin
+            tokens, begin = encode_plain(self._texts.tokenizer, continuation), self._texts.begin
             return (tokens[:1], tokens[1:]) if tokens[:1] == [begin] else ([begin], tokens)
         # Tokens begin with their space, so the space at the end of a context belongs to what follows.
         bare = context.rstrip()
         continuation, context = context[len(bare) :] + continuation, bare
         before = self._texts.encode(context)
         if self._model.encode is not None:
-            return before, self._texts.encode_plain(continuation)
+            return before, encode_plain(self._texts.tokenizer, continuation)
         return before, self._texts.encode(context + continuation)[len(before) :]
 
     def _windows(self, tokens: list[int]) -> list[tuple[list[int], list[int]]]:
@@ -265,12 +265,8 @@ class _Texts:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with special tokens if the tokenizer adds some."""
         if self._begin_text and text.startswith(self._begin_text):
-            return self.encode_plain(text)
+            return encode_plain(self.tokenizer, text)
         return list(self.tokenizer.encode(text))
-
-    def encode_plain(self, text: str) -> list[int]:
-        """Return the tokens of a text without special tokens."""
-        return encode_plain(self.tokenizer, text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens without special tokens."""

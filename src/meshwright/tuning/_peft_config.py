@@ -15,23 +15,15 @@ from meshwright.models import Map, gpt2, t5
 from meshwright.tuning._lora import Lora
 from meshwright.tuning._peft_names import Parts, module_of
 
-_READ = (
-    "peft_type",
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "use_dora",
-    "use_rslora",
-    "rank_pattern",
-    "alpha_pattern",
-)
-_HARMLESS = (
+_KNOWN = (
+    *("peft_type", "r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora", "rank_pattern"),
+    *("alpha_pattern", "target_modules", "layers_to_transform", "exclude_modules"),
+    # Of where an adapter is from, which arrays it has, and how they began:
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
-    *("exclude_modules", "fan_in_fan_out", "layers_pattern", "layers_to_transform", "target_modules"),
-    *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "megatron_core", "qalora_group_size"),
-    "ensure_weight_tying",
+    *("fan_in_fan_out", "layers_pattern", "ensure_weight_tying", "megatron_core", "qalora_group_size"),
+    *("corda_config", "eva_config", "loftq_config", "lora_ga_config"),
 )
-"""Keys that say where an adapter is from, which arrays it has, or how they began."""
+"""The keys that are read, and those that change nothing of what an adapter computes."""
 _COMPUTED: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
@@ -111,13 +103,11 @@ def lora_of(said: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tu
     refused = {
         key: x
         for key, x in said.items()
-        if key not in (*_READ, *_HARMLESS) and (x not in _COMPUTED[key] if key in _COMPUTED else x)
+        if key not in _KNOWN and (x not in _COMPUTED[key] if key in _COMPUTED else x)
     }
     if refused:
         features, plain = ", ".join(f"{key}={x!r}" for key, x in refused.items()), ""
-        if (
-            "init_lora_weights" in refused
-        ):  # such a beginning changes the base, whenever PEFT loads the adapter
+        if "init_lora_weights" in refused:  # PEFT then changes the base when it loads the adapter
             plain = "`save_pretrained(…, path_initial_model_for_weight_conversion=…)` saves a plain one, and "
         raise CheckpointError(
             f"{path} has {features}, which is not known here. In PEFT, {plain}`merge_and_unload` makes a "

@@ -139,6 +139,13 @@ def test_a_tree_without_a_state_is_refused(written):
             mw.open_source(file)
 
 
+def test_parts_beside_the_state_are_refused_by_name(tmp_path):
+    content = {"version": 3, "optimizer": {"target": {"w": np.ones(2, np.float32)}}, "averages": {"w": 1}}
+    (tmp_path / "checkpoint_5").write_bytes(serialization.to_bytes(content))
+    with pytest.raises(CheckpointError, match="has averages beside version and optimizer"):
+        mw.open_source(tmp_path)
+
+
 @pytest.mark.parametrize("compressor", ["gzip", "zlib", "zstd", "bz2", None])
 @pytest.mark.parametrize("has_metadata", [True, False])
 def test_arrays_are_read_in_chunks_of_every_compressor(compressor, has_metadata, written):

@@ -12,7 +12,6 @@ from typing import Any
 
 from meshwright import tree
 from meshwright.arrays import LazyArray, in_memory
-from meshwright.errors import DamagedError
 from meshwright.formats.readers._flax_msgpack import is_map, read_tree
 from meshwright.formats.readers._index import check_listed, only_index, read_index
 from meshwright.formats.readers._reader import Foreign, Reader
@@ -49,8 +48,6 @@ def _indexed(place: Directory, index: Directory) -> dict[str, Any]:
     files, _ = read_index(index)
     found = {file: tree.named_leaves(read_tree(place / file)) for file in sorted(set(files.values()))}
     named = {tree.name_of(name.split("/")): file for name, file in files.items()}
-    if missing := [name for name, file in named.items() if name not in found[file]]:
-        raise DamagedError(f"{place / named[missing[0]]} lacks {missing[0]}, which {index.name} lists there.")
     check_listed(index, named, found)
     return {name: found[file][name] for name, file in named.items()}
 

@@ -12,12 +12,7 @@ from meshwright.storage import Directory
 
 
 def only_index(place: Directory, pattern: str, single: str) -> Directory | None:
-    """Return the index in a directory, or None.
-
-    Args:
-      place: The directory.
-      pattern: The pattern of its name.
-      single: The name of a checkpoint in one file.
+    """Return the index in a directory, by a pattern; `single` is the name of a checkpoint in one file.
 
     Raises:
       CheckpointError: There are several, or one beside a checkpoint in one file that it does not list.
@@ -35,16 +30,15 @@ def only_index(place: Directory, pattern: str, single: str) -> Directory | None:
 
 
 def check_listed(index: Directory, files: Mapping[str, str], arrays: Mapping[str, Collection[str]]) -> None:
-    """Check that an index lists all arrays of its files.
-
-    Args:
-      index: The index.
-      files: The file of each array, as it says.
-      arrays: The names of the arrays in each file.
+    """Check that the arrays in the files of an index, by file, are those that it lists, with their files.
 
     Raises:
-      CheckpointError: It does not.
+      DamagedError: A file lacks one.
+      CheckpointError: The index does not list one.
     """
+    if missing := [name for name, file in files.items() if name not in arrays[file]]:
+        file = index.parent / files[missing[0]]
+        raise DamagedError(f"{file} lacks {missing[0]}, which {index.name} lists there.")
     if extra := [
         f"{name} of {file}" for file, names in arrays.items() for name in names if name not in files
     ]:

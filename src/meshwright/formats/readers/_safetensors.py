@@ -82,8 +82,6 @@ def _without_index(place: Directory) -> list[Directory]:
 def _open_sharded(place: Directory, index: Directory) -> Foreign:
     files, said = read_index(index)
     shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
-    if missing := [name for name, file in files.items() if name not in shards[file][0]]:
-        raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} lists there.")
     check_listed(index, files, {file: arrays for file, (arrays, _) in shards.items()})
     metadata = {key: text for _, found in shards.values() for key, text in found.items()}
     held = {name: shards[file][0][name] for name, file in files.items()}

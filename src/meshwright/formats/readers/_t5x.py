@@ -159,6 +159,11 @@ def _state(content: Any, file: Directory, versions: Collection[int]) -> tuple[in
             "mw.formats.open_t5x(path, versions=(0, 1))."
         )
     if isinstance(content, dict) and content.keys() & {"version", "optimizer"}:
+        if others := content.keys() - {"version", "optimizer"}:
+            raise CheckpointError(
+                f"{file} has {', '.join(sorted(others))} beside version and optimizer, which T5X "
+                "does not write, and which would be left out."
+            )
         content = content.get("optimizer")
     if not isinstance(content, dict):
         raise DamagedError(f"{file} does not hold the tree of a state. Copy the checkpoint again.")

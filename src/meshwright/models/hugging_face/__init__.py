@@ -45,7 +45,7 @@ __all__ = [
 Config = decoder.Config | gpt2.Config | t5.Config
 
 HEAD = "lm_head.weight"
-_TIED = (HEAD, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_TIED = {HEAD, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
 """Names that a file may have for copies of the embedding."""
 _FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2}
 _FAMILIES |= dict.fromkeys(_t5.MODEL_TYPES, _t5)
@@ -114,7 +114,7 @@ def _check(said: Mapping[str, Any], kind: str) -> None:
         raise CheckpointError(
             f"the model is quantized ({how}), which is not supported. Use the original model."
         )
-    check_keys(said, _FAMILIES[kind].known_keys(kind), _FAMILIES[kind].ALIKE)
+    check_keys(said, _FAMILIES[kind].KEYS[kind], _FAMILIES[kind].ALIKE)
 
 
 def parameter_map(cfg: Config) -> Map:
@@ -170,8 +170,8 @@ def _named(source: Source, cfg: Config) -> Source:
 def _check_tied(source: Source, ours: Source) -> None:
     """Check that what the map leaves out as tied to the embedding equals it."""
     theirs, embedding = source.arrays(), ours.arrays().get("embedding")
-    tied = [name for name in _TIED if name in theirs and not (name == HEAD and "head" in ours.arrays())]
-    for name in tied:
+    tied = theirs.keys() & _TIED - ({HEAD} if "head" in ours.arrays() else set())
+    for name in sorted(tied):
         if embedding is not None and not _equal(theirs[name], embedding):
             raise CheckpointError(
                 f"{source}: {name} is not the embedding, though config.json says that they are tied. "

@@ -49,12 +49,24 @@ MODEL_TYPES = tuple(_LEFT_OUT)
 _MIXTURES = ("mixtral", "qwen3_moe")
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _OLD_GELUS = ("gelu", "gelu_pytorch_tanh")
-_KEYS: dict[str, tuple[str, ...]] = {
-    "mixtral": ("router_aux_loss_coef", "num_experts"),
-    "qwen3_moe": (
-        *("router_aux_loss_coef", "num_experts", "num_local_experts"),
-        *("decoder_sparse_step", "mlp_only_layers"),
+_OF_ALL = (
+    *(
+        *SIZES,
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_scaling",
+        "rope_parameters",
     ),
+    *("is_decoder", "partial_rotary_factor"),
+    # `transformers` reads these in some families, and passes over them in the others.
+    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
+)
+_OF_MIXTURES = ("router_aux_loss_coef", "num_experts", "num_local_experts")
+_MORE = {
+    "mixtral": _OF_MIXTURES,
+    "qwen3_moe": (*_OF_MIXTURES, "decoder_sparse_step", "mlp_only_layers"),
     "gemma": ("hidden_activation",),
     "gemma2": ("hidden_activation", "sliding_window_size"),
     "gemma3_text": (
@@ -62,7 +74,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
         *("sliding_window_pattern", "_sliding_window_pattern"),
     ),
 }
-"""The keys that are read, by `model_type`, besides those that all have and those with defaults."""
+KEYS = {kind: {*_OF_ALL, *left_out, *_MORE.get(kind, ())} for kind, left_out in _LEFT_OUT.items()}
+"""The keys of a `config.json` that are known, by `model_type`."""
 ALIKE = {
     "num_experts": "num_local_experts",
     "sliding_window_size": "sliding_window",
@@ -76,27 +89,6 @@ ALIKE = {
     "rope_parameters.sliding_attention.rope_theta": "rope_local_base_freq",
 }
 """Pairs of keys that mean the same."""
-
-
-def known_keys(kind: str) -> set[str]:
-    """Return the keys that are read in a `config.json` of a `model_type`."""
-    of_all = (
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "rms_norm_eps",
-        "rope_scaling",
-        "rope_parameters",
-    )
-    # `transformers` reads these in some families, and passes over them in the others.
-    of_layers = (
-        "partial_rotary_factor",
-        "layer_types",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-    )
-    return {*SIZES, *of_all, *of_layers, *_LEFT_OUT[kind], *_KEYS.get(kind, ()), "is_decoder"}
 
 
 def config(said: Mapping[str, Any]) -> Config:

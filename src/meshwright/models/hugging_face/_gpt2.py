@@ -26,16 +26,15 @@ ALIKE = {
     "num_hidden_layers": "n_layer",
 }
 """Pairs of keys that mean the same."""
-
-
-def known_keys(kind: str) -> set[str]:
-    """Return the keys that are read in a `config.json`, and those that change nothing in GPT-2."""
-    read = ("activation_function", "n_inner", "layer_norm_epsilon")
-    unused = ("n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "is_decoder")
-    summary = {
-        f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
+KEYS = {
+    "gpt2": {
+        *(*SIZES, *_COMPUTED, "activation_function", "n_inner", "layer_norm_epsilon"),
+        *("n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "is_decoder"),
+        *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+        "summary_first_dropout",
     }
-    return {*SIZES, *read, *_COMPUTED, *unused, *summary}
+}
+"""The keys of a `config.json` that are known."""
 
 
 def config(said: Mapping[str, Any]) -> Config:

@@ -11,12 +11,8 @@ from meshwright.errors import CheckpointError
 
 _HARMLESS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "_commit_hash"),
-    *(
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "attn_implementation",
-        "transformers.js_config",
-    ),
+    *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
+    "transformers.js_config",
     *("torch_dtype", "dtype", "use_bfloat16", "torchscript", "tf_legacy_loss", "gradient_checkpointing"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
     *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens", "tokenizer_class"),
@@ -25,15 +21,8 @@ _HARMLESS = (
     *("attention_dropout", "hidden_dropout", "dropout_rate", "classifier_dropout", "router_jitter_noise"),
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "output_router_logits", "output_attentions"),
     *("output_hidden_states", "output_scores", "output_past", "return_dict", "return_dict_in_generate"),
-    *(
-        "id2label",
-        "label2id",
-        "num_labels",
-        "problem_type",
-        "finetuning_task",
-        "task_specific_params",
-        "prefix",
-    ),
+    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "prefix"),
+    "task_specific_params",
     *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
     *("num_return_sequences", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p"),
     *("repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
@@ -65,23 +54,19 @@ def check_keys(said: Mapping[str, Any], known: Collection[str], pairs: Mapping[s
             f"the {said['model_type']} here does not support {', '.join(unknown)} of the config.json. Take "
             "out a key of which you know that it changes nothing of what the model computes."
         )
-    wrong = [f"{key} is {said[key]!r}, not a number" for key in _NUMBERS if not _is_number(said.get(key))]
+
+    def isa(key: str, *types: type) -> bool:
+        return said.get(key) is None or type(said[key]) in types
+
+    wrong = [f"{key} is {said[key]!r}, not a number" for key in _NUMBERS if not isa(key, int, float)]
     wrong += [f"{key} is null" for key in _NUMBERS[:2] if said.get(key, 0) is None]
-    wrong += [f"{key} is {said[key]!r}, not true or false" for key in _FLAGS if not _is_flag(said.get(key))]
+    wrong += [f"{key} is {said[key]!r}, not true or false" for key in _FLAGS if not isa(key, bool)]
     for pair in pairs.items():
         one, other = (_value(said, name) for name in pair)
         if one != other and one is not None and other is not None:
             wrong.append(f"{pair[0]} is {one!r}, but {pair[1]}, which means the same, is {other!r}")
     if wrong:
         raise CheckpointError(f"in the config.json of a {said['model_type']} model, {'; '.join(wrong)}.")
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _is_flag(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
 
 
 def _value(said: Mapping[str, Any], name: str) -> Any:

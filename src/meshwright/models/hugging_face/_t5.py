@@ -22,13 +22,20 @@ ALIKE = {
     "head_dim": "d_kv",
 }
 """Pairs of keys that mean the same."""
-
-
-def known_keys(kind: str) -> set[str]:
-    """Return the keys that are read in a `config.json`, and those that change nothing in T5."""
-    read = ("num_decoder_layers", "feed_forward_proj", "dense_act_fn", "is_gated_act", "layer_norm_epsilon")
-    tied = ("scale_decoder_outputs", "tie_word_embeddings")
-    return {*SIZES, *read, *tied, "relative_attention_max_distance", "is_encoder_decoder", "n_positions"}
+_KNOWN = {
+    *(
+        *SIZES,
+        "num_decoder_layers",
+        "feed_forward_proj",
+        "dense_act_fn",
+        "is_gated_act",
+        "layer_norm_epsilon",
+    ),
+    *("scale_decoder_outputs", "tie_word_embeddings", "relative_attention_max_distance"),
+    *("is_encoder_decoder", "n_positions"),
+}
+KEYS = dict.fromkeys(MODEL_TYPES, _KNOWN)
+"""The keys of a `config.json` that are known, by `model_type`."""
 
 
 def config(said: Mapping[str, Any]) -> Config:
