@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 import unittest.mock
 import warnings
@@ -439,6 +440,21 @@ def token_that_is_not_in_the_tokenizer():
     Path(folder, "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": said}))
     found = mw.chat(folder).files.tokenizer.encode("<|mark|>").ids
     return f"tokenizer_config.json says that <|mark|> is token 777; its tokens are {len(found)}"
+
+
+@finding(
+    "files",
+    "own, tar",
+    before="of texts a and b, the second a link: ['ab']",
+    test="tests/corpus/test_documents.py::test_members_of_a_tar_that_would_be_passed_over_are_refused",
+)
+def sample_that_is_a_link():
+    with tarfile.open("texts.tar", "w") as archive:
+        for name, kind in (("a.txt", tarfile.REGTYPE), ("b.txt", tarfile.LNKTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = kind, "a.txt", 2 * (kind == tarfile.REGTYPE)
+            archive.addfile(member, io.BytesIO(b"ab"))
+    return f"of texts a and b, the second a link: {list(mw.corpus.documents('texts.tar'))}"
 
 
 # --- data that the model does not see as meant

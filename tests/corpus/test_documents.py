@@ -3,6 +3,7 @@ import io
 import json
 import random
 import re
+import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -134,6 +135,27 @@ def test_a_few_bytes_that_stand_for_too_many_are_refused(tmp_path, monkeypatch):
         read(bomb)
     with pytest.raises(mw.errors.ExamplesError, match=r"texts\.tar, 000001.json: longer than"):
         read(write(tmp_path, "texts.tar", FORMS["texts.tar"](["short", "x" * 200])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "headers", "told"),
+    [
+        (tarfile.LNKTYPE, "1.txt", {}, r"1\.txt is a link; write the archive with `tar --dereference"),
+        (tarfile.SYMTYPE, "1.txt", {}, r"1\.txt is a link"),
+        (tarfile.REGTYPE, "1.txt", {"GNU.sparse.major": "1"}, "a sparse file cannot be read"),
+        (tarfile.REGTYPE, "0.txt", {}, r"texts\.tar has 0\.txt twice in a sample"),
+    ],
+)
+def test_members_of_a_tar_that_would_be_passed_over_are_refused(kind, name, headers, told, tmp_path):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name_, kind_, headers_ in (("0.txt", tarfile.REGTYPE, {}), (name, kind, headers)):
+            member = tarfile.TarInfo(name_)
+            member.type, member.linkname, member.pax_headers = kind_, "0.txt", headers_
+            member.size = 2 * (kind_ == tarfile.REGTYPE)
+            archive.addfile(member, io.BytesIO(b"ab"))
+    with pytest.raises(mw.errors.InputError, match=told):
+        read(write(tmp_path, "texts.tar", out.getvalue()))
 
 
 def test_a_tar_with_a_damaged_header_in_the_middle_does_not_end_there(tmp_path):

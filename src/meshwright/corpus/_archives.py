@@ -33,6 +33,8 @@ def samples(file: File, field: str, start: int) -> Iterator[Record]:
             texts = {}
             for member in of_sample:
                 suffix = member.name[len(key) :].lower()
+                if suffix in texts:
+                    raise ExamplesError(f"{file.place} has {member.name} twice in a sample.")
                 if number >= start and suffix in (".txt", ".json"):
                     texts[suffix] = _content(member, file)
             if number >= start:

@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 _BLOCK = 512
 _LONGEST_NAME = 1 << 20
 _REGULAR, _LONG_NAME, _EXTENDED = (b"0", b"\0", b"7"), b"L", b"x"
+_LINKS = (b"1", b"2")
 _KNOWN = (*_REGULAR, _LONG_NAME, _EXTENDED, *(bytes([x]) for x in b"123456gK"))
 
 
@@ -34,7 +35,7 @@ def members(stream: BinaryIO) -> Iterator[Member]:
     """Yield the ordinary files of an archive. A reader may take all of a member's content, or none.
 
     Raises:
-      ValueError: The archive is damaged, or is none.
+      ValueError: The archive is damaged, is none, or has links or sparse files.
       EOFError: It ends too early.
     """
     name, nbytes = None, None
@@ -48,12 +49,17 @@ def members(stream: BinaryIO) -> Iterator[Member]:
             else:
                 extended = _extended(content)
                 name, nbytes = extended.get("path", name), int(extended.get("size", -1))
+                if any(key.startswith("GNU.sparse") for key in extended):
+                    raise ValueError("a sparse file cannot be read; write the archive without `tar --sparse`")
             continue
         size = nbytes if nbytes is not None and nbytes >= 0 else size
         if kind in _REGULAR:
             counted = _Counted(stream)
             yield Member(name or _name(header), size, counted)  # type: ignore[arg-type]
             _skip(stream, size - counted.taken)
+        elif kind in _LINKS:  # the sample would be missing
+            links = "`tar --dereference --hard-dereference`"
+            raise ValueError(f"{name or _name(header)} is a link; write the archive with {links}")
         else:
             _skip(stream, size)
         _skip(stream, -size % _BLOCK)
