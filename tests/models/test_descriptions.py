@@ -132,6 +132,29 @@ def test_what_cannot_be_is_refused_by_name(described, message):
         hugging_face.config(described)
 
 
+PUBLISHED = [  # keys of files as their makers published them
+    LLAMA | {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+    said("gemma2")
+    | {"cache_implementation": "hybrid", "hidden_act": "gelu_pytorch_tanh", "sliding_window_size": 5},
+    GPT2
+    | {
+        "n_ctx": 32,
+        "n_special": 0,
+        "predict_special_tokens": True,
+        "_num_labels": 1,
+        "summary_type": "cls_index",
+    },
+    said("t5") | {"n_positions": 512, "output_past": True, "task_specific_params": {"a": {"num_beams": 4}}},
+    said("umt5") | {"scalable_attention": True, "tokenizer_class": "T5Tokenizer"},
+    said("qwen2") | {"use_mrope": False, "torch_dtype": "bfloat16", "eos_token_id": [1, 2]},
+]
+
+
+@pytest.mark.parametrize("described", PUBLISHED)
+def test_published_files_are_read_whatever_more_they_say(described):
+    hugging_face.config(described)
+
+
 def test_keys_that_are_off_or_change_nothing_are_taken():
     off = {"of_next_year": None, "use_mrope": False, "pruned_heads": {}, "top_k": 50, "id2label": {"0": "a"}}
     assert hugging_face.config(LLAMA | off) == hugging_face.config(LLAMA)

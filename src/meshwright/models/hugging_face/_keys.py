@@ -12,7 +12,7 @@ from meshwright.errors import CheckpointError
 _HARMLESS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "_commit_hash"),
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
-    "transformers.js_config",
+    *("_flash_attn_2_enabled", "transformers.js_config", "model_max_length", "tokenizer_model_max_length"),
     *("torch_dtype", "dtype", "use_bfloat16", "torchscript", "tf_legacy_loss", "gradient_checkpointing"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
     *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens", "tokenizer_class"),
@@ -22,7 +22,7 @@ _HARMLESS = (
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "output_router_logits", "output_attentions"),
     *("output_hidden_states", "output_scores", "output_past", "return_dict", "return_dict_in_generate"),
     *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "prefix"),
-    "task_specific_params",
+    *("_num_labels", "task_specific_params"),
     *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
     *("num_return_sequences", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p"),
     *("repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),

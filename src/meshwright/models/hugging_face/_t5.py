@@ -32,7 +32,7 @@ _KNOWN = {
         "layer_norm_epsilon",
     ),
     *("scale_decoder_outputs", "tie_word_embeddings", "relative_attention_max_distance"),
-    *("is_encoder_decoder", "n_positions"),
+    *("is_encoder_decoder", "n_positions", "scalable_attention"),
 }
 KEYS = dict.fromkeys(MODEL_TYPES, _KNOWN)
 """The keys of a `config.json` that are known, by `model_type`."""
