@@ -66,11 +66,12 @@ _OF_ALL = (
 _OF_MIXTURES = ("router_aux_loss_coef", "num_experts", "num_local_experts")
 _MORE = {
     "mixtral": _OF_MIXTURES,
-    "qwen3_moe": (*_OF_MIXTURES, "decoder_sparse_step", "mlp_only_layers"),
+    "qwen3_moe": (*_OF_MIXTURES, "decoder_sparse_step"),
     "gemma": ("hidden_activation",),
     "gemma2": ("hidden_activation", "sliding_window_size"),
     "gemma3_text": (
-        *("hidden_activation", "attn_logit_softcapping", "final_logit_softcapping"),
+        # Not attn_logit_softcapping, which `transformers` passes over
+        *("hidden_activation", "final_logit_softcapping"),
         *("sliding_window_pattern", "_sliding_window_pattern"),
     ),
 }
@@ -192,14 +193,8 @@ def _norms(cfg: Config) -> dict[str, str]:
 
 def _check(said: Mapping[str, Any]) -> None:
     kind = said["model_type"]
-    refused = []
-    if kind == "gemma3_text" and said.get("attn_logit_softcapping"):  # `transformers` ignores it
-        refused.append("attn_logit_softcapping")
-    if kind == "qwen3_moe":
-        refused += [name for name in ("mlp_only_layers",) if said.get(name)]
-        refused += ["decoder_sparse_step"] if said.get("decoder_sparse_step", 1) != 1 else []
-    if refused:
-        raise CheckpointError(f"the decoder does not support {', '.join(refused)} of {kind}.")
+    if said.get("decoder_sparse_step", 1) != 1:
+        raise CheckpointError(f"the decoder does not support decoder_sparse_step of {kind}.")
     wanted, activation = ("silu", "swish"), said.get("hidden_act") or "silu"
     if kind in _GEMMAS:
         old = said.get("hidden_act") in (None, *_OLD_GELUS)  # both names mean the tanh approximation there

@@ -12,13 +12,8 @@ from meshwright.models.gpt2 import Config
 
 SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
 """The sizes that every `config.json` must have."""
-_COMPUTED = {
-    "add_cross_attention": False,
-    "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True,
-    "tie_word_embeddings": True,
-}
-"""The features of `gpt2` and of all released models; other values are refused."""
+_COMPUTED = ("scale_attn_weights", "tie_word_embeddings")
+"""The features of `gpt2` and of all released models, which may not be off."""
 ALIKE = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
@@ -39,7 +34,7 @@ KEYS = {
 
 def config(said: Mapping[str, Any]) -> Config:
     """Return the config in a `config.json`."""
-    refused = [f"{name}={said[name]}" for name, does in _COMPUTED.items() if said.get(name, does) != does]
+    refused = [f"{name}={said[name]}" for name in _COMPUTED if not said.get(name, True)]
     activation = said.get("activation_function", "gelu_new")
     if activation not in ("gelu_new", "gelu_pytorch_tanh"):
         refused.append(f"activation_function={activation}")
