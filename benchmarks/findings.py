@@ -7,6 +7,7 @@ each test exists. `--tiny` runs one program of each kind; words choose those who
 import argparse
 import contextlib
 import functools
+import dataclasses
 import io
 import json
 import logging
@@ -214,6 +215,22 @@ def spikes_that_are_never_found():
     for step in range(100):
         rule.judge(step, {"loss": 1.0})
     return f"a loss of 1e9 is a spike: {rule.judge(100, {'loss': 1e9}) is not None}"
+    "publicbugs2 1",
+    before="4 of 8 batches are trained",
+    test="tests/train/test_loop.py::test_an_update_that_does_not_count_each_batch_once_is_refused",
+)
+def an_update_that_counts_twice():
+    def update(state, batch):
+        return dataclasses.replace(state, step=state.step + 2), {"loss": batch["x"].mean()}
+
+    layout = mw.Layout(mw.make_mesh("data=-1"))
+    state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.1), 0, layout)
+    batches: list[int] = []
+    for max_steps in (4, 8):  # a run, and its restart
+        data = ({"x": X} for _ in range(8 - len(batches)))
+        on_step = lambda tick: batches.append(tick.step)  # noqa: E731
+        state = mw.fit(mw.Step(update, layout), state, data, max_steps=max_steps, on_step=on_step)
+    return f"{len(batches)} of 8 batches are trained"
 
 
 # --- files of others that say more than was read

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
+from meshwright.errors import UsageError
 from meshwright.train import RUN_AHEAD, TrainState, at_most_ahead, fit
 
 
@@ -138,3 +139,22 @@ def test_the_host_runs_ahead_of_a_slow_step_and_not_further():
 
     fit(step, state_at(), iter(range(100)), max_steps=3 * RUN_AHEAD)
     assert max(unfinished) == RUN_AHEAD + 1
+
+
+@pytest.mark.parametrize(("counted", "is_first"), [(0, True), (2, True), (None, False)])
+def test_an_update_that_does_not_count_each_batch_once_is_refused(counted, is_first):
+    def update(state, batch):
+        more = (state.step == 0).astype(int) if counted is None else counted
+        return TrainState(state.step + more, {}, (), state.seed), {}
+
+    steps, saved = [], []
+    with pytest.raises(UsageError, match=r"after batch .* step=[012]\..*\n  Return .* step=state.step \+ 1"):
+        fit(
+            update,
+            state_at(),
+            iter(range(9)),
+            max_steps=4,
+            on_step=lambda tick: steps.append(tick.step),
+            save=lambda tick, *_: saved.append(tick.last),
+        )
+    assert (steps, any(saved)) == (([], False) if is_first else ([1, 2, 3, 4], True))

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 
 from meshwright import process
+from meshwright.errors import UsageError
 from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained
 from meshwright.when import Scores, Tick
@@ -51,8 +52,8 @@ def fit(
     `tick.last`.
 
     Args:
-      step: A function that makes one update, `(state, batch) -> (state, metrics)`. It may donate the state;
-        see `make_step`.
+      step: A function that makes one update, `(state, batch) -> (state, metrics)`. It adds 1 to
+        `state.step`, and may donate the state; see `make_step`.
       state: The state to start from. It is donated, so use the returned one.
       data: An iterator over batches. One batch is taken for each step, and no more.
       max_steps: The number of updates of the whole run, including those before a restart.
@@ -67,6 +68,9 @@ def fit(
     Returns:
       The state after the last update.
 
+    Raises:
+      UsageError: The first update, or all of them, did not add 1 to `state.step` for each batch.
+
     Example:
       >>> layout, optimizer = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.5)
       >>> state = mw.train.init_state(lambda key: {"w": jnp.zeros(2)}, optimizer, 0, layout)
@@ -77,12 +81,13 @@ def fit(
       >>> int(state.step)
       3
     """
-    tick, wait = Tick(int(state.step)), at_most_ahead(RUN_AHEAD)
+    tick, wait, check_count = Tick(int(state.step)), at_most_ahead(RUN_AHEAD), count_check()
     check_equal_start(state, data, max_steps)
     for i, batch in zip(range(tick.step + 1, max_steps + 1), _ending_together(state, data), strict=False):
         tick = Tick(i)
         with trace(tick):
             state, metrics = step(state, batch)
+        check_count(tick, state)
         wait(metrics)
         on_step(tick)
         scores = evaluate(tick, state)
@@ -95,7 +100,28 @@ def fit(
     scores = evaluate(tick, state)
     log(tick, {}, scores)
     save(tick, state, data, scores)
+    check_count(tick, state)
     return state
+
+
+def count_check() -> Callable[[Tick, Any], None]:
+    """Return a function that checks, after the first and the last step, that the state counts the batches.
+
+    A restart reads from the state how many batches it has been trained on.
+    """
+    is_first = True
+
+    def check(tick: Tick, state: Any) -> None:
+        nonlocal is_first
+        if (is_first or tick.last) and (counted := int(state.step)) != tick.step:
+            raise UsageError(
+                f"after batch {tick.step} the state has step={counted}. An update must count each batch "
+                "once, however many updates it makes, because a restart continues by this count.\n"
+                "  Return the new state with step=state.step + 1, of the state that the update received."
+            )
+        is_first = False
+
+    return check
 
 
 def check_equal_start(state: Any, data: Any, steps: int) -> None:

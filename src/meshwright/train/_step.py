@@ -77,7 +77,7 @@ class Step:
       function: The function of one update. If it takes a third argument, this is the key of the step,
         `step_key(state)`; the state must then have `seed` and `step`. The state is any pytree of arrays on
         the mesh of `layout`. The function returns it with the same structure, shapes and dtypes. `fit` needs
-        a state with `.step`, an integer that counts the updates. The function returns at least one metric,
+        a state with `.step`, an integer that counts the batches. The function returns at least one metric,
         because `fit` waits for the metrics to limit the number of steps in flight.
       layout: The mesh over which batches are split. The state keeps its shardings.
       microbatches: The number of microbatches. The batch size per part of the mesh must be a multiple of it.

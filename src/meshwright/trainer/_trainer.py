@@ -73,8 +73,8 @@ class Trainer(Generic[Params]):
       microbatches: The number of pieces into which the batch of a step is split. They are computed one after
         the other; on a mesh with the axis `pipeline`, several at a time.
       train_step: A function that makes a whole update, instead of the usual one. It may name `state`, `batch`
-        and `key`, and returns the new state and `{name: scalar or Mean}`. For complex parameters see
-        `mw.Step`.
+        and `key`, and returns the new state, with `step=state.step + 1`, and `{name: scalar or Mean}`. For
+        complex parameters see `mw.Step`.
       lr_schedule: A function from the step to the learning rate. It is reported as `learning_rate` if the
         optimizer does not show its own learning rate, as optax's optimizers with a schedule do.
       compile: The options of the XLA compiler for the step, and the folder that keeps compiled programs. A
