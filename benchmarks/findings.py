@@ -233,6 +233,27 @@ def an_update_that_counts_twice():
     return f"{len(batches)} of 8 batches are trained"
 
 
+@finding(
+    "wish",
+    "publicbugs 3",
+    before="6 calls of fit train on 64 of 70 examples",
+    test="tests/trainer/test_calls.py::test_each_call_has_an_order_and_random_numbers_of_its_own",
+)
+def calls_of_fit_in_one_order():
+    def loss(params, batch):
+        named = {f"id/{i}": batch["id"][i] for i in range(16)}
+        return (params["w"] - batch["id"].mean()) ** 2, named
+
+    met: set[float] = set()
+    track = lambda step, metrics: met.update(x for name, x in metrics.items() if "id/" in name)  # noqa: E731
+    deployer = mw.Deployer(seed=0, verbose=False, trackers=[track])
+    trainer = mw.Trainer(deployer, params={"w": jnp.zeros(())}, loss=loss, optimizer=optax.sgd(0.1))
+    for _ in range(6):
+        examples = {"id": np.arange(70, dtype=np.float32)}
+        trainer.fit(examples, batch_size=16, epochs=1, logging=mw.Logging(every=1))
+    return f"6 calls of fit train on {len(met)} of 70 examples"
+
+
 # --- files of others that say more than was read
 
 

@@ -36,6 +36,47 @@ def test_each_call_trains_more_on_the_examples_it_is_given():
     assert steps == [3, 3 + 4]
 
 
+def drawn_in(play):
+    """Return the examples of the two batches of each call, and what `mw.mapped` has drawn for them."""
+    rows = []
+
+    def noted(example, rng):
+        return {"id": np.float32(example["id"]), "drawn": np.float32(rng.normal())}
+
+    def loss(params, batch):
+        named = {f"{name}/{i}": x[i] for name, x in batch.items() for i in range(8)}
+        return (params["w"] - batch["drawn"].mean()) ** 2, named
+
+    def track(step, metrics):
+        if "id/0" in metrics:
+            rows.append([[metrics[f"{name}/{i}"] for i in range(8)] for name in ("id", "drawn")])
+
+    shared = deployer(trackers=[track])
+    made = mw.Trainer(shared, params={"w": jnp.zeros(())}, loss=loss, optimizer=optax.sgd(0.1))
+    data, options = mw.mapped(noted, {"id": np.arange(20)}), {"batch_size": 8, "logging": mw.Logging(every=1)}
+    play(shared, lambda: made.fit(data, epochs=1, **options))
+    return np.array(rows).reshape(-1, 2, 2, 8)  # call, batch, name, row
+
+
+def six_calls(shared, fit):
+    for _ in range(6):
+        fit()
+
+
+def three_rounds_of_two_calls(shared, fit):
+    for _ in shared.rounds(3):
+        fit()
+        fit()
+
+
+@pytest.mark.parametrize("play", [six_calls, three_rounds_of_two_calls])
+def test_each_call_has_an_order_and_random_numbers_of_its_own(play):
+    calls = drawn_in(play)
+    assert len({call[:, 0].tobytes() for call in calls}) == 6
+    assert len(np.unique(calls[:, :, 1])) == calls[:, :, 1].size
+    assert set(calls[:, :, 0].flat) == set(range(20))
+
+
 def test_max_steps_are_those_of_the_call():
     made = trainer()
     for _ in range(3):

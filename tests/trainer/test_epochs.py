@@ -14,8 +14,8 @@ SHARDING = mw.Layout(mw.make_mesh("data=-1")).batch_sharding
 NUMBERS = {"id": np.arange(43)}
 
 
-def epochs(examples=NUMBERS, size=8, num_epochs=3, seed=0):
-    return Epochs(examples, size, SHARDING, seed=seed, num_epochs=num_epochs)
+def epochs(examples=NUMBERS, size=8, num_epochs=3, seed=0, first_step=0):
+    return Epochs(examples, size, SHARDING, seed=seed, num_epochs=num_epochs, first_step=first_step)
 
 
 def read(data):
@@ -38,6 +38,17 @@ def test_a_state_continues_with_the_same_batches(num_read, examples):
     other.set_state(data.get_state())
     assert other.num_left() in (None, 15 - num_read)
     assert read(other) == read(data)
+
+
+def test_a_state_keeps_the_order_of_its_call_and_that_of_before_calls_had_one():
+    call, other = epochs(first_step=15), epochs(first_step=30)
+    next(call)
+    other.set_state(call.get_state())
+    assert read(other) == read(call) != read(epochs())[1:]
+    first, older = epochs(), epochs(first_step=15)
+    next(first)
+    older.set_state({name: x for name, x in first.get_state().items() if name != "drawn_from"})
+    assert read(older) == read(first)
 
 
 def test_another_batch_size_goes_on_with_what_is_left_of_an_epoch():

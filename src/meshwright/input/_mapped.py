@@ -26,7 +26,7 @@ def mapped(function: Function, examples: Any) -> Any:
     `np.random.default_rng([seed, epoch, number])`, with the run's seed and the example's number: its index,
     or its place in the epoch if examples have no index. So an example gets the same random numbers on any
     number of processes, threads and devices and after any restart, and others in each epoch. In evaluation
-    and prediction, seed and epoch are 0.
+    and prediction, seed and epoch are 0. A call of `Trainer.fit` after the first has a seed of its own.
 
     Args:
       function: Function of an example, and perhaps of `rng`. Apart from `rng` it must be pure.

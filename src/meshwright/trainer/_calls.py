@@ -2,7 +2,8 @@
 
 The position in the data that a checkpoint contains names the call that saved it:
 
-    {"call": 2, "first_step": 400, "finished": [{…}], "epoch": 1, "in_epoch": {…}}
+    {"call": 2, "first_step": 400, "finished": [{…}], "epoch": 1, "drawn_from": 400,
+     "in_epoch": {…}}
 
 Calls are numbered from 1 in each process. A restarted process finds in the saved position which of its calls
 are finished and which one it must continue. For the newest finished calls the position has everything that

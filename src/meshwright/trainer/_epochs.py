@@ -30,6 +30,7 @@ class Epochs:
       collate: A function that makes a dictionary of arrays from a list of examples; None stacks them.
       seed: The seed of the order of each epoch, and of the random numbers of mapping functions.
       num_epochs: The number of epochs; None means without end.
+      first_step: The number of updates before the first epoch. It changes the order and the random numbers.
       shuffle: True to read each epoch in a new random order, False to keep the order of the examples.
     """
 
@@ -42,23 +43,26 @@ class Epochs:
         collate: Collate | None = None,
         seed: int,
         num_epochs: int | None,
+        first_step: int = 0,
         shuffle: bool = True,
     ):
         examples = readable_again(examples, num_epochs)
 
-        def open_epoch(epoch: int) -> Batches:
-            order = _seed_of(seed, epoch) if shuffle else None
-            options = {"collate": collate, "seed": order, "epochs": 1, "map_seed": (seed, epoch)}
+        def open_epoch(epoch: int, drawn_from: int) -> Batches:
+            of_call = _seed_of(seed, 0, drawn_from) if drawn_from else seed
+            order = _seed_of(of_call, epoch) if shuffle else None
+            options = {"collate": collate, "seed": order, "epochs": 1, "map_seed": (of_call, epoch)}
             return batches(of_epoch(examples, epoch), batch_size, sharding, **options)
 
-        self._open: Callable[[int], Batches] = open_epoch
+        self._open: Callable[[int, int], Batches] = open_epoch
+        self._drawn_from = first_step
         self._batch_size, self._num_epochs = batch_size, num_epochs_of(examples, num_epochs)
         self._num_examples = num_examples(examples)
         self.epoch = 0
         """The number of the epoch that is being read, from 0."""
         self.wait_seconds = 0.0
         """The total number of seconds spent waiting for examples."""
-        self._batches = open_epoch(0)
+        self._batches = open_epoch(0, first_step)
         self.state_is_global = self._batches.state_is_global
         """True if the state is the same on all processes; see `Batches.state_is_global`."""
 
@@ -127,7 +131,11 @@ class Epochs:
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the last returned batch."""
-        return {"epoch": self.epoch, "in_epoch": self._batches.get_state()}
+        return {
+            "epoch": self.epoch,
+            "drawn_from": self._drawn_from,
+            "in_epoch": self._batches.get_state(),
+        }
 
     def set_state(self, state: dict[str, Any], /) -> None:
         """Continue from a state that `get_state` or `start_of` returned.
@@ -140,6 +148,7 @@ class Epochs:
                 f"cannot continue from the data state {state} of this checkpoint: it was not saved by a "
                 "Trainer.\n  Continue the run with the program that started it, or give another workdir."
             )
+        self._drawn_from = int(state.get("drawn_from", 0))  # before version 0.2, all calls had one order
         self._turn_to(int(state["epoch"]))
         if state["in_epoch"] is not None:
             self._batches.set_state(state["in_epoch"])
@@ -150,7 +159,7 @@ class Epochs:
 
     def _turn_to(self, epoch: int) -> None:
         self._batches.close()
-        self.epoch, self._batches = epoch, self._open(epoch)
+        self.epoch, self._batches = epoch, self._open(epoch, self._drawn_from)
 
 
 def start_of(epoch: int) -> dict[str, Any]:
@@ -158,6 +167,6 @@ def start_of(epoch: int) -> dict[str, Any]:
     return {"epoch": epoch, "in_epoch": None}
 
 
-def _seed_of(seed: int, epoch: int) -> int:
-    """Return the seed for the order of one epoch. It differs from the seeds of all other epochs."""
-    return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
+def _seed_of(*numbers: int) -> int:
+    """Return a seed for some numbers. It differs from the seeds of all other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

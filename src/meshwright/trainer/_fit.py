@@ -75,8 +75,9 @@ def fit(
     """
     number = progress.num_calls + 1
     with contextlib.ExitStack() as stack:
-        data = stack.enter_context(contextlib.closing(_epochs(recipe, call)))
-        calls = CallData(data, number, _first_step(progress, number), progress.finished)
+        first_step = _first_step(progress, number)
+        data = stack.enter_context(contextlib.closing(_epochs(recipe, call, first_step)))
+        calls = CallData(data, number, first_step, progress.finished)
         make = partial(_training_of, recipe, progress, call, calls, first_state)
         settings = _settings_for(recipe, call, calls, place, described)
         held = recipe.deployer.loops.held(place)
@@ -85,7 +86,7 @@ def fit(
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
 
 
-def _epochs(recipe: Recipe, call: Call) -> Epochs:
+def _epochs(recipe: Recipe, call: Call, first_step: int) -> Epochs:
     deployer = recipe.deployer
     return Epochs(
         call.examples,
@@ -95,6 +96,7 @@ def _epochs(recipe: Recipe, call: Call) -> Epochs:
         seed=deployer.seed,
         shuffle=call.shuffle,
         num_epochs=call.schedule.epochs,
+        first_step=first_step,
     )
 
 

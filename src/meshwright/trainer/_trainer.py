@@ -232,8 +232,8 @@ class Trainer(Generic[Params]):
     ) -> dict[str, float]:
         """Train, and return the scores of the last evaluation. Collective.
 
-        A second call trains further, on the examples that it is given. For equal shapes nothing is compiled
-        again.
+        A second call trains further, on the examples that it is given, in another order and with other random
+        numbers of `mw.mapped`. For equal shapes nothing is compiled again.
 
         With a workdir a restarted program makes the same calls again, in the same order. A call that was
         finished returns at once. A call that was interrupted continues after its last checkpoint, also in the
