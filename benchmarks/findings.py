@@ -254,6 +254,22 @@ def calls_of_fit_in_one_order():
     return f"6 calls of fit train on {len(met)} of 70 examples"
 
 
+@finding(
+    "wish",
+    "ports A4",
+    before="[2.5 2.5 2.5 2.5], where [1. 2. 3. 4.] is right",
+    test="tests/train/test_optimizers.py::test_updates_of_another_shape_or_structure_than_the_parameters_are_told",
+)
+def gradients_of_examples_from_their_mean():
+    tx = optax.chain(optax.contrib.differentially_private_aggregate(1e6, 0.0, key=0), optax.sgd(0.1))
+    layout = mw.Layout(mw.make_mesh("data=-1"))
+    state = mw.train.init_state(lambda key: {"w": jnp.zeros(4)}, tx, 0, layout)
+    step = mw.make_step(lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(), tx, layout)
+    for _ in range(500):
+        state, _ = step(state, {"y": np.tile(np.arange(1, 5, dtype=np.float32), (8, 1))})
+    return f"{np.asarray(state.params['w']).round(4)}, where [1. 2. 3. 4.] is right"
+
+
 # --- files of others that say more than was read
 
 

@@ -72,6 +72,18 @@ def test_norms_are_told_of_what_a_pattern_matches_and_is_trained():
         trained(mw.Trainable("b", optax.sgd(0.1)), norms="w")
 
 
+@pytest.mark.parametrize(
+    ("tx", "is_told"),
+    [
+        (optax.stateless(lambda grads, _: {"w": grads["w"]}), r"params/b was float32\[1\], is missing"),
+        (optax.stateless(lambda grads, _: jax.tree.map(jnp.sum, grads)), r"params/b was .*; params/w was "),
+    ],
+)
+def test_updates_of_another_shape_or_structure_than_the_parameters_are_told(tx, is_told):
+    with pytest.raises(UsageError, match=rf"shapes of the parameters: {is_told}(.|\n)*single examples"):
+        trained(tx)
+
+
 def test_a_gradient_that_is_too_large_may_be_dropped_and_the_optimizer_still_run():
     """A guard around nothing gives a gradient of zeros to what follows it."""
     tx = optax.chain(mw.train.skip_exploding(optax.identity(), 10.0), optax.sgd(0.1, momentum=0.5))

@@ -347,6 +347,7 @@ def make_step(
         before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
         with kept_complex(), jax.named_scope("optimizer"):  # a row of `meshwright trace`
             updates, opt_state = only.optimizer.update(grads, before, trained)
+            _check_updates(trained, updates)
             params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(global_norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
@@ -363,6 +364,17 @@ def make_step(
     )
     made.minimised = "loss"
     return made
+
+
+def _check_updates(params: PyTree, updates: PyTree) -> None:
+    """Raise a `UsageError` if updates do not have the parameters' shapes: they would be broadcast."""
+    outlines = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), (params, updates))
+    if changes := tree.differences(*({"params": outline} for outline in outlines)):
+        raise UsageError(
+            f"the optimizer's updates do not have the shapes of the parameters: {changes}.\n"
+            "  An optimizer that needs the gradients of single examples, as optax.contrib.dpsgd does, takes "
+            "them in an update of your own: mw.Trainer(train_step=...) or mw.Step."
+        )
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:
