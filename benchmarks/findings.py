@@ -270,6 +270,28 @@ def gradients_of_examples_from_their_mean():
     return f"{np.asarray(state.params['w']).round(4)}, where [1. 2. 3. 4.] is right"
 
 
+@finding(
+    "wish",
+    "field 5",
+    before="[]",
+    test="tests/experiment/test_unused.py::test_stacks_of_vectors_that_muon_takes_for_matrices_are_named",
+)
+def muon_on_stacked_layers():
+    cfg = mw.models.decoder.Config(vocabulary=16, model=16, layers=2, heads=2, feed_forward=32)
+    with lines_logged("Muon") as lines:
+        mw.run(
+            mw.Experiment(
+                workdir="run",
+                model=lambda key: mw.models.decoder.init(cfg, key),
+                loss=lambda params, batch: mw.models.decoder.loss(cfg, params, batch),
+                optimizer=optax.contrib.muon(1e-3),
+                max_steps=1,
+                input=mw.Input({"tokens": np.ones((16, 8), np.int32)}, batch_size=8),
+            )
+        )
+    return lines
+
+
 # --- files of others that say more than was read
 
 

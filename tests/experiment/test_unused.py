@@ -34,7 +34,7 @@ def with_metrics(params, batch):
     return loss(params, batch), shown
 
 
-TOLD = ("no influence", "batch statistics", "have segments")
+TOLD = ("no influence", "Muon takes", "batch statistics", "have segments")
 
 
 def warnings(run, caplog, **more):
@@ -49,6 +49,31 @@ def test_parameters_without_influence_on_the_loss_are_named_with_their_number(tm
         "! 3 of 4 trained parameters have no influence on the loss: params/forgotten/b, params/forgotten/w, "
         "params/spare. Use them in the loss, freeze them, or leave them out of the model"
     )
+
+
+def stacks(key):
+    return {"first": jnp.ones((4, 6)), "layers": {"scale": jnp.ones((3, 6)), "w": jnp.ones((3, 6, 6))}}
+
+
+def through_layers(params, batch):
+    layer = lambda h, of: (jnp.tanh((h * of["scale"]) @ of["w"]), None)
+    return (jax.lax.scan(layer, batch["x"] @ params["first"], params["layers"])[0] ** 2).mean()
+
+
+def dimensions(params):
+    stack = optax.contrib.MuonDimensionNumbers(1, 2)
+    return jax.tree.map(lambda x: stack if x.ndim == 3 else None, params)
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2, "compute_dtype": "bfloat16"}], ids=str)
+def test_stacks_of_vectors_that_muon_takes_for_matrices_are_named(tmp_path, caplog, options):
+    of = {"model": stacks, "loss": through_layers} | options
+    muon = mw.train.by_path([(".*", optax.contrib.muon(1e-3))])
+    [said] = warnings(tmp_path / "as it is", caplog, optimizer=muon, **of)
+    assert "Muon takes params/layers/scale for matrices, but the loss scans over their first" in said
+    caplog.clear()
+    named = optax.contrib.muon(1e-3, muon_weight_dimension_numbers=dimensions)
+    assert not warnings(tmp_path / "named", caplog, optimizer=named, **of)
 
 
 def test_of_many_only_the_first_are_named(tmp_path, caplog):

@@ -1,18 +1,23 @@
-"""Remarks on what a step does not use or leaves as it is, as the traced program shows before the first step.
+"""Remarks on what a step does not use or takes otherwise than the loss, as the traced program shows.
 
 A trained parameter that the loss is not computed from belongs to a layer that was forgotten. Batch statistics
 that the step returns as they came belong to a model that is called in evaluation mode. And a model that does
 not read the segments of packed rows lets their texts attend to each other. Another array of the batch that it
-does not read may be carried along on purpose, or have a name that the loss does not know.
+does not read may be carried along on purpose, or have a name that the loss does not know. Muon takes each
+array of two dimensions for a matrix, also a stack of vectors that the loss scans over.
 """
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import optax
 
 from meshwright import tree
 from meshwright.engine._training import Training
 from meshwright.errors import listed
-from meshwright.program import Program, Value, influences, program_of, stacked
+from meshwright.program import Program, Value, influences, program_of, stacked, walk
 
 _STATISTIC = re.compile(r"(.*/)?(mean|var|\w*state_index/init/\d+)")
 """The names of batch statistics in Flax, and in Equinox."""
@@ -43,6 +48,12 @@ def unused(training: Training) -> Iterator[str]:
             f"{len(idle)} of {len(trained)} trained parameters {have} no influence on the loss: "
             f"{listed(idle, _MOST)}. Use them in the loss, freeze them, or leave them out of the model"
         )
+    if taken := _stacks_as_matrices(program, inputs, training.target.opt_state):
+        yield (
+            f"Muon takes {listed(taken, _MOST)} for matrices, but the loss scans over their first dimension, "
+            "as over stacks of vectors. Name the dimensions: muon(..., muon_weight_dimension_numbers=lambda "
+            "params: jax.tree.map(lambda x: MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, params))"
+        )
     of_batch = dict(zip(tree.leaf_names(training.batch), program.inputs[len(names) :], strict=False))
     unread = [name for name, value in of_batch.items() if value not in used]
     if others := [name for name in unread if name.split("/")[-1] != SEGMENTS]:
@@ -67,6 +78,23 @@ def unused(training: Training) -> Iterator[str]:
             f"training does not change the batch statistics: {listed(fixed, _MOST)}. If it should, call the "
             "model in training mode in the loss, for example model(x, train=True), and return its new state"
         )
+
+
+def _stacks_as_matrices(program: Program, inputs: Mapping[str, Value], opt_state: Any) -> list[str]:
+    """Return the names of the parameters that Muon takes for matrices and the loss for stacks of vectors."""
+    is_muon = lambda node: isinstance(node, optax.contrib.MuonState)  # noqa: E731
+    states = filter(is_muon, jax.tree.leaves(opt_state, is_leaf=is_muon))
+    moments = [(name, x) for state in states for name, x in tree.named_leaves({"params": state.mu}).items()]
+    matrices = [name for name, x in moments if x.ndim == 2]
+    origins, scanned = dict[Value, Value](), set[Value]()
+    for operation in walk(program) if matrices else ():
+        for tie in operation.entering:
+            origin = origins.get(tie.source, tie.source)
+            scanned.update([origin] if tie.source_stacked else ())
+            origins[tie.target] = origin
+        if operation.kind == "convert_element_type":
+            origins[operation.outputs[0]] = origins.get(operation.inputs[0], operation.inputs[0])
+    return [name for name in matrices if inputs[name] in scanned]
 
 
 def _loss(program: Program, num_state: int, names: tuple[str, ...], minimised: str) -> list[Value]:
