@@ -559,6 +559,72 @@ def segments_under_another_name():
 
 # --- rows that meet
 
+PAIRS = {name: np.random.default_rng(i).normal(size=(28, 4)) for i, name in enumerate("ab")}
+
+
+def contrastive(params, batch):
+    logits = (batch["a"] @ params["w"]) @ batch["b"].T
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.arange(len(logits))).mean()
+
+
+@finding(
+    "rows",
+    "ports A2",
+    before="eval/loss 4.0297, where 4.1465 is right",
+    test="tests/evaluation/test_pieces.py::test_rows_that_meet_in_the_loss_are_computed_together_on_a_mesh_that_does_not_divide_them",
+)
+def contrastive_loss_of_the_last_batch():
+    deployer = mw.Deployer(seed=0, verbose=False)
+    trainer = mw.Trainer(deployer, params={"w": jnp.eye(4)}, loss=contrastive, optimizer=optax.sgd(0.1))
+    found = trainer.evaluate(PAIRS, batch_size=16)["loss"]
+    parts = [{name: x[i : i + 16] for name, x in PAIRS.items()} for i in (0, 16)]
+    right = sum(float(contrastive(trainer.params, part)) * len(part["a"]) / 28 for part in parts)
+    return f"eval/loss {found:.4f}, where {right:.4f} is right"
+
+
+@finding(
+    "rows",
+    "ports A3",
+    before="[]",
+    test="tests/train/test_step.py::test_rows_that_meet_in_a_loss_of_microbatches_are_told",
+)
+def contrastive_loss_in_microbatches():
+    with lines_logged("rows of the batch") as lines:
+        layout, tx = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.1)
+        state = mw.train.init_state(lambda key: {"w": jnp.eye(4)}, tx, 0, layout)
+        batch = {name: x[:16].astype(np.float32) for name, x in PAIRS.items()}
+        mw.make_step(contrastive, tx, layout, microbatches=2)(state, batch)
+    return lines
+
+
+@finding(
+    "rows",
+    "publicbugs2 6",
+    before="4",
+    test="tests/experiment/test_auto.py::test_a_batch_whose_rows_meet_in_the_loss_is_not_cut",
+)
+def whitened_advantages_in_a_number_of_pieces_by_memory():
+    def whitened(params, batch):
+        weights = (batch["a"] - batch["a"].mean(0)) / batch["a"].std(0)
+        return (jnp.tanh(batch["b"] @ params["w"]) * weights.sum(-1, keepdims=True)).mean()
+
+    rows = {name: np.resize(x, (1024, 4)) for name, x in PAIRS.items()}
+    made = mw.Experiment(
+        workdir="run",
+        model=lambda key: {"w": jnp.ones((4, 512))},
+        loss=whitened,
+        optimizer=optax.sgd(0.1),
+        max_steps=1,
+        microbatches="auto",
+        input=mw.Input(rows, batch_size=1024),
+    )
+    peak = mw.experiment.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes
+    memory = dataclasses.replace(mw.plan.hardware_here(jax.devices()).chip, memory_bytes=0.5 * peak)
+    here = lambda devices: dataclasses.replace(mw.plan.hardware_here(devices), chip=memory)  # noqa: E731
+    with unittest.mock.patch("meshwright.plan._choice.hardware_here", here):
+        mw.run(made)
+    return (Path("run") / "experiment.txt").read_text().partition("microbatches = ")[2].partition("\n")[0]
+
 
 # --- modes and draws
 

@@ -1,7 +1,12 @@
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import meshwright as mw
 from meshwright.evaluation._loss import pieces
 
 
@@ -19,3 +24,23 @@ def test_pieces_are_of_two_sizes_and_few(num_examples, ways):
     sizes = [len(rows) for rows, _ in pieces(num_examples, ways)]
     assert len(set(sizes)) <= 2
     assert len(sizes) <= 1 + np.ceil(np.log2(ways))
+
+
+RNG = np.random.default_rng(0)
+PAIRS = {name: RNG.normal(size=(28, 4)).astype(np.float32) for name in ("one", "other")}
+
+
+def contrastive(params, batch):
+    """A loss in which each row has all others of the batch as negatives."""
+    logits = batch["one"] @ params["w"] @ batch["other"].T
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.arange(len(logits))).mean()
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "data=2,fsdp=4"])
+def test_rows_that_meet_in_the_loss_are_computed_together_on_a_mesh_that_does_not_divide_them(mesh):
+    params = {"w": jnp.eye(4)}
+    parts = [jax.tree.map(lambda x, i=i: x[i : i + 16], PAIRS) for i in (0, 16)]
+    of_parts = [float(contrastive(params, part)) * len(part["one"]) / 28 for part in parts]
+    deployer = mw.Deployer(seed=0, verbose=False, mesh=mesh)
+    trainer = mw.Trainer(deployer, params=params, loss=contrastive, optimizer=optax.sgd(0.1))
+    assert trainer.evaluate(PAIRS, batch_size=16)["loss"] == pytest.approx(sum(of_parts), rel=1e-5)

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -101,6 +103,19 @@ def test_what_xla_refutes_is_not_taken(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(_choice, "_peak", lambda parts: seen.append(judged(parts)) or seen[-1])
     mw.run(experiment(tmp_path))
     assert seen[0] > limit >= seen[-1]
+
+
+def test_a_batch_whose_rows_meet_in_the_loss_is_not_cut(tmp_path, memory):
+    def contrastive(params, batch):
+        hidden = jnp.tanh(batch["x"] @ params["w"])
+        return -jax.nn.log_softmax(hidden @ hidden.T).trace()
+
+    rows, init = {"x": np.ones((1024, 4), np.float32)}, lambda key: {"w": jnp.ones((4, 512))}
+    of = {"model": init, "loss": contrastive, "input": mw.Input(rows, batch_size=1024), "remat": None}
+    made = experiment(tmp_path, **of)
+    memory(0.5 * mw.experiment.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes)
+    with pytest.raises(UsageError, match=r"rows of the batch meet in the loss, in dot_general(.|\n)* Give"):
+        mw.run(made)
 
 
 @pytest.mark.slow

@@ -98,6 +98,22 @@ def test_microbatches_do_not_change_the_update(microbatches):
     )
 
 
+@pytest.mark.parametrize(("mesh", "rules"), [("data=8", ()), ("data=4,pipeline=2", [mw.sharding.stages()])])
+@pytest.mark.parametrize("meets", [False, True])
+def test_rows_that_meet_in_a_loss_of_microbatches_are_told(mesh, rules, meets, caplog):
+    def whitened(params, batch):
+        weights = batch["weight"] - batch["weight"].mean() if meets else batch["weight"]
+        made = mw.layers(lambda w, h: jnp.tanh(h * w.sum() / 4), params["layers"]["w"], batch["x"])
+        return (made.sum(-1) * weights).mean()
+
+    layout = mw.Layout(mw.make_mesh(mesh), rules)
+    state = mw.train.init_state(lambda key: {"layers": {"w": jnp.ones((4, 4))}}, TX, 0, layout)
+    given = {"x": np.ones((32, 4), np.float32), "weight": np.arange(32, dtype=np.float32)}
+    make_step(whitened, TX, layout, microbatches=4)(state, given)
+    expected = "microbatches=4: rows of the batch meet in the loss, in sub, so"
+    assert [said[: len(expected)] for said in caplog.messages] == [expected] * meets
+
+
 def test_a_mean_weighs_tokens_exactly_over_microbatches():
     def masked(params, batch, key):
         errors = ((batch["x"] @ params["w"] - batch["y"]) ** 2).sum(-1)

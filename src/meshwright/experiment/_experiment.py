@@ -299,7 +299,7 @@ class Experiment:
     matches decides."""
     microbatches: int | Literal["auto"] = 1
     """The number of pieces of a batch that are computed one after the other before each update. "auto" is as
-    few as fit into the devices' memory."""
+    few as fit into the devices' memory, and refuses to cut a batch whose rows meet in the loss."""
     pipeline_rounds: int = 1
     """How often a microbatch goes around the stages of the mesh axis `pipeline`. With more rounds the devices
     idle less."""

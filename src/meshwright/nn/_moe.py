@@ -23,7 +23,7 @@ from meshwright.nn._experts import (
 )
 from meshwright.nn._routing import Routing, Score, room_of, routed
 from meshwright.nn._shadows import seen, with_shadows
-from meshwright.sharding import EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
+from meshwright.sharding import APART, EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
 from meshwright.tree import PyTree
 
 
@@ -102,7 +102,8 @@ def moe(
 
     experts, x, choice = _varying_alike((experts, x, choice))
     weights = with_shadows(experts, over.num_copies) if over.num_copies > 1 else experts
-    return over.mapped(local, 3, over.of_experts)(weights, x, *choice), routing
+    with jax.named_scope(APART if capacity is None else "capacity"):
+        return over.mapped(local, 3, over.of_experts)(weights, x, *choice), routing
 
 
 def _varying_alike(arrays: PyTree) -> PyTree:

@@ -55,6 +55,12 @@ def choose(
         made = replace(experiment, **settings)
         parts = make_parts(made) if settings else first
         peak = process.agree(_peak(parts))
+        if parts.step.meeting and "microbatches" in names:
+            raise UsageError(
+                "microbatches='auto': the whole batch does not fit, and rows of the batch meet in the loss, "
+                f"in {parts.step.meeting}, so pieces of it would have another loss.\n"
+                f"  Give microbatches={made.microbatches} to train with that loss, or take a smaller batch."
+            )
         if peak <= available:
             how = f"{human_bytes(peak)} of {human_bytes(available)} as compiled"
             return made, parts, f"{how}; {why}"

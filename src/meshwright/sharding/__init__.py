@@ -35,6 +35,7 @@ from meshwright.sharding._layout import (
     place,
 )
 from meshwright.sharding._logical import LOGICAL_AXES, logical
+from meshwright.sharding._meeting import APART, meeting
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
 from meshwright.sharding._mesh_rules import (
     MeshRule,
@@ -51,6 +52,7 @@ from meshwright.sharding._stages import indivisible
 from meshwright.sharding._stated import stated
 
 __all__ = [
+    "APART",
     "AXES",
     "EXPERT",
     "LOGICAL_AXES",
@@ -91,6 +93,7 @@ __all__ = [
     "logical",
     "make_mesh",
     "match",
+    "meeting",
     "mended",
     "mesh_rule",
     "mesh_sizes",

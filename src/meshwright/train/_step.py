@@ -18,7 +18,17 @@ from meshwright import process, tree
 from meshwright.collector import collector_paused
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
-from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused, splitting_sequences
+from meshwright.program import bind, evaluate
+from meshwright.sharding import (
+    Layout,
+    as_function,
+    check_axes,
+    in_mesh,
+    meeting,
+    mended,
+    refused,
+    splitting_sequences,
+)
 from meshwright.train._compiler_options import CompilerOptions
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
@@ -29,6 +39,7 @@ from meshwright.train._loss import (
     REPORTED,
     Loss,
     Metrics,
+    Objective,
     StatefulLoss,
     as_metric,
     mean_gradients,
@@ -132,6 +143,8 @@ class Step:
         """Gets a message when the step is compiled in the middle of a run."""
         self.minimised: str | None = None
         """The name of the metric that the update minimises; None for an update that the user wrote."""
+        self.meeting = ""
+        """The operation in which rows of the batch meet, if the batch is computed in microbatches."""
 
     @property
     def num_shapes(self) -> int:
@@ -199,6 +212,11 @@ class Step:
                 process.compare("the program of the step", lambda: text)
             devices = self._layout.mesh.devices.flat
             self._compiled, is_read = compiled_or_kept(lowered, self._compiler_options, text, [*devices])
+            if self.meeting and not self._programs:
+                self.tell(
+                    f"microbatches={self._microbatches}: rows of the batch meet in the loss, in "
+                    f"{self.meeting}, so pieces of the batch have another loss, and the update is another one"
+                )
             self._programs[shapes_of(batch)] = self._compiled
             self.num_read += is_read
             log.info("the step was %s", "read from the compile cache" if is_read else "compiled")
@@ -289,7 +307,8 @@ def make_step(
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       layout: The mesh and the rules by which arrays are split over it.
       microbatches: The number of pieces of a batch. They are computed one after the other, before the one
-        update. If the loss uses no randomness and no state, the number does not change the update. On a mesh
+        update. If the loss uses no randomness and no state, and is a mean over rows that do not meet in it,
+        the number does not change the update. A step whose rows meet says so when it is compiled. On a mesh
         with the axis `pipeline` several are computed at a time, each in another stage of `mw.layers`.
       pipeline_rounds: How often each microbatch goes around the stages of the axis `pipeline`. With more
         rounds each device has more but shorter stages, and idles less.
@@ -327,7 +346,8 @@ def make_step(
     """
     over_stages = over_pipeline(layout, microbatches, pipeline_rounds, pipeline_schedule)
     only, narrow = as_trainable(optimizer), narrowing(compute_dtype)
-    minimised = splitting_sequences(objective(loss), layout, batch_at=2)
+    total_of = objective(loss) if microbatches == 1 else _noting_meeting(objective(loss), lambda: made)
+    minimised = splitting_sequences(total_of, layout, batch_at=2)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
@@ -364,6 +384,19 @@ def make_step(
     )
     made.minimised = "loss"
     return made
+
+
+def _noting_meeting(objective: Objective, made: Callable[[], Step]) -> Objective:
+    """Return an objective that notes in the step, when it is traced, whether rows of the batch meet in it."""
+
+    def total(*arguments: Any) -> Any:
+        jaxpr, out = jax.make_jaxpr(objective, return_shape=True)(*arguments)
+        start = len(jax.tree.leaves(arguments[:2]))
+        of_batch = slice(start, start + len(jax.tree.leaves(arguments[2])))
+        made().meeting = meeting(jaxpr, of_batch, slice(1))
+        return jax.tree.unflatten(jax.tree.structure(out), evaluate(jaxpr, jax.tree.leaves(arguments), bind))
+
+    return total
 
 
 def _check_updates(params: PyTree, updates: PyTree) -> None:
