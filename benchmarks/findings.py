@@ -629,6 +629,32 @@ def whitened_advantages_in_a_number_of_pieces_by_memory():
 # --- modes and draws
 
 
+@finding(
+    "modes",
+    "axes 1",
+    before="the gradient of the recurrent weight is off by 32 %",
+    test="tests/sharding/test_sequence.py::test_the_gradients_of_a_recurrent_network_are_those_of_one_device",
+)
+def recurrent_weights_split_twice():
+    rng = np.random.default_rng(0)
+    params = {name: (rng.normal(size=(32, 32)) / 6).astype(np.float32) for name in ("h", "out")}
+    batch = {"x": rng.normal(size=(16, 12, 32)).astype(np.float32)}
+
+    def loss(params, batch):
+        def one(h, x):
+            return (jnp.tanh(x + h @ params["h"]),) * 2
+
+        states = jax.lax.scan(one, jnp.zeros((16, 32)), batch["x"].swapaxes(0, 1))[1]
+        return ((mw.sharding.shard_batch_dim(states.swapaxes(0, 1)) @ params["out"]) ** 2).mean()
+
+    layout = mw.Layout(mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.match("h|out", "fsdp", "tensor"),))
+    state = mw.train.init_state(lambda key: params, optax.sgd(1.0), 0, layout)
+    new, _ = mw.make_step(loss, optax.sgd(1.0), layout)(state, batch)
+    slope = jax.grad(loss)(params, batch)["h"]
+    error = np.abs(params["h"] - np.asarray(new.params["h"]) - slope).max() / np.abs(slope).max()
+    return f"the gradient of the recurrent weight is off by {100 * error:.0f} %"
+
+
 # --- processes that begin differently
 
 

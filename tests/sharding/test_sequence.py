@@ -132,6 +132,43 @@ def test_the_update_is_that_of_data_parallelism():
     )
 
 
+def recurrent(params, batch):
+    """A recurrent layer of two gates side by side, with states split by example, and one more product."""
+
+    def one(h, x):
+        gate, new = jnp.split(x + h @ jnp.concatenate([params["gate"], params["new"]], 1), 2, axis=-1)
+        h = jax.nn.sigmoid(gate) * h + jnp.tanh(new)
+        return h, h
+
+    xs = (batch["x"] @ params["in"]).swapaxes(0, 1)
+    _, states = jax.lax.scan(one, jnp.zeros((len(batch["x"]), len(params["gate"]))), xs)
+    return ((mw.sharding.shard_batch_dim(states.swapaxes(0, 1)) @ params["out"]) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        (mw.match("gate|new|out", "fsdp", "tensor"), mw.match("in", None, "tensor")),
+        (mw.match("gate", "tensor", "fsdp"), mw.match("new|in|out", "fsdp")),
+        None,
+    ],
+    ids=["split twice", "in other orders", "auto"],
+)
+def test_the_gradients_of_a_recurrent_network_are_those_of_one_device(rules):
+    size, rng = 256 if rules is None else 32, np.random.default_rng(0)
+    shapes = {"in": (size, 2 * size), "gate": (size, size), "new": (size, size), "out": (size, 2 * size)}
+    params = {name: jnp.asarray(rng.normal(size=x) / size**0.5, jnp.float32) for name, x in shapes.items()}
+    batch = {"x": rng.normal(size=(16, 8, size)).astype(np.float32)}
+    mesh, tx = mw.make_mesh("data=2,fsdp=2,tensor=2"), optax.sgd(1.0)
+    layout = mw.Layout(mesh, (mw.auto(params, recurrent, batch),) if rules is None else rules)
+    state = mw.train.init_state(lambda key: params, tx, 0, layout)
+    new = jax.device_get(mw.make_step(recurrent, tx, layout)(state, batch)[0].params)
+    slopes = jax.jit(jax.grad(recurrent))(params, batch)
+    for name, slope in slopes.items():
+        error = np.abs(params[name] - new[name] - slope).max() / np.abs(slope).max()
+        assert error < 1e-3, (name, error)
+
+
 def test_what_layers_keep_is_split_in_a_plan():
     """A residual stream of 16 rows by 4,096 is kept for each layer, in eighths."""
     cfg = decoder.Config(layers=8, model=512, heads=8, feed_forward=1024, vocabulary=8192)

@@ -58,15 +58,19 @@ def splitting_sequences(
 ) -> Callable[..., Any]:
     """Return `function` with its activations split by position over the axis `tensor`.
 
-    Without that axis, or without `auto` among the rules, it is returned as it is. No activation is split if
-    the function itself states a split over `tensor`.
+    Without that axis it is returned as it is. Without `auto` among the rules, or if the function itself
+    states a split over `tensor`, no activation is split. Some weights of loops are gathered; see `gathered`.
 
     Args:
       function: A function `(params, *arguments)` to be traced inside the context of the layout's mesh.
       layout: The layout that it will run with.
       batch_at: The position of the batch among all arguments.
     """
-    if layout.mesh.shape.get(TENSOR, 1) == 1 or not any(isinstance(rule, Auto) for rule in layout.rules):
+    ways = layout.mesh.shape.get(TENSOR, 1)
+    others = [size for axis, size in layout.mesh.shape.items() if axis not in ("data", TENSOR)]
+    is_auto = any(isinstance(rule, Auto) for rule in layout.rules)
+    is_gathered = ways in others and layout.mesh.size > ways**2
+    if ways == 1 or not (is_auto or is_gathered):
         return function
 
     def called(params: PyTree, *arguments: Any) -> Any:
@@ -74,10 +78,15 @@ def splitting_sequences(
         traced = inner.trace(params, *arguments)
         before = sum(len(jax.tree.leaves(each)) for each in (params, *arguments[: batch_at - 1]))
         batch = jax.tree.leaves(arguments[batch_at - 1])
-        places = _Places(traced.jaxpr, params, slice(before, before + len(batch)), layout).found()
-        if not places:
+        walked = _Places(traced.jaxpr, params, slice(before, before + len(batch)), layout)
+        places, specs = walked.found() if is_auto else {}, walked.gathered() if is_gathered else {}
+        if not places and not specs:
             return inner(params, *arguments)  # JAX does not trace it again
-        leaves = replayed(traced.jaxpr, places)(*jax.tree.leaves((params, *arguments)))
+        weights = [
+            jax.lax.with_sharding_constraint(x, specs[name]) if name in specs else x
+            for name, x in tree.named_leaves(params).items()
+        ]
+        leaves = replayed(traced.jaxpr, places)(*weights, *jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
 
     return called
@@ -118,6 +127,20 @@ class _Places:
                 chain = tuple(map(id, (*each.operation.callers, each.operation.eqn)))
                 places[chain] = self._place(each)
         return places
+
+    def gathered(self) -> Mapping[str, P]:
+        """Return, by name, how to split weights that each iteration of a loop reads: over `tensor` alone.
+
+        If such weights, or several side by side, are split along two dimensions by axes of one size, and the
+        mesh has another axis, a constraint on what comes out of the loop makes XLA compute wrong gradients
+        (jax 0.10 and 0.12, Shardy and GSPMD). Gathered before the loop, weights are also sent only once.
+        """
+        specs = {}
+        for name in sorted(self._walk.repeated):
+            spec = self._layout.spec(f"params/{name}", self._weights[name])
+            if any(entry and TENSOR not in axes_of(entry) for entry in spec):
+                specs[name] = P(*(entry if TENSOR in axes_of(entry) else None for entry in spec))
+        return specs
 
     def _is_stated(self, operation: Operation) -> bool:
         """Return whether an operation is the author's own split of activations over `tensor`."""
