@@ -292,6 +292,18 @@ def muon_on_stacked_layers():
     return lines
 
 
+@finding(
+    "wish",
+    "search eval_when",
+    before="{}",
+    test="tests/trainer/test_checks.py::test_settings_that_cannot_be_are_told_by_name",
+)
+def evaluations_without_examples():
+    deployer = mw.Deployer(seed=0, verbose=False)
+    trainer = mw.Trainer(deployer, params={"w": jnp.ones(4)}, loss=squares, optimizer=optax.sgd(0.01))
+    return trainer.fit({"x": X}, batch_size=16, epochs=1, eval_when=2)
+
+
 # --- files of others that say more than was read
 
 

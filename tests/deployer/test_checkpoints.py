@@ -153,6 +153,7 @@ def test_what_trainer_saved_is_the_last_where_nothing_has_a_name(make_deployer, 
     trainer.fit({"x": np.ones((32, 4), np.float32)}, per_device_batch_size=1, epochs=1)
     ckpt, info = deployer.load_last_ckpt(optimizer=TX)
     assert info["step"] == 4
+    assert "has no stream of keys" in next(tmp_path.glob("log*.txt")).read_text()
     assert_same_bits(ckpt, {"params": trainer.params, "opt_state": trainer.state.opt_state})
     assert_same_bits(deployer.load_ckpt(tmp_path / "checkpoints/step_00000004")[0]["params"], trainer.params)
     deployer.save_ckpt("named", {"w": np.ones(4)}, step=1)

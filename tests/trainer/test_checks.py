@@ -1,5 +1,8 @@
 """What is told before the first step."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -65,6 +68,24 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
 def test_settings_that_cannot_be_are_told_by_name(options, says):
     with pytest.raises(UsageError, match=says):
         fit(trainer(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"compute_dtype": "bfloat16"}, "compute_dtype: has no effect on a train_step"),
+        ({"trainable": "w"}, "the update changes parameters that are not trainable: params/b"),
+    ],
+)
+def test_settings_that_an_update_of_ones_own_does_not_follow_are_told(options, says, monkeypatch):
+    def shrink(state, batch):
+        params = jax.tree.map(lambda x: 0.9 * x, state.params)
+        return dataclasses.replace(state, step=state.step + 1, params=params), {"loss": batch["y"].mean()}
+
+    made, said = trainer(loss=None, train_step=shrink, optimizer=optax.sgd(0.1), **options), []
+    monkeypatch.setattr(made.deployer, "log_info", lambda info, *_: said.append(info))
+    fit(made)
+    assert says in "\n".join(said)
 
 
 def test_an_optimizer_state_of_another_optimizer_is_told():

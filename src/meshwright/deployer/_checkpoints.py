@@ -110,6 +110,8 @@ class NamedCheckpoints:
         if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)
             self.randomness.key = jax.random.wrap_key_data(info["rng"], impl=impl)
+        elif update_key:
+            self.tell(f"! {step_dir} has no stream of keys: gen_rng goes on with that of the seed")
         self.tell(loaded_message(step_dir, info))
         return {"params": None, "opt_state": None} | loaded, info
 

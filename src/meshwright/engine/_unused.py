@@ -29,17 +29,22 @@ SEGMENTS = "segments"
 def unused(training: Training) -> Iterator[str]:
     """Yield warnings about parameters and examples without influence, unused dropout, and fixed statistics.
 
-    Only steps of one loss are judged (`make_step`), and only if all batches have one shape: another shape
-    has another program, which may use them. Nothing is traced.
+    Of an update that the user wrote, only changes of frozen parameters are told. Others are judged only if
+    all batches have one shape: another shape has another program, which may use them. Nothing is traced.
 
     Args:
       training: The parts of the run. Its step was traced before.
     """
     step = training.step
-    if step.minimised is None or step.jaxpr is None or training.other_batches:
+    if step.jaxpr is None or training.other_batches:
         return
     program, names = program_of(step.jaxpr), tree.leaf_names(training.target)
     inputs = dict(zip(names, program.inputs, strict=False))
+    if step.minimised is None:
+        kept = dict(zip(names, program.outputs, strict=False))
+        if changed := [name for name in training.frozen if kept[name] is not inputs[name]]:
+            yield f"the update changes parameters that are not trainable: {listed(changed, _MOST)}"
+        return
     trained = [name for name in _under("params", inputs) if name not in training.frozen]
     used = influences(program, _loss(program, len(names), step.returned[1].mean_names, step.minimised))
     if idle := [name for name in trained if inputs[name] not in used]:

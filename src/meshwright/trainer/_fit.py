@@ -162,6 +162,8 @@ def _training_of(
     check_dtypes(recipe.compute_dtype, recipe.target.params)
     check_schedule(recipe.lr_schedule, recipe.accumulate, recipe.target)
     wider = wider_than(recipe.compute_dtype, batch)
+    if recipe.train_step is not None and recipe.compute_dtype is not None:
+        wider = "has no effect on a train_step, which casts the parameters itself"
     schedule = call.schedule
     began_from: list[str] = []
 
