@@ -1,7 +1,7 @@
 """The loss over all evaluation examples. Each example counts once, also in an incomplete last batch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,7 +47,7 @@ class AverageLoss:
         of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
         self._of_rows = process.Compared("the program of the evaluation's loss", of_rows, layout.mesh)
         self._trace = of_rows.trace
-        self._traits: _Traits | None = None
+        self._traits: tuple[bool, bool] | None = None
 
     def __call__(self, state: TrainState, batches: Iterable[tuple[PyTree, range]]) -> Scores:
         """Return the scores over all batches.
@@ -75,23 +75,22 @@ class AverageLoss:
         size = _size(batch)
         if num_examples == size:
             return [(None, 1)]
-        traits = self._traits = self._traits or self._traits_of(state, batch)
-        if traits.rows_meet:
+        is_random, rows_meet = self._traits = self._traits or self._traits_of(state, batch)
+        if rows_meet:
             return pieces(num_examples, 1)  # one, which each device computes whole
         # Random numbers depend on the number of rows that are computed together. The batch size does not
         # depend on the mesh, so a random loss takes pieces of that size. `batch_ways` makes smaller pieces,
         # which cost less, but it depends on the mesh.
-        return pieces(num_examples, size if traits.is_random else self._layout.batch_ways)
+        return pieces(num_examples, size if is_random else self._layout.batch_ways)
 
-    def _traits_of(self, state: TrainState, batch: PyTree) -> "_Traits":
+    def _traits_of(self, state: TrainState, batch: PyTree) -> tuple[bool, bool]:
+        """Return whether the traced loss or a metric uses the key, and whether rows meet in the loss."""
         traced = self._trace(state, batch, None, np.float32(1), np.uint32(0))
         program, start = program_of(traced.jaxpr), len(jax.tree.leaves(state))
         loss = 2 * sorted(traced.out_info).index("loss")  # each mean has a total and a count
         of_batch = slice(start, start + len(jax.tree.leaves(batch)))
-        return _Traits(
-            is_random=any(program.inputs[-1] in operation.inputs for operation in program.operations),
-            rows_meet=bool(meeting(traced.jaxpr, of_batch, slice(loss, loss + 2))),
-        )
+        is_random = any(program.inputs[-1] in operation.inputs for operation in program.operations)
+        return is_random, bool(meeting(traced.jaxpr, of_batch, slice(loss, loss + 2)))
 
     def _means(
         self,
@@ -112,13 +111,6 @@ class AverageLoss:
         value, metrics = _split(returned, has_state)
         means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
         return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}
-
-
-class _Traits(NamedTuple):
-    is_random: bool
-    """True if the traced loss or a metric uses the key."""
-    rows_meet: bool
-    """True if rows of the batch meet in the loss."""
 
 
 def pieces(num_examples: int, ways: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from meshwright.program import Operation, Tie, Value, influences, program_of, rule_of
 from meshwright.sharding._factors import Product
-from meshwright.sharding._trace import Walk, is_alike
+from meshwright.sharding._trace import Walk
 
 APART = "rows_apart"
 """The scope of an operation of rows that sorts them only to compute each by itself, as `mw.moe` does."""
@@ -61,11 +61,6 @@ class _Levels:
         for operation in operations:
             if operation.entering or operation.leaving:
                 self._loop(operation)
-            elif operation.bodies and is_alike(operation, operation.bodies[0]):
-                body = operation.bodies[0]
-                self._pass(map(Tie, operation.inputs, body.inputs))
-                self.run(body.operations)
-                self._pass(map(Tie, body.outputs, operation.outputs))
             elif operation.kind == "optimization_barrier":
                 self._pass(map(Tie, operation.inputs, operation.outputs))
             else:

@@ -75,7 +75,7 @@ class Walk:
         for operation in program.operations:
             if operation.entering or operation.leaving:
                 self._loop(operation)
-            elif operation.bodies and is_alike(operation, operation.bodies[0]):
+            elif operation.bodies and _is_alike(operation, operation.bodies[0]):
                 self._inside(operation, operation.bodies[0])
             else:
                 self._apply(operation)
@@ -233,6 +233,6 @@ def _is_slice(rule: Rule) -> bool:
     return len(rule.inputs[1]) == 1
 
 
-def is_alike(operation: Operation, body: Program) -> bool:
+def _is_alike(operation: Operation, body: Program) -> bool:
     shapes = [[value.shape for value in of] for of in (body.inputs, body.outputs)]
     return shapes == [[value.shape for value in of] for of in (operation.inputs, operation.outputs)]
