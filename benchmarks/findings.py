@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tokenizers
+from flax import linen
 
 import meshwright as mw
 from meshwright.engine._spikes import Rule
@@ -665,6 +666,21 @@ def recurrent_weights_split_twice():
     slope = jax.grad(loss)(params, batch)["h"]
     error = np.abs(params["h"] - np.asarray(new.params["h"]) - slope).max() / np.abs(slope).max()
     return f"the gradient of the recurrent weight is off by {100 * error:.0f} %"
+    "ports A1",
+    before="2150 of 4096 values are dropped in evaluation",
+    test="tests/adapters/test_functional.py::test_a_mode_that_is_a_field_of_the_module_is_off_in_evaluation",
+)
+def mode_that_is_a_field():
+    class Net(linen.Module):
+        deterministic: bool = False
+
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dropout(0.5, deterministic=self.deterministic)(x)
+
+    ones = jnp.ones((64, 64))
+    out = mw.functional(Net(), ones).apply({}, ones, key=jax.random.key(0), train=False)
+    return f"{(out == 0).sum()} of {out.size} values are dropped in evaluation"
 
 
 # --- processes that begin differently

@@ -1,12 +1,14 @@
+import dataclasses
 import functools
 import sys
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
+from flax import linen, nnx
 
 import meshwright as mw
 from adapters import models
@@ -209,3 +211,46 @@ def test_a_library_that_is_not_there_is_named(monkeypatch):
 
 def test_what_is_functional_already_stays_as_it_is():
     assert functional(MLPS["linen"]) is MLPS["linen"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    deterministic: bool = False
+
+
+class LinenField(linen.Module):
+    settings: Settings = Settings()
+    dropout: linen.Module = linen.Dropout(0.5, deterministic=False)
+    training: bool = True
+
+    @linen.compact
+    def __call__(self, x):
+        x = self.dropout(linen.Dropout(0.5)(x, deterministic=self.settings.deterministic))
+        return linen.Dropout(0.5)(x, deterministic=not self.training)
+
+
+class NnxField(nnx.Module):
+    def __init__(self, rngs):
+        self.dropout, self.training = nnx.Dropout(0.5, rngs=rngs), True
+
+    def __call__(self, x):
+        return self.dropout(x, deterministic=not self.training)
+
+
+class EquinoxField(eqx.Module):
+    dropout: eqx.nn.Dropout
+    training: bool = eqx.field(static=True)
+
+    def __init__(self, key):
+        self.dropout, self.training = eqx.nn.Dropout(0.5), True
+
+    def __call__(self, x, key=None):
+        return self.dropout(x, key=key, inference=not self.training)
+
+
+@pytest.mark.parametrize("model", [LinenField(), NnxField, EquinoxField], ids=["linen", "nnx", "equinox"])
+def test_a_mode_that_is_a_field_of_the_module_is_off_in_evaluation(model):
+    model = functional(model, *([models.INPUTS] if isinstance(model, linen.Module) else []))
+    trained, evaluated = (model.apply({}, X, key=KEY, train=train) for train in (True, False))
+    assert (trained == 0).any()
+    assert (evaluated == X).all()

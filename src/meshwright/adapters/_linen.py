@@ -1,5 +1,6 @@
 """Flax Linen models: modules hold no arrays; these lie in collections, one of which is `params`."""
 
+import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from meshwright.adapters._library import (
     accepted,
     arrays,
     call,
+    in_evaluation,
     mode_and_key,
     ordered_leaves,
     reach,
@@ -34,7 +36,7 @@ class Linen:
     per_example = False
 
     def __init__(self, module: linen.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._module = module
+        self._module, self._evaluated = module, in_evaluation(module, _with_fields)
         self.has_dropout = False
         self._examples = args, _checked(module, args, kwargs)
         self.axes, variables = abstract(self._take_apart)
@@ -57,7 +59,8 @@ class Linen:
         # Random streams of any other name fall back to "params".
         rngs = {} if key is None else dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
         mutable = list(state) if train else False
-        return self._module.bind({"params": params, **state}, rngs=rngs, mutable=mutable)
+        module = self._module if train else self._evaluated
+        return module.bind({"params": params, **state}, rngs=rngs, mutable=mutable)
 
     def call(
         self,
@@ -88,7 +91,7 @@ class Linen:
         """Return the output with `variables` added to the collections, and the `mutable` ones, if any."""
         names = [mutable] if isinstance(mutable, str) else list(mutable)
         rngs: Any = model.scope.rngs if model.scope else {}
-        bound = self._module.bind({**model.variables, **variables}, rngs=rngs, mutable=names)
+        bound = model.unbind()[0].bind({**model.variables, **variables}, rngs=rngs, mutable=names)
         out = call(reach(bound, path), args, kwargs, options)
         return (out, {name: bound.variables.get(name, {}) for name in names}) if names else out
 
@@ -110,6 +113,10 @@ class Linen:
         """Call a method of a submodule as Linen would, and note whether it is a dropout layer."""
         self.has_dropout |= isinstance(context.module, linen.Dropout) and context.module.rate > 0
         return called(*args, **kwargs)
+
+
+def _with_fields(part: Any, **values: Any) -> Any:
+    return part.clone(**values) if isinstance(part, linen.Module) else dataclasses.replace(part, **values)
 
 
 def _variables(collections: Mapping[str, Any]) -> Variables:

@@ -8,7 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from meshwright import tree
-from meshwright.adapters._library import Axes, PyTree, abstract, call, checked_module, ordered_leaves, reach
+from meshwright.adapters._library import (
+    Axes,
+    PyTree,
+    abstract,
+    call,
+    checked_module,
+    mode_and_key,
+    ordered_leaves,
+    reach,
+)
 from meshwright.errors import UsageError
 from meshwright.train import Variables, key_of
 
@@ -75,15 +84,24 @@ class Nnx:
         self.has_dropout = any(
             isinstance(part, nnx.Dropout) and part.rate > 0 for _, part in nnx.iter_graph(model)
         )
-        model.train()
-        training, *_ = _split(model)
-        model.eval()
-        evaluating, *states = _split(model)
+        training, *_ = _split(_in_mode(model, train=True))
+        evaluating, *states = _split(_in_mode(model, train=False))
         return {True: training, False: evaluating}, states
 
 
 def _split(model: nnx.Module) -> tuple[Any, ...]:
     return nnx.split(model, nnx.Param, nnx.RngState, ...)
+
+
+def _in_mode(model: nnx.Module, train: bool) -> nnx.Module:
+    """Return the module in this mode, which may also be an attribute that NNX leaves, such as `training`."""
+    (nnx.Module.train if train else nnx.Module.eval)(model)
+    mode = mode_and_key(train, key=None)
+    for _, node in nnx.iter_graph(model):
+        for name, value in list(vars(node).items()) if isinstance(node, nnx.Pytree) else ():
+            if name in mode and isinstance(value, bool):
+                setattr(node, name, mode[name])
+    return model
 
 
 def _plain(state: Any) -> dict[str, Any]:
