@@ -683,6 +683,22 @@ def mode_that_is_a_field():
     return f"{(out == 0).sum()} of {out.size} values are dropped in evaluation"
 
 
+@finding(
+    "modes",
+    "publicbugs2 3",
+    before="2 different rows of 16",
+    test="tests/nn/test_moe.py::test_a_block_that_draws_random_numbers_is_refused",
+)
+def block_of_experts_that_draws():
+    def block(weights, rows, dot):
+        return jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, rows.shape), dot(rows, weights), 0)
+
+    experts = jnp.stack([jnp.eye(16)] * 4)
+    with mw.sharding.in_mesh(mw.make_mesh("data=8")):
+        out = jax.jit(lambda x: mw.moe(block, experts, x, jnp.zeros((16, 4)), top_k=1)[0])(jnp.ones((16, 16)))
+    return f"{len(np.unique(out, axis=0))} different rows of 16"
+
+
 # --- processes that begin differently
 
 

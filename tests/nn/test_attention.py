@@ -346,6 +346,10 @@ def test_what_tokamax_does_not_compute_or_lacks_is_refused(tokamax, monkeypatch)
             mw.attention(q, k, v, form="tokamax")
 
 
+def drawn(operand, t, s):
+    return operand + jax.random.normal(jax.random.key(0), (4, len(t), len(s)))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -357,6 +361,7 @@ def test_what_tokamax_does_not_compute_or_lacks_is_refused(tokamax, monkeypatch)
         ({"softcap": -1.0}, "softcap=-1.0"),
         ({"bias": jnp.zeros((4, 4))}, r"bias must be \[B or 1, N or 1, T, S\]"),
         ({"bias": mw.nn.Bias(lambda x, t, s: x, jnp.zeros(3))}, r"must return \[N, t, s\].*found \(3,\)"),
+        ({"bias": mw.nn.Bias(drawn, jnp.zeros(()))}, "a Bias must not draw random numbers"),
         ({"form": "blokwise"}, "Did you mean 'blockwise'"),
         ({"window": 2.5}, "window must be a whole number of positions.*found 2.5"),
         ({"window": "8"}, "window must be a whole number of positions.*found '8'"),

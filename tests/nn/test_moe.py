@@ -253,6 +253,15 @@ def test_an_expert_takes_the_first_tokens_that_it_has_room_for():
     assert (y[:, :3] != 0).any(-1).all()
 
 
+@pytest.mark.parametrize("draw", [jax.random.bernoulli, jax.jit(jax.random.gamma, static_argnums=2)])
+def test_a_block_that_draws_random_numbers_is_refused(draw):
+    def drawing(weights, rows, dot):
+        return block(weights, rows, dot) * draw(jax.random.key(0), 0.5, rows.shape)
+
+    with pytest.raises(UsageError, match=r"the block of mw.moe must not draw(.|\n)* dropout after mw.moe"):
+        mw.moe(drawing, *arrays(), top_k=2)
+
+
 @pytest.mark.slow
 def test_with_room_for_all_it_is_as_without_a_capacity():
     found = gradients(partial(mw.moe, top_k=2, capacity=4.0))(*arrays())

@@ -1,5 +1,6 @@
 """The arguments of attention, and the checks of them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -10,6 +11,8 @@ import numpy as np
 
 from meshwright.errors import UsageError
 
+_NOT_ALIKE = re.compile(r"\b(random_(bits|gamma)|threefry2x32|rng_(bit_generator|uniform)|axis_index)\b")
+"""Primitives whose results differ between devices, or should."""
 Segments: TypeAlias = tuple[jax.Array, jax.Array]
 
 
@@ -87,6 +90,22 @@ class AttentionInputs:
         return jnp.promote_types(self.q.dtype, jnp.float32)
 
 
+def result_without_draws(about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the structs that a user's function returns, which is called for parts of what it looks to see.
+
+    Raises:
+      UsageError: It draws random numbers, which would be the same for each part, or asks which part it has.
+    """
+    jaxpr, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    if match := _NOT_ALIKE.search(str(jaxpr)):
+        raise UsageError(
+            f"{about} must not draw random numbers or ask for its device, but computes {match[0]}: it is "
+            "called for several parts, on each device anew, and the draws of all would be the same.\n"
+            "  Draw outside, such as for dropout after mw.moe or of the values of mw.attention."
+        )
+    return result
+
+
 def visible(
     causal: bool, window: Any, segments: Segments | None, t: jax.Array, s: jax.Array
 ) -> jax.Array | None:
@@ -154,7 +173,7 @@ def _check_bias(q: jax.Array, k: jax.Array, bias: Any) -> None:
     (B, T, N, _), S = q.shape, k.shape[1]
     if isinstance(bias, Bias):
         places = jax.ShapeDtypeStruct((T,), jnp.int32), jax.ShapeDtypeStruct((S,), jnp.int32)
-        found = jax.eval_shape(bias.function, bias.operand, *places).shape
+        found = result_without_draws("a Bias", bias.function, bias.operand, *places).shape
         if found != (N, T, S):
             raise UsageError(
                 f"the function of a Bias must return [N, t, s]: expected {(N, T, S)}, found {found}."

@@ -21,6 +21,8 @@ from meshwright.nn._experts import (
     ring,
     sends_fewer,
 )
+from meshwright.nn._grouped import Arranged
+from meshwright.nn._inputs import result_without_draws
 from meshwright.nn._routing import Routing, Score, room_of, routed
 from meshwright.nn._shadows import seen, with_shadows
 from meshwright.sharding import APART, EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
@@ -55,7 +57,8 @@ def moe(
 
     Args:
       block: What an expert computes, `(weights, rows, dot) -> rows`, written as for one expert: `dot(rows,
-        weights["up"])` is its product. A bias of an expert is the product of ones with `b[:, None]`.
+        weights["up"])` is its product. A bias of an expert is the product of ones with `b[:, None]`. It must
+        not draw random numbers.
       experts: The weights of all experts, a pytree of arrays [E, ...].
       x: The tokens, [..., D], split by example over the mesh.
       logits: The router's logits, [..., E]. They are computed with in float32.
@@ -86,6 +89,10 @@ def moe(
       ((2, 3, 8), [0.5, 0.5, 0.0, 0.0])
     """
     _check(experts, x, logits, top_k, capacity)
+    rows = Arranged.one_block_each(logits.shape[-1], 2)
+    few = jax.ShapeDtypeStruct((rows.num_rows, x.shape[-1]), x.dtype)
+    weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), experts)
+    result_without_draws("the block of mw.moe", lambda w, x: block(w, x, rows.dot), weights, few)
     over = _Over.here(x)
     over.check(logits.shape[-1])
     # XLA would gather the scores of all tokens before it looks for the largest.
