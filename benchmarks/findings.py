@@ -13,12 +13,14 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest.mock
 import warnings
 import zipfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -700,6 +702,26 @@ def block_of_experts_that_draws():
 
 
 # --- processes that begin differently
+
+
+@finding(
+    "beginnings",
+    "attack 1",
+    before="exit code 0",
+    test="tests/process/test_compare.py::test_first_states_that_differ_are_told_before_the_first_step",
+)
+def another_first_state_on_process_1():
+    program = """
+        import os, jax.numpy as jnp, meshwright as mw, numpy as np, optax
+        mw.process.start()
+        start = [np.full(4, float(os.environ["JAX_PROCESS_ID"]), np.float32)]
+        loss = lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean()
+        mw.run(mw.Experiment(
+            workdir="run", model=lambda key: {"w": jnp.asarray(start[0])}, loss=loss, max_steps=1,
+            optimizer=optax.sgd(0.01), input=mw.Input({"x": np.ones((16, 4), np.float32)}, batch_size=16),
+        ))"""
+    launch = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", sys.executable, "-c"]
+    return f"exit code {subprocess.run([*launch, textwrap.dedent(program)], capture_output=True).returncode}"
 
 
 # --- checks that promise

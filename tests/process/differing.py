@@ -145,6 +145,42 @@ def looped(*, steps=3, factor=1.0, rows=ROWS, seed=0, start=1.0):
     return int(mw.fit(step, state, data, max_steps=steps).step)
 
 
+def full(value):
+    return np.full((8, 4), value, np.float32)
+
+
+def from_arrays(start):
+    held = [full(start)]  # which no setting shows
+    return run(mesh="fsdp=-1", init_state_builder=lambda target: {"params/w": held[0]})
+
+
+def from_saved(start):
+    """A run from a checkpoint, of which every process reads other parts."""
+    for value in (1.0, 2.0):
+        with mw.Checkpoints(SHARED / f"saved-{value}") as checkpoints:
+            checkpoints.save(1, {"params": {"w": full(value)}})
+    held = [str(SHARED / f"saved-{start}")]
+    build = lambda target: mw.from_checkpoint(held[0])(target)
+    return run(mesh="fsdp=-1", init_state_builder=build)
+
+
+def from_npz(start):
+    np.savez(held := tempfile.mkdtemp() + "/w.npz", **{"params/w": full(start)})
+    return run(init_state_builder=lambda target, held=[held]: mw.from_checkpoint(held[0])(target))
+
+
+def model_of(start):
+    held = [full(start)]
+    return lambda key: {"w": jnp.asarray(held[0]) + 0.1 * jax.random.normal(key, (8, 4))}
+
+
+def fitted_model(start):
+    model = model_of(start), lambda params, x: x @ params["w"]
+    named = lambda model, batch: (model(batch["x"]) ** 2).mean()
+    trainer = mw.Trainer(mw.Deployer(0, verbose=False), model=model, loss=named, optimizer=optax.sgd(0.1))
+    return trainer.fit({"x": ROWS}, batch_size=16, max_steps=1)
+
+
 def failing(make):
     """The same call, in which something of this process breaks."""
 
@@ -171,8 +207,19 @@ def setting(name, usual, other, text=None, field=None):
     return one_of(run, name, usual, other, rf"{re.escape(field)}: .*{re.escape(texts[1])} on OTHER")
 
 
+MADE = r"what makes the first state:\n  params/w: .* on OTHER"
+SAVED = r"the checkpoint that is read:\n  params/w: .* on OTHER"
+BEGINNINGS = {
+    "begins: constant": one_of(lambda start: run(model=model_of(start)), "start", 1.0, 2.0, MADE),
+    "begins: model of a trainer": one_of(fitted_model, "start", 1.0, 2.0, MADE),
+    "begins: arrays": one_of(from_arrays, "start", 1.0, 2.0, r"the arrays given:\n  params/w: .* on OTHER"),
+    "begins: checkpoint": one_of(from_saved, "start", 1.0, 2.0, SAVED),
+    "begins: other format": one_of(from_npz, "start", 1.0, 2.0, SAVED),
+}
+"""First states that differ."""
 MOVED = np.concatenate([ROWS[:-1], ROWS[-1:] + 1])
 CASES = {
+    **BEGINNINGS,
     "max_steps": setting("max_steps", 4, 8),
     "seed": setting("seed", 0, 7),
     "logging.every": one_of(

@@ -11,7 +11,7 @@ import pytest
 
 from launched import by_process
 from meshwright.cli._launch import launch_local
-from process.differing import CASES
+from process.differing import BEGINNINGS, CASES
 from soak import cases, rng
 
 NUM_PROCESSES = 4
@@ -22,7 +22,8 @@ def drawn():
     """Which cases, and on which process: all kinds before any comes twice."""
     draw, number = rng("one program or none"), cases(few=10, many=100)
     names = [name for _ in range(-(-number // len(CASES))) for name in draw.sample([*CASES], len(CASES))]
-    return [{"what": name, "on": draw.randrange(NUM_PROCESSES)} for name in names[:number]]
+    played = [*BEGINNINGS, *names[:number]]
+    return [{"what": name, "on": draw.randrange(NUM_PROCESSES)} for name in played]
 
 
 def expected(case, number):
@@ -43,6 +44,12 @@ def played(tmp_path_factory):
     assert launch_local(command, NUM_PROCESSES) == 0
     said = [json.loads((folder / f"said/{i}.json").read_text()) for i in range(NUM_PROCESSES)]
     return played, said
+
+
+def test_first_states_that_differ_are_told_before_the_first_step(played):
+    for i, case in enumerate(played[0][: len(BEGINNINGS)]):
+        for number, said in enumerate(played[1]):
+            assert re.search(expected(case, number), said["cases"][i]["message"]), (case, number, said)
 
 
 @pytest.mark.soak

@@ -51,6 +51,8 @@ class LazyArray:
     key; otherwise None."""
     stored_chunks: tuple[int, ...] | None = None
     """The shape of the chunks in which it is stored, if it is: a chunk can only be read as a whole."""
+    checksum: Callable[[], str] | None = field(default=None, repr=False)
+    """Returns the checksum that was saved with the values it is made from; None if there is none."""
 
     @property
     def ndim(self) -> int:
@@ -242,7 +244,7 @@ def stack(arrays: Sequence[LazyArray], dim: int = 0) -> LazyArray:
                 found[each][*before, places[each].index(number)] = part
         return found
 
-    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None)
+    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None, checksum=None)
 
 
 def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
@@ -279,7 +281,7 @@ def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
             for each, index in zip(found, indices, strict=True)
         ]
 
-    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None)
+    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None, checksum=None)
 
 
 def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ from meshwright.arrays._lazy import LazyArray
 from meshwright.arrays._match import Assign, Fallback, matched
 from meshwright.arrays._source import Source
 from meshwright.arrays._turned import read_as
-from meshwright.process import on_all
+from meshwright.process import compare, on_all
 
 _NUM_THREADS = 2  # one reads while the other copies to devices
 _LARGE = 1 << 20  # bytes
+_NUM_READ = 16  # arrays, about, by which processes tell two checkpoints without checksums apart
 
 T = TypeVar("T")
 
@@ -88,7 +89,10 @@ def restore(
       {'step': 100, 'w': array([1., 1., 1.], dtype=float32)}
     """
     read = partial(read_for, source, target, assign=assign, fallback=fallback, ignore=ignore)
-    return (on_all(read) if _is_of_several_processes(target) else read())()
+    if not _is_of_several_processes(target):
+        return read()()
+    compare("the checkpoint that is read", lambda: _identity(source))
+    return on_all(read)()
 
 
 def read_for(
@@ -216,6 +220,20 @@ def _placed(wanted: Any, value: Any) -> Any:
     if is_key(wanted):
         return value
     return _as_scalar(wanted, np.asarray(value)) if hasattr(wanted, "dtype") else np.asarray(value).item()
+
+
+def _identity(source: Source) -> dict[str, str]:
+    """Return the checksum that was saved with each array, or the first value of some without one."""
+    arrays = source.arrays()
+    read = {*sorted(arrays)[:: max(1, len(arrays) // _NUM_READ)]}
+
+    def one(name: str, x: LazyArray) -> str:
+        value = (
+            x.checksum() if x.checksum else x.read((slice(0, 1),) * x.ndim) if name in read else "not read"
+        )
+        return f"{x.dtype}{list(x.shape)}, {value}"
+
+    return {name: one(name, x) for name, x in arrays.items()}
 
 
 def _is_of_several_processes(target: tree.PyTree) -> bool:

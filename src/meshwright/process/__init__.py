@@ -32,7 +32,7 @@ from meshwright.process._leave import exit_now, shared_work
 from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
 from meshwright.process._only_compile import only_compiles
 from meshwright.process._peers import announce_exit, delaying_exit, receiving, send_to_all
-from meshwright.process._program import program_text
+from meshwright.process._program import digest_of, program_text, text_of_values
 from meshwright.process._progress import (
     report_board,
     report_can_compile_ahead,
@@ -59,6 +59,7 @@ __all__ = [
     "delaying_exit",
     "describe_clocks",
     "detect",
+    "digest_of",
     "ending_together",
     "exit_now",
     "expand_nodes",
@@ -85,5 +86,6 @@ __all__ = [
     "signals",
     "spans_all_processes",
     "start",
+    "text_of_values",
     "why_started_again",
 ]

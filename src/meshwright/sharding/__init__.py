@@ -18,7 +18,7 @@ from meshwright.sharding._activations import (
 )
 from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._convolutions import adding_right, as_function, mended
-from meshwright.sharding._copies import copy_to, move_to
+from meshwright.sharding._copies import compare_given, copy_to, move_to
 from meshwright.sharding._explain import PlacementTable, device_bytes, explain
 from meshwright.sharding._foreign import as_arrays
 from meshwright.sharding._given import Rules, as_rules
@@ -78,6 +78,7 @@ __all__ = [
     "axes_splitting",
     "beside_params",
     "check_axes",
+    "compare_given",
     "copy_to",
     "device_bytes",
     "embedding_lookup",

@@ -1,7 +1,7 @@
 """Copies of arrays, from any device or host, placed as a layout says."""
 
 import functools
-import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,6 @@ from jax.sharding import Sharding
 
 from meshwright import process, tree
 from meshwright.tree import PyTree
-
-_NUM_VALUES = 256
-"""Number of values of an array, evenly spaced, that are compared between processes."""
 
 
 def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
@@ -30,7 +27,7 @@ def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
       shardings: A tree of shardings with the same structure.
 
     Raises:
-      UsageError: Such arrays differ between processes; some values of each are compared.
+      UsageError: Such arrays differ between processes.
 
     Example:
       >>> mesh = mw.make_mesh("data=8")
@@ -38,10 +35,21 @@ def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
       >>> copies["w"].sharding.spec
       P('data',)
     """
-    places = [sharding.device_set for sharding in jax.tree.leaves(shardings)]
-    if places and process.spans_all_processes(places[0]):
-        process.compare("the arrays given", lambda: _some_values(arrays))
+    compare_given(arrays, jax.tree.leaves(shardings)[:1])
     return jax.tree.map(_copied, arrays, shardings)
+
+
+def compare_given(arrays: PyTree, shardings: Sequence[Sharding]) -> None:
+    """Check that the arrays given are equal on all processes that the shardings span. Collective.
+
+    Of an array that is on the mesh already, the parts that every process has are compared.
+
+    Raises:
+      UsageError: They differ. The message names the array and the processes.
+    """
+    if shardings and process.spans_all_processes(shardings[0].device_set):
+        named = tree.named_leaves(arrays).items()
+        process.compare("the arrays given", lambda: {name or "the array": _digest(x) for name, x in named})
 
 
 def move_to(x: Any, sharding: Sharding) -> jax.Array:
@@ -59,19 +67,16 @@ def move_to(x: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
-def _some_values(arrays: PyTree) -> dict[str, str]:
-    """Return digests of some values of each array, by name; arrays spread over all processes have none."""
-    return {name or "the array": _digest(x) for name, x in tree.named_leaves(arrays).items()}
-
-
 def _digest(x: Any) -> str:
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        x = jax.random.key_data(x)
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return f"{x.dtype}{list(x.shape)} on the mesh"
-    x = np.asarray(x)
-    some = np.take(x, np.arange(0, x.size, max(1, x.size // _NUM_VALUES)))
-    return f"{x.dtype}{list(x.shape)} of digest {hashlib.sha256(some.tobytes()).hexdigest()[:12]}"
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return process.digest_of(x)
+    parts: dict[int, set[str]] = {}
+    for device, index in x.sharding.devices_indices_map(x.shape).items():
+        parts.setdefault(device.process_index, set()).add(str(index))
+    if any(each != parts[jax.process_index()] for each in parts.values()):
+        return "split between processes"
+    here = {str(shard.index): shard.data for shard in x.addressable_shards}
+    return ", ".join(process.digest_of(here[index]) for index in sorted(here))
 
 
 def _copied(x: Any, sharding: Sharding) -> jax.Array:

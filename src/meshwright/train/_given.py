@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.errors import UsageError, nearest
-from meshwright.sharding import Layout, copy_to, move_to
+from meshwright.sharding import Layout, compare_given, copy_to, move_to
 from meshwright.train._state import (
     Init,
     TrainState,
@@ -18,6 +18,7 @@ from meshwright.train._state import (
     fresh_variables,
 )
 from meshwright.train._trainable import Tx
+from meshwright.tree import PyTree
 
 InitialArrays = Mapping[str, Any]
 """Arrays by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`.
@@ -71,6 +72,7 @@ def fill_state(target: TrainState, given: InitialArrays, init: Init, optimizer: 
     check_given(given, target)
     wanted = tree.named_leaves(target)
     arrays = {name: x for name, x in given.items() if not callable(x)}
+    compare_given(tree.nested(arrays), [target.step.sharding])
     here, mesh = _moved(arrays, wanted), cast(Any, target.step.sharding).mesh
 
     def put(fresh: Mapping[str, Any]) -> None:
@@ -84,13 +86,13 @@ def fill_state(target: TrainState, given: InitialArrays, init: Init, optimizer: 
         missing = [name for name in whole if name not in here]
         if not missing:
             return
-        shardings = {name: wanted[name].sharding for name in missing}
+        shardings = tree.nested({name: wanted[name].sharding for name in missing})
 
-        def made(argument: Any) -> dict[str, jax.Array]:
+        def made(argument: Any) -> PyTree:
             named = tree.named_leaves(make(argument))
-            return {name: named[name] for name in missing}
+            return tree.nested({name: named[name] for name in missing})
 
-        put(computed(made, shardings, mesh, argument))
+        put(tree.named_leaves(computed(made, shardings, mesh, argument)))
 
     plain = {"step": np.int32(0), "seed": np.uint32(seed)}
     put({name: x for name, x in plain.items() if name not in arrays})

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from typing_extensions import TypeVar
 
-from meshwright import tree
+from meshwright import process, tree
 from meshwright.collector import collector_paused
 from meshwright.docstrings import documented
 from meshwright.errors import UsageError, nearest
@@ -160,7 +160,11 @@ def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments
     """Return `make(*arguments)`, computed on the mesh with each array made where `shardings` place it."""
     with in_mesh(mesh):
         with collector_paused():
-            lowered = jax.jit(make, out_shardings=shardings).trace(*arguments).lower()
+            traced = jax.jit(make, out_shardings=shardings).trace(*arguments)
+        if process.spans_all_processes(mesh.devices.flat):
+            process.compare("what makes the first state", lambda: process.text_of_values(traced))
+        with collector_paused():
+            lowered = traced.lower()
         return lowered.compile()(*arguments)
 
 

@@ -81,6 +81,10 @@ class SavedArray(NamedTuple):
     chunk_shape: tuple[int, ...]
     chunks: tuple[ChunkPlace, ...]
 
+    def checksum(self) -> str:
+        """Return the CRC-32 of those of all chunks."""
+        return f"CRC-32 {zlib.crc32(str([place.crc32 for place in self.chunks]).encode()):08x}"
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -68,7 +68,12 @@ class NativeSource:
         impls = self.manifest.prng_keys
         return {
             name: LazyArray(
-                array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name), array.chunk_shape
+                array.shape,
+                np.dtype(array.dtype),
+                _Reader(self, name),
+                impls.get(name),
+                array.chunk_shape,
+                array.checksum,
             )
             for name, array in self.manifest.arrays.items()
         }
