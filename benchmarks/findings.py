@@ -36,6 +36,7 @@ from flax import linen
 
 import meshwright as mw
 from meshwright.engine._spikes import Rule
+from meshwright.models import decoder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -570,6 +571,38 @@ def segments_under_another_name():
             )
         )
     return lines
+
+
+@finding(
+    "data",
+    "publicbugs 2",
+    before="generated [[4, 42, 10, 15], [4, 42, 10, 15]], trained 1 step",
+    test="tests/experiment/test_lookups.py::test_tokens_of_another_model_end_a_run_before_its_first_step",
+)
+def tokens_outside_the_vocabulary():
+    cfg = decoder.Config(vocabulary=64, model=32, layers=1, heads=2, feed_forward=64)
+    said = []
+    try:
+        model, params = mw.models.with_cache(cfg), decoder.init(cfg, jax.random.key(0))
+        rows = mw.generate(model, params, [[64, 5], [-1, 5]], mw.Decoding(max_new_tokens=4))
+        said.append(f"generated {[row.tolist() for row in rows]}")
+    except mw.errors.UsageError as error:
+        said.append(str(error).splitlines()[0])
+    try:
+        outcome = mw.run(
+            mw.Experiment(
+                workdir="run",
+                model=lambda key: decoder.init(cfg, key),
+                loss=lambda params, batch: decoder.loss(cfg, params, batch),
+                optimizer=optax.sgd(0.01),
+                max_steps=1,
+                input=mw.Input({"tokens": np.full((16, 9), 64, np.int32)}, batch_size=16),
+            )
+        )
+        said.append(f"trained {outcome.step} step")
+    except mw.errors.UsageError as error:
+        said.append(str(error).splitlines()[0])
+    return ", ".join(said)
 
 
 # --- rows that meet

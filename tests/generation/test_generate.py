@@ -235,6 +235,8 @@ def test_settings_that_cannot_be_meant_are_refused(settings, message):
     ("prompts", "options", "message"),
     [
         ([[1], []], {}, "prompt 1 must be a sequence of tokens, at least one"),
+        ([[1], [2, 1000]], {}, "prompt 1 has the token 1000, but the model has"),
+        ([[-1]], {}, "prompt 0 has the token -1, but the model has"),
         (["text"], {}, "Encode texts with the tokenizer"),
         ([[1] * 20], {"length": 64}, "there is room for 4"),
         (iter([[1]]), {}, "needs the bound of their length"),

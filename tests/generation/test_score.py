@@ -112,6 +112,7 @@ def test_a_model_that_counts_its_positions_scores_rows_of_any_length():
     [
         ([[1]], None, "row 0 has one token and no prompt"),
         ([[1, 2], []], None, "row 1 must be a sequence of tokens"),
+        ([[1, 2], [1, 99]], None, "row 1 has the token 99, but the model has"),
         ([[1, 2]], [[]], "prompt 0 must be"),
         ([[0.5, 2]], None, "row 0 must be"),
         ([[1, 2]], [[1], [2]], "1 rows need as many prompts; found 2"),

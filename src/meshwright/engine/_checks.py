@@ -13,6 +13,7 @@ import jax
 from meshwright import tree
 from meshwright.checkpoint import Checkpoints, metrics_of
 from meshwright.engine._evaluations import EvaluationPart, seconds_of
+from meshwright.engine._lookups import check_lookups
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.engine._unscored import never_due, unscored
@@ -50,7 +51,7 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
       training: The parts of the run.
 
     Raises:
-      UsageError: The parts or settings do not fit each other.
+      UsageError: The parts or settings do not fit each other, or the batch does not fit the state.
       InputError: The data cannot be read.
     """
     layout, target, step = training.layout, training.target, training.step
@@ -77,6 +78,7 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     seconds, memory = step.compile_seconds - before, _memory(programs, target)
     read = ", read from the cache" if step.num_read - read_before == len(programs) else ""
     yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s{read}; {memory} per device")
+    check_lookups(training)
     for remark in unused(training):
         yield CheckResult(remark, is_warning=True)
 

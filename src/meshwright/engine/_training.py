@@ -52,6 +52,8 @@ class Training:
     """The step of training."""
     data: Data
     """The global batches."""
+    first_rows: Callable[[], PyTree]
+    """Returns some rows of the first batch."""
     last_step: Callable[[], int]
     """Returns the total number of updates, including those before a restart. It is called when `data` is at
     the position from which the run continues."""

@@ -178,6 +178,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         layout=parts.layout,
         target=parts.target,
         batch=parts.batch,
+        first_rows=data.peek,
         step=parts.step,
         other_batches=parts.other_batches,
         data=data,

@@ -1,12 +1,15 @@
 """The functions of a model that generates: the protocol between models and the loop."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from meshwright.errors import UsageError
 from meshwright.tree import PyTree
 
 
@@ -145,3 +148,42 @@ def logits_of(model: Model) -> Callable[[PyTree, Any], jax.Array]:
         return jax.lax.scan(one, (cache, starts), tokens.T)[1].swapaxes(0, 1)
 
     return logits
+
+
+def vocabulary_of(model: Model, params: PyTree) -> int:
+    """Return the number of tokens of a model.
+
+    Args:
+      model: The model.
+      params: Its parameters, as arrays or structs.
+    """
+    return int(jax.eval_shape(_logits_of_one(model), params).shape[-1])
+
+
+@functools.lru_cache(maxsize=32)
+def _logits_of_one(model: Model) -> Callable[[PyTree], jax.Array]:
+    def logits(params: PyTree) -> jax.Array:
+        cache = model.init_cache(params, 1, 8)
+        if model.encode is not None:
+            cache = model.encode(params, jnp.zeros((1, 8), jnp.int32), jnp.ones((1, 8), bool), cache)
+        return model.apply(params, jnp.zeros((1, 1), jnp.int32), cache, jnp.zeros(1, jnp.int32))[0]
+
+    return jax.jit(logits)
+
+
+def check_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> None:
+    """Check that tokens are of a model.
+
+    Args:
+      name: What has the tokens: "prompt 3".
+      tokens: The tokens.
+      vocabulary: The number of tokens of the model.
+
+    Raises:
+      UsageError: One is not.
+    """
+    if (others := tokens[(tokens < 0) | (tokens >= vocabulary)]).size:
+        raise UsageError(
+            f"{name} has the token {others[0]}, but the model has {vocabulary}, from 0 on.\n"
+            "  Is it of the tokenizer of another model?"
+        )

@@ -4,13 +4,12 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from meshwright.errors import UsageError
 from meshwright.generation._batch import check_positions
 from meshwright.generation._decoding import GREEDY, Decoding
-from meshwright.generation._model import Model
+from meshwright.generation._model import Model, vocabulary_of
 from meshwright.generation._rows import Draws, Prompts, Rows
 from meshwright.generation._slots import (
     ANY_LENGTH,
@@ -93,17 +92,11 @@ class Pool:
         self.slots = sizes.slots
         """The number of rows."""
         self.reset()
-        self.vocabulary = int(jax.eval_shape(self._logits, params).shape[-1])
+        self.vocabulary = vocabulary_of(model, params)
         """The number of tokens of the model."""
         first = Wanted(np.zeros(1, np.int32), 1)
         self.start({0: first})
         self.advance(1)
-
-    def _logits(self, params: PyTree) -> jax.Array:
-        cache = self._model.init_cache(params, 1, 8)
-        if self._model.encode is not None:
-            cache = self._model.encode(params, jnp.zeros((1, 8), jnp.int32), jnp.ones((1, 8), bool), cache)
-        return self._model.apply(params, jnp.zeros((1, 1), jnp.int32), cache, jnp.zeros(1, jnp.int32))[0]
 
     def reset(self) -> None:
         """Empty all rows, also after a program has failed."""

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from meshwright import process
 from meshwright.errors import UsageError
-from meshwright.generation._model import Model
+from meshwright.generation._model import Model, check_tokens, vocabulary_of
 from meshwright.generation._slots import inside
 from meshwright.generation._stream import mesh_of
 from meshwright.sharding import Layout
@@ -77,8 +77,8 @@ def score(
       batch_size: The number of rows that are computed together.
 
     Raises:
-      UsageError: A row or prompt is empty or not of tokens, or both are too long for the model; there are not
-        as many prompts as rows; or processes give different rows.
+      UsageError: A row or prompt is empty or not of the model's tokens, or both are too long for it; there
+        are not as many prompts as rows; or processes give different rows.
 
     Example:
       >>> model = mw.generation.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
@@ -92,7 +92,9 @@ def score(
     if batch_size < 1:
         raise UsageError(f"batch_size={batch_size}: expected at least 1.")
     mesh = mesh_of(params)
-    checked = _rows(model, rows, prompts)
+    checked, vocabulary = _rows(model, rows, prompts), vocabulary_of(model, params)
+    for i, row in enumerate(checked):
+        check_tokens(f"row {i}", np.append(row.read, row.labels[-1:]), vocabulary)
     if mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1:
         process.compare("what is scored", lambda: _facts(checked, batch_size))
     ways = Layout(mesh).batch_ways if mesh else 1

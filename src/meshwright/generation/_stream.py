@@ -10,7 +10,7 @@ from meshwright import process
 from meshwright.errors import UsageError
 from meshwright.generation._batch import check_positions
 from meshwright.generation._decoding import GREEDY, Decoding
-from meshwright.generation._model import Model
+from meshwright.generation._model import Model, check_tokens, vocabulary_of
 from meshwright.generation._slots import Piece, Sizes, pieces_of, searched
 from meshwright.train import as_seed, key_of
 from meshwright.tree import PyTree
@@ -47,7 +47,7 @@ def generate(
       slots: The number of rows that are computed together.
 
     Raises:
-      UsageError: A prompt is empty or not of tokens, or is too long for `length` or for the model; an
+      UsageError: A prompt is empty or not of the model's tokens, or is too long for `length` or the model; an
         iterator is given without `length`; or processes give different prompts or settings.
 
     Example:
@@ -112,7 +112,10 @@ def stream(
             "first": first,
         }
         process.compare("what is generated", lambda: _facts(prompts, facts))
-    queue = enumerate(_checked(prompts, sizes, first), first)
+    # The inputs of an encoder-decoder of the user's may have tokens of their own.
+    is_known = model.encode is None or model.config is not None
+    vocabulary = vocabulary_of(model, params) if is_known else 2**31
+    queue = enumerate(_checked(prompts, sizes, first, vocabulary), first)
     if decoding.beams > 1:
         return searched(model, decoding, params, mesh, sizes, queue)
     return pieces_of(model, decoding, params, mesh, sizes, queue, key, every)
@@ -171,7 +174,7 @@ def _sizes(
     return Sizes.of(mesh, length, 0, length - new, new, slots)
 
 
-def _checked(prompts: Iterable[Prompt], sizes: Sizes, first: int) -> Iterator[np.ndarray]:
+def _checked(prompts: Iterable[Prompt], sizes: Sizes, first: int, vocabulary: int) -> Iterator[np.ndarray]:
     """Yield the prompts as int32[n]."""
     for number, prompt in enumerate(prompts, first):
         array = np.asarray(prompt)
@@ -185,6 +188,7 @@ def _checked(prompts: Iterable[Prompt], sizes: Sizes, first: int) -> Iterator[np
                 f"prompt {number} has {array.size} tokens; there is room for {sizes.longest} beside "
                 f"max_new_tokens={sizes.new}.\n  Give a larger length, or a shorter prompt."
             )
+        check_tokens(f"prompt {number}", array, vocabulary)
         yield array.astype(np.int32)
 
 

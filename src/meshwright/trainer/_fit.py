@@ -174,6 +174,7 @@ def _training_of(
         layout=recipe.layout,
         target=recipe.target,
         batch=batch,
+        first_rows=calls.epochs.peek,
         other_batches=[global_batch(each, call.batch_size) for each in calls.epochs.shapes()],
         step=recipe.step(call.logging.norms),
         data=calls,
