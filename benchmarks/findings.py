@@ -605,6 +605,29 @@ def tokens_outside_the_vocabulary():
     return ", ".join(said)
 
 
+@finding(
+    "data",
+    "publicbugs2 7",
+    before="[]",
+    test="tests/experiment/test_unused.py::test_rows_that_begin_with_padding_are_told",
+)
+def segments_from_0():
+    cfg = decoder.Config(vocabulary=64, model=32, layers=1, heads=2, feed_forward=64)
+    segments = np.tile(np.repeat(np.arange(3, dtype=np.int32), 3), (16, 1))
+    with lines_logged("segment 0") as lines:
+        mw.run(
+            mw.Experiment(
+                workdir="run",
+                model=lambda key: decoder.init(cfg, key),
+                loss=lambda params, batch: decoder.loss(cfg, params, batch),
+                optimizer=optax.sgd(0.01),
+                max_steps=1,
+                input=mw.Input({"tokens": np.ones((16, 9), np.int32), "segments": segments}, batch_size=16),
+            )
+        )
+    return lines
+
+
 # --- rows that meet
 
 PAIRS = {name: np.random.default_rng(i).normal(size=(28, 4)) for i, name in enumerate("ab")}

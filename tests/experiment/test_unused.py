@@ -34,7 +34,7 @@ def with_metrics(params, batch):
     return loss(params, batch), shown
 
 
-TOLD = ("no influence", "Muon takes", "batch statistics", "have segments")
+TOLD = ("no influence", "Muon takes", "batch statistics", "have segments", "with segment 0")
 
 
 def warnings(run, caplog, **more):
@@ -193,3 +193,18 @@ def test_arrays_of_the_batch_that_the_loss_does_not_read_are_each_named(tmp_path
     caplog.clear()
     reading = lambda params, batch: loss(params, batch) * (batch["segment_ids"] * batch["loss_mask"]).mean()
     assert not warnings(tmp_path / "read", caplog, **options, loss=reading)
+
+
+@pytest.mark.parametrize(("numbers", "count"), [([0, 0, 0, 0], 8), ([0, 0, 1, 1], 8), ([1, 1, 2, 0], 0)])
+def test_rows_that_begin_with_padding_are_told(tmp_path, caplog, numbers, count):
+    packed = {"x": np.ones((16, 4), np.float32), "segments": np.tile(np.int32(numbers), (16, 1))}
+    said = warnings(
+        tmp_path,
+        caplog,
+        model=lambda key: {"w": jnp.ones((4, 2))},
+        input=mw.Input(packed, batch_size=8),
+        loss=lambda params, batch: loss(params, batch) * (batch["segments"] == 1).mean(),
+    )
+    assert sum(f"{count} of 8 rows of the first batch begin with segment 0" in line for line in said) == bool(
+        count
+    )

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import optax
 
+import numpy as np
+
 from meshwright import tree
 from meshwright.engine._training import Training
 from meshwright.errors import listed
@@ -72,6 +74,13 @@ def unused(training: Training) -> Iterator[str]:
             'each other. Give them to the attention, mw.attention(..., segments=batch["segments"]), or take '
             "pack=False"
         )
+    if SEGMENTS in of_batch and SEGMENTS not in unread:
+        first = np.asarray(tree.named_leaves(training.first_rows())[SEGMENTS])[..., 0]
+        if (first == 0).any():
+            yield (
+                f"{(first == 0).sum()} of {first.size} rows of the first batch begin with segment 0. It is "
+                "padding in mw.models, so no token of it counts in their losses. Number segments from 1"
+            )
     if training.has_dropout and inputs["seed"] not in used:
         yield (
             "the model has dropout, but the loss draws no random numbers. If it should, call the model in "
