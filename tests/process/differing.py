@@ -154,14 +154,25 @@ def from_arrays(start):
     return run(mesh="fsdp=-1", init_state_builder=lambda target: {"params/w": held[0]})
 
 
-def from_saved(start):
-    """A run from a checkpoint, of which every process reads other parts."""
+def saved(start):
+    """The directory of one of two checkpoints that were saved."""
     for value in (1.0, 2.0):
         with mw.Checkpoints(SHARED / f"saved-{value}") as checkpoints:
             checkpoints.save(1, {"params": {"w": full(value)}})
-    held = [str(SHARED / f"saved-{start}")]
+    return str(SHARED / f"saved-{start}")
+
+
+def from_saved(start):
+    held = [saved(start)]
     build = lambda target: mw.from_checkpoint(held[0])(target)
-    return run(mesh="fsdp=-1", init_state_builder=build)
+    return run(mesh="fsdp=-1", init_state_builder=build)  # every process reads other parts
+
+
+def resumed(start):
+    sharding = mw.Layout(mw.make_mesh("fsdp=-1")).batch_sharding
+    target = {"params": {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)}}
+    with mw.Checkpoints(saved(start)) as checkpoints:
+        return checkpoints.resume(target, None, otherwise=dict)
 
 
 def from_npz(start):
@@ -214,6 +225,7 @@ BEGINNINGS = {
     "begins: model of a trainer": one_of(fitted_model, "start", 1.0, 2.0, MADE),
     "begins: arrays": one_of(from_arrays, "start", 1.0, 2.0, r"the arrays given:\n  params/w: .* on OTHER"),
     "begins: checkpoint": one_of(from_saved, "start", 1.0, 2.0, SAVED),
+    "begins: continued loop": one_of(resumed, "start", 1.0, 2.0, SAVED),
     "begins: other format": one_of(from_npz, "start", 1.0, 2.0, SAVED),
 }
 """First states that differ."""

@@ -35,7 +35,7 @@ from meshwright.arrays._keys import keys_as_data, saved_structs, type_name
 from meshwright.arrays._lazy import Index, LazyArray, concatenate, in_memory, stack
 from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
-from meshwright.arrays._restore import load, load_lazily, read_for, restore, restore_lazily
+from meshwright.arrays._restore import compare_source, load, load_lazily, read_for, restore, restore_lazily
 from meshwright.arrays._source import Opened, Source, Spelling, described, spelling_of
 from meshwright.arrays._transforms import Arrays, as_source, cast, cast_back, empty_of, subtree
 
@@ -63,6 +63,7 @@ __all__ = [
     "cast_leaves",
     "chosen",
     "chunks_of",
+    "compare_source",
     "concatenate",
     "converted",
     "cuts",

@@ -91,7 +91,7 @@ def restore(
     read = partial(read_for, source, target, assign=assign, fallback=fallback, ignore=ignore)
     if not _is_of_several_processes(target):
         return read()()
-    compare("the checkpoint that is read", lambda: _identity(source))
+    compare_source(source)
     return on_all(read)()
 
 
@@ -222,18 +222,25 @@ def _placed(wanted: Any, value: Any) -> Any:
     return _as_scalar(wanted, np.asarray(value)) if hasattr(wanted, "dtype") else np.asarray(value).item()
 
 
-def _identity(source: Source) -> dict[str, str]:
-    """Return the checksum that was saved with each array, or the first value of some without one."""
-    arrays = source.arrays()
-    read = {*sorted(arrays)[:: max(1, len(arrays) // _NUM_READ)]}
+def compare_source(source: Source) -> None:
+    """Check that all processes read the same checkpoint, which may be on disks of their own. Collective.
 
-    def one(name: str, x: LazyArray) -> str:
-        value = (
-            x.checksum() if x.checksum else x.read((slice(0, 1),) * x.ndim) if name in read else "not read"
-        )
-        return f"{x.dtype}{list(x.shape)}, {value}"
+    Compared are the checksums that were saved with the arrays, or the first values of some without one.
 
-    return {name: one(name, x) for name, x in arrays.items()}
+    Raises:
+      UsageError: They do not. The message names an array and the processes.
+    """
+
+    def values() -> dict[str, str]:
+        arrays = source.arrays()
+        read = {*sorted(arrays)[:: max(1, len(arrays) // _NUM_READ)]}
+
+        def value(name: str, x: LazyArray) -> Any:
+            return x.checksum() if x.checksum else x.read((slice(0, 1),) * x.ndim) if name in read else "…"
+
+        return {name: f"{x.dtype}{list(x.shape)}, {value(name, x)}" for name, x in arrays.items()}
+
+    compare("the checkpoint that is read", values)
 
 
 def _is_of_several_processes(target: tree.PyTree) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import jax
 
 from meshwright import tree
-from meshwright.arrays import Casts, Names
+from meshwright.arrays import Casts, Names, compare_source
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, layouts
@@ -253,6 +253,8 @@ class Checkpoints(Saved):
         found, chosen, damaged = newest_intact(
             candidates, lambda each: self._read(self._candidate(each), target, fresh)
         )
+        if found and not (chosen and chosen.is_in_memory):  # of which each process has its own part
+            compare_source(found[0])
         state = self._resumed(*found, data) if found else None
         self.passed_over = (
             *not_complete(incomplete, chosen),

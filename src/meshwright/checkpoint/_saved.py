@@ -10,6 +10,7 @@ from meshwright.arrays import (
     cast_back,
     cast_dtypes,
     cast_leaves,
+    compare_source,
     keys_as_data,
     left_out,
     named_back,
@@ -111,7 +112,8 @@ class Saved:
           DamagedError: It is damaged.
         """
         fresh = self._not_saved(target, otherwise)
-        _, finish = on_all(lambda: self._read(self.source(step), target, fresh))
+        source, finish = on_all(lambda: self._read(self.source(step), target, fresh))
+        compare_source(source)
         return finish()
 
     def _leaves(self, state: tree.PyTree) -> tuple[dict[str, Any], Mapping[str, str]]:
