@@ -249,6 +249,12 @@ def test_prompts_that_do_not_fit_are_refused(params, prompts, options, message):
         mw.generate(with_cache(CFG), params, prompts, Decoding(max_new_tokens=60), **options)
 
 
+@pytest.mark.parametrize("settings", [{"stop": [(1, 2), 1000]}, {"choices": [(1, 1000), (2,)]}])
+def test_a_decoding_with_tokens_of_another_model_is_refused(params, settings):
+    with pytest.raises(UsageError, match=r"decoding\.(stop|choices) has the token 1000, but the model has"):
+        mw.generate(with_cache(CFG), params, [[1]], Decoding(**settings))
+
+
 def test_a_row_longer_than_the_positions_of_a_model_is_refused():
     cfg = MODELS["gpt2"][1]
     with pytest.raises(UsageError, match="the model has 32 positions"):

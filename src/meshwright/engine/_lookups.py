@@ -5,7 +5,7 @@ arrays of the first batch as they are: an index counts that is computed from the
 loss does to it. One that it wraps, clips or replaces is within its table, and is fine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,14 +16,11 @@ from jax.lax import GatherScatterMode
 from meshwright import tree
 from meshwright.engine._training import Training
 from meshwright.errors import UsageError
-from meshwright.program import bind, evaluate, jaxprs_in
+from meshwright.program import bind, evaluate
 
 _SAME = ("sharding_constraint", "reshard", "optimization_barrier", "copy")
 _MOST_TURNS = 8
 """The number of turns of a loop over the batch, such as microbatches, that are followed."""
-_Known = Callable[[], Any]
-"""Computes an array of integers. An array that is not known is the name of the state's array that it is made
-from, or None if the batch has a part in it."""
 
 
 def check_lookups(training: Training) -> None:
@@ -48,17 +45,21 @@ def check_lookups(training: Training) -> None:
 
 
 def _followed(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-    """Return the results of an equation, as far as they are known; check it if it is a lookup."""
+    """Return the results of an equation, as far as they are known; check it if it is a lookup.
+
+    An operand or result is a function that computes it, if it has integers that are known; otherwise the name
+    of the state's array that it is made from, or None if the batch has a part in it.
+    """
     kind, num_results = eqn.primitive.name, len(eqn.outvars)
     if kind == "gather" and isinstance(operands[0], str) and callable(operands[1]):
         _check(eqn, operands[0], np.asarray(operands[1]()))
-    bodies = list(jaxprs_in(eqn.params))
+    bodies = [x for x in eqn.params.values() if hasattr(_inner(x), "eqns")]
     if kind == "scan":
         _follow_turns(eqn, bodies[0], operands)
     elif bodies and kind not in ("while", "cond", "shard_map", "pallas_call"):
-        body = next((x for x in bodies if len(x.invars) == len(operands)), None)
-        if body is not None and len(body.outvars) == num_results:
-            return evaluate(body, operands, _followed)
+        body = _inner(bodies[0])
+        if (len(body.invars), len(body.outvars)) == (len(operands), num_results):
+            return evaluate(bodies[0], operands, _followed)
     elif all(not isinstance(x, str) and x is not None for x in operands) and _is_whole(eqn):
         if kind in _SAME:
             return operands
@@ -69,12 +70,16 @@ def _followed(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     return [None if is_of_batch or not names else names[0]] * num_results
 
 
+def _inner(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
 def _follow_turns(scan: Any, body: Any, operands: list[Any]) -> None:
     """Follow the turns of a loop, as many as the arrays of the batch in it differ in."""
-    is_sliced = [len(x.aval.shape) > len(y.aval.shape) for x, y in zip(scan.invars, body.invars, strict=True)]
-    num_whole = is_sliced.index(True) if True in is_sliced else len(is_sliced)
-    num_carried = sum(
-        len(x.aval.shape) == len(y.aval.shape) for x, y in zip(scan.outvars, body.outvars, strict=True)
+    entering = zip(scan.invars, _inner(body).invars, strict=True)
+    leaving = zip(scan.outvars, _inner(body).outvars, strict=True)
+    num_whole, num_carried = (
+        sum(len(x.aval.shape) == len(y.aval.shape) for x, y in ties) for ties in (entering, leaving)
     )
     begin = [x if i < num_whole - num_carried else None for i, x in enumerate(operands[:num_whole])]
     sliced = operands[num_whole:]

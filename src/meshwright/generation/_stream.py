@@ -1,5 +1,6 @@
 """`generate` and `stream`: many prompts in a fixed number of rows, which get new prompts when they end."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
 
 import jax
@@ -113,9 +114,10 @@ def stream(
         }
         process.compare("what is generated", lambda: _facts(prompts, facts))
     # The inputs of an encoder-decoder of the user's may have tokens of their own.
-    is_known = model.encode is None or model.config is not None
-    vocabulary = vocabulary_of(model, params) if is_known else 2**31
-    queue = enumerate(_checked(prompts, sizes, first, vocabulary), first)
+    is_known, vocabulary = model.encode is None or model.config is not None, vocabulary_of(model, params)
+    queue = enumerate(_checked(prompts, sizes, first, vocabulary if is_known else 2**31), first)
+    for name, rows in {"stop": decoding.stop, "choices": decoding.choices}.items():
+        check_tokens(f"decoding.{name}", np.array([*itertools.chain(*rows)], np.int64), vocabulary)
     if decoding.beams > 1:
         return searched(model, decoding, params, mesh, sizes, queue)
     return pieces_of(model, decoding, params, mesh, sizes, queue, key, every)
