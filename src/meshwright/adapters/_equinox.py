@@ -1,6 +1,5 @@
 """Equinox models: modules are trees already, whose leaves are arrays and anything else."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -62,7 +61,7 @@ class Equinox:
         )
         arrays = tree.map_named(lambda name, _: leaves[name], self._structs)
         model = eqx.nn.inference_mode(eqx.combine(arrays, self._static), not train)
-        model = model if train else in_evaluation(model, _with_fields)
+        model = model if train else in_evaluation(model)
         return eqx.nn.make_with_state(lambda: model)() if self._indexed else model
 
     def call(
@@ -91,13 +90,6 @@ class Equinox:
             model = _rejoined(*model)
         arrays, static = eqx.partition(checked_module(model, eqx.Module, "key"), eqx.is_array)
         return static, arrays
-
-
-def _with_fields(part: Any, **values: Any) -> Any:
-    part = copy.copy(part)  # whose class may have an `__init__` of its own
-    for name, value in values.items():
-        object.__setattr__(part, name, value)
-    return part
 
 
 def _rejoined(model: Any, state: Any) -> Any:

@@ -1,5 +1,6 @@
 """The interface that the adapter of each library implements, and the functions that adapters share."""
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -52,14 +53,10 @@ def mode_and_key(train: bool, key: jax.Array | None) -> dict[str, Any]:
     return mode if key is None else mode | {"key": key, "rng": key}
 
 
-def in_evaluation(model: Any, with_fields: Callable[..., Any]) -> Any:
-    """Return `model` with the fields that say the mode set for evaluation, also in its modules and configs.
+def in_evaluation(model: Any) -> Any:
+    """Return a dataclass `model` with the fields that say the mode set for evaluation.
 
-    A field is set if it is true or false. Where it is None, each call says the mode.
-
-    Args:
-      model: A module that is a dataclass.
-      with_fields: Returns a dataclass like the one given, with other values of the fields given by name.
+    Also those of its modules and configs. A field is set if it is true or false; if it is None, a call says.
     """
     mode = mode_and_key(train=False, key=None)
     parts: dict[int, Any] = {}  # a module that is in two fields stays one
@@ -68,22 +65,17 @@ def in_evaluation(model: Any, with_fields: Callable[..., Any]) -> Any:
         if not dataclasses.is_dataclass(part) or isinstance(part, type):
             return part
         if id(part) not in parts:
-            fields = [f.name for f in dataclasses.fields(part) if f.init and f.name != "parent"]
-            old = {name: getattr(part, name, None) for name in fields}
-            new = {n: mode[n] if n in mode and isinstance(x, bool) else every(x) for n, x in old.items()}
-            changed = {n: x for n, x in new.items() if not _are_same(x, old[n])}
-            parts[id(part)] = with_fields(part, **changed) if changed else part
+            parts[id(part)] = new = copy.copy(part)  # by its class it may have more to do, or be frozen
+            for name in {field.name for field in dataclasses.fields(part)} - {"parent"}:
+                value = getattr(part, name, None)
+                is_mode = name in mode and isinstance(value, bool)
+                object.__setattr__(new, name, mode[name] if is_mode else every(value))
         return parts[id(part)]
 
     def every(values: Any) -> Any:
         return jax.tree.map(one, values, is_leaf=dataclasses.is_dataclass)
 
     return one(model)
-
-
-def _are_same(*values: Any) -> bool:
-    one, other = (map(id, jax.tree.leaves(x, is_leaf=dataclasses.is_dataclass)) for x in values)
-    return [*one] == [*other]
 
 
 def reach(model: Any, path: str) -> Any:

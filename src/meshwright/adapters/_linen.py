@@ -1,6 +1,5 @@
 """Flax Linen models: modules hold no arrays; these lie in collections, one of which is `params`."""
 
-import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ class Linen:
     per_example = False
 
     def __init__(self, module: linen.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._module, self._evaluated = module, in_evaluation(module, _with_fields)
+        self._module, self._evaluated = module, in_evaluation(module)
         self.has_dropout = False
         self._examples = args, _checked(module, args, kwargs)
         self.axes, variables = abstract(self._take_apart)
@@ -113,10 +112,6 @@ class Linen:
         """Call a method of a submodule as Linen would, and note whether it is a dropout layer."""
         self.has_dropout |= isinstance(context.module, linen.Dropout) and context.module.rate > 0
         return called(*args, **kwargs)
-
-
-def _with_fields(part: Any, **values: Any) -> Any:
-    return part.clone(**values) if isinstance(part, linen.Module) else dataclasses.replace(part, **values)
 
 
 def _variables(collections: Mapping[str, Any]) -> Variables:
