@@ -100,3 +100,11 @@ def test_a_trainer_scores_and_writes_texts_on_its_page_while_it_trains(tmp_path)
     assert " upon a " in (tmp_path / "report.html").read_text()
     again = trainer(tmp_path).fit(examples, epochs=40, **given)
     assert again == scores
+
+
+def test_prompts_with_tokens_of_another_model_end_a_run_before_it_trains(tmp_path):
+    generation = mw.Generation(with_cache(CFG), prompts=("1 5", "1 5000"), when=1000)
+    given = {"batch_size": 8, "max_steps": 2, "generation": generation}
+    with pytest.raises(UsageError, match="prompt 1 has the token 5000, but the model has"):
+        trainer(tmp_path).fit({"tokens": np.tile(ROW, (16, 1))}, epochs=1, **given)
+    assert not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text()

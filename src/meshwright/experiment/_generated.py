@@ -18,7 +18,7 @@ from meshwright.errors import UsageError
 from meshwright.evaluation import BeforeBatch, Scores, Scoring
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._generation import Generation
-from meshwright.generation import generate, tokenizer_of
+from meshwright.generation import check_tokens, generate, prompt_vocabulary, tokenizer_of
 from meshwright.train import ComputeDtype, eval_params, narrowing
 
 NAME = "generation"
@@ -58,7 +58,7 @@ def generation_part(given: Generation, compute_dtype: ComputeDtype, seed: int) -
         None,
         outputs=texts.write,
         num_examples=len(texts.prompts),
-        check=lambda target: ("tokens",),
+        check=texts.check,
     )
     return EvaluationPart(NAME, f"{NAME}/", NAME, given.when, scoring)
 
@@ -71,6 +71,14 @@ class _Texts:
         self._narrow, self._tokenizer = narrowing(compute_dtype), tokenizer_of(given.tokenizer)
         self._encoded = [self._tokenizer.encode(prompt) for prompt in self.prompts]
         self._rows: Sequence[np.ndarray] = ()
+
+    def check(self, target: Any) -> Sequence[str]:
+        """Check that prompts have tokens of the model, and return the name of the score."""
+        with errors_naming(NAME):
+            vocabulary = prompt_vocabulary(self._given.model, target.params, self._given.decoding)
+            for number, tokens in enumerate(self._encoded):
+                check_tokens(f"prompt {number}", tokens, vocabulary)
+        return ("tokens",)
 
     def mean(self, state: Any, batches: Iterable[Any]) -> Scores:
         """Generate, and return the mean number of tokens of a text. Collective."""

@@ -11,7 +11,14 @@ from meshwright.generation._batch import Generated, generate_batch
 from meshwright.generation._count_bytes import count_bytes
 from meshwright.generation._decoding import GREEDY, Decoding
 from meshwright.generation._harness import Harness, lm_eval, task_scores
-from meshwright.generation._model import Model, counting, logits_of, without_cache
+from meshwright.generation._model import (
+    Model,
+    check_tokens,
+    counting,
+    logits_of,
+    prompt_vocabulary,
+    without_cache,
+)
 from meshwright.generation._pool import Pool, Wanted
 from meshwright.generation._score import Scored, score
 from meshwright.generation._slots import Piece
@@ -39,6 +46,7 @@ __all__ = [
     "Scored",
     "Tokenizer",
     "Wanted",
+    "check_tokens",
     "count_bytes",
     "counting",
     "generate",
@@ -46,6 +54,7 @@ __all__ = [
     "length_for",
     "lm_eval",
     "logits_of",
+    "prompt_vocabulary",
     "score",
     "stop_sequences",
     "stream",

@@ -1,6 +1,7 @@
 """The functions of a model that generates: the protocol between models and the loop."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.errors import UsageError
+from meshwright.generation._decoding import Decoding
 from meshwright.tree import PyTree
 
 
@@ -171,7 +173,7 @@ def _logits_of_one(model: Model) -> Callable[[PyTree], jax.Array]:
     return jax.jit(logits)
 
 
-def check_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> None:
+def check_tokens(name: str, tokens: Any, vocabulary: int) -> None:
     """Check that tokens are of a model.
 
     Args:
@@ -182,8 +184,26 @@ def check_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> None:
     Raises:
       UsageError: One is not.
     """
-    if (others := tokens[(tokens < 0) | (tokens >= vocabulary)]).size:
+    if others := [x for x in np.ravel(tokens).tolist() if not 0 <= x < vocabulary]:
         raise UsageError(
             f"{name} has the token {others[0]}, but the model has {vocabulary}, from 0 on.\n"
             "  Is it of the tokenizer of another model?"
         )
+
+
+def prompt_vocabulary(model: Model, params: PyTree, decoding: Decoding) -> int:
+    """Return how many tokens prompts may be of, given how they are continued.
+
+    Args:
+      model: The model.
+      params: Its parameters, as arrays or structs.
+      decoding: How rows go on, and end.
+
+    Raises:
+      UsageError: The decoding has a token that the model does not have.
+    """
+    vocabulary = vocabulary_of(model, params)
+    for name, rows in {"stop": decoding.stop, "choices": decoding.choices}.items():
+        check_tokens(f"decoding.{name}", [*itertools.chain(*rows)], vocabulary)
+    # The inputs of an encoder-decoder of the user's may have tokens of their own.
+    return vocabulary if model.encode is None or model.config is not None else 2**31

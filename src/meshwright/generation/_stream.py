@@ -1,6 +1,5 @@
 """`generate` and `stream`: many prompts in a fixed number of rows, which get new prompts when they end."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
 
 import jax
@@ -11,7 +10,7 @@ from meshwright import process
 from meshwright.errors import UsageError
 from meshwright.generation._batch import check_positions
 from meshwright.generation._decoding import GREEDY, Decoding
-from meshwright.generation._model import Model, check_tokens, vocabulary_of
+from meshwright.generation._model import Model, check_tokens, prompt_vocabulary
 from meshwright.generation._slots import Piece, Sizes, pieces_of, searched
 from meshwright.train import as_seed, key_of
 from meshwright.tree import PyTree
@@ -113,11 +112,8 @@ def stream(
             "first": first,
         }
         process.compare("what is generated", lambda: _facts(prompts, facts))
-    # The inputs of an encoder-decoder of the user's may have tokens of their own.
-    is_known, vocabulary = model.encode is None or model.config is not None, vocabulary_of(model, params)
-    queue = enumerate(_checked(prompts, sizes, first, vocabulary if is_known else 2**31), first)
-    for name, rows in {"stop": decoding.stop, "choices": decoding.choices}.items():
-        check_tokens(f"decoding.{name}", np.array([*itertools.chain(*rows)], np.int64), vocabulary)
+    vocabulary = prompt_vocabulary(model, params, decoding)
+    queue = enumerate(_checked(prompts, sizes, first, vocabulary), first)
     if decoding.beams > 1:
         return searched(model, decoding, params, mesh, sizes, queue)
     return pieces_of(model, decoding, params, mesh, sizes, queue, key, every)
