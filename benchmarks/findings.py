@@ -6,8 +6,8 @@ each test exists. `--tiny` runs one program of each kind; words choose those who
 
 import argparse
 import contextlib
-import functools
 import dataclasses
+import functools
 import io
 import json
 import logging
@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 import unittest.mock
 import warnings
 import zipfile
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,6 +219,10 @@ def spikes_that_are_never_found():
     for step in range(100):
         rule.judge(step, {"loss": 1.0})
     return f"a loss of 1e9 is a spike: {rule.judge(100, {'loss': 1e9}) is not None}"
+
+
+@finding(
+    "wish",
     "publicbugs2 1",
     before="4 of 8 batches are trained",
     test="tests/train/test_loop.py::test_an_update_that_does_not_count_each_batch_once_is_refused",
@@ -630,6 +634,7 @@ def segments_from_0():
 
 # --- rows that meet
 
+
 PAIRS = {name: np.random.default_rng(i).normal(size=(28, 4)) for i, name in enumerate("ab")}
 
 
@@ -724,6 +729,10 @@ def recurrent_weights_split_twice():
     slope = jax.grad(loss)(params, batch)["h"]
     error = np.abs(params["h"] - np.asarray(new.params["h"]) - slope).max() / np.abs(slope).max()
     return f"the gradient of the recurrent weight is off by {100 * error:.0f} %"
+
+
+@finding(
+    "modes",
     "ports A1",
     before="2150 of 4096 values are dropped in evaluation",
     test="tests/adapters/test_functional.py::test_a_mode_that_is_a_field_of_the_module_is_off_in_evaluation",
