@@ -8,9 +8,8 @@ import pytest
 
 import meshwright as mw
 from experiment.runs import experiment
-from meshwright.engine import Training
-from meshwright.engine._lookups import check_lookups
 from meshwright.errors import UsageError
+from meshwright.program import check_lookups
 
 ROWS = 10
 IDS = {"ids": np.array([[0, 3], [1, 2], [2, 9], [3, 9]] * 4, np.int32)}
@@ -44,8 +43,7 @@ def check(look_up, mesh="data=4,fsdp=2", microbatches=2):
     step = mw.make_step(loss, optimizer, layout, microbatches=microbatches)
     batch = mw.tree.abstract(IDS)
     step.trace(target, batch)
-    parts = dict.fromkeys(("data", "last_step", "first_state"))
-    check_lookups(Training(layout, target, batch, step, first_rows=lambda: IDS, **parts))
+    check_lookups(step.jaxpr, target, batch, IDS)
 
 
 @pytest.mark.parametrize("look_up", REFUSED)
@@ -65,3 +63,22 @@ def test_tokens_of_another_model_end_a_run_before_its_first_step(tmp_path):
     tokens = mw.Input({"ids": np.tile(IDS["ids"], (4, 1))}, batch_size=8, shuffle=False)
     with pytest.raises(UsageError, match="row 9 of params/table, which has 9"):
         mw.run(experiment(tmp_path, model=table, loss=loss, input=tokens))
+
+
+def test_examples_to_evaluate_on_are_looked_up_before_the_first_step_too(tmp_path):
+    table = lambda key: {"table": jnp.ones((9, 8))}
+    train, held_out = {"ids": np.zeros((16, 2), np.int32)}, {"ids": IDS["ids"][::-1]}
+    loss = lambda params, batch: (params["table"][batch["ids"]] ** 2).mean()
+    measure = lambda params, batch: {"loss": (params["table"][batch["ids"]] ** 2).mean((1, 2))}
+    evaluations = {"held_out": mw.Evaluation(measure, held_out, when=100, batch_size=8)}
+    with pytest.raises(UsageError, match=r"evaluations.held_out.measure: .* row 9 of params/table"):
+        mw.run(
+            experiment(
+                tmp_path, model=table, loss=loss, input=mw.Input(train, batch_size=8), evaluations=evaluations
+            )
+        )
+    trainer = mw.Trainer(
+        mw.Deployer(0, verbose=False), params=table(None), loss=loss, optimizer=optax.sgd(0.1)
+    )
+    with pytest.raises(UsageError, match="row 9 of params/table"):
+        trainer.fit(train, batch_size=8, epochs=1, eval_examples=held_out)

@@ -13,13 +13,13 @@ import jax
 from meshwright import tree
 from meshwright.checkpoint import Checkpoints, metrics_of
 from meshwright.engine._evaluations import EvaluationPart, seconds_of
-from meshwright.engine._lookups import check_lookups
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.engine._unscored import never_due, unscored
 from meshwright.engine._unused import unused
 from meshwright.errors import UsageError, listed, nearest
 from meshwright.evaluation import Scores
+from meshwright.program import check_lookups
 from meshwright.sharding import device_bytes
 from meshwright.shown import human_bytes
 from meshwright.train import TrainState, num_params
@@ -78,7 +78,8 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     seconds, memory = step.compile_seconds - before, _memory(programs, target)
     read = ", read from the cache" if step.num_read - read_before == len(programs) else ""
     yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s{read}; {memory} per device")
-    check_lookups(training)
+    if step.jaxpr is not None:
+        check_lookups(step.jaxpr, target, training.batch, training.first_rows())
     for remark in unused(training):
         yield CheckResult(remark, is_warning=True)
 

@@ -10,7 +10,7 @@ from meshwright import process
 from meshwright.errors import ExamplesError
 from meshwright.evaluation._means import Scores, mean_over
 from meshwright.metrics import Mean
-from meshwright.program import program_of
+from meshwright.program import check_lookups, program_of
 from meshwright.sharding import Layout, adding_right, meeting
 from meshwright.train import ComputeDtype, TrainState, eval_params, key_of, narrowing
 from meshwright.tree import PyTree
@@ -48,6 +48,7 @@ class AverageLoss:
         self._of_rows = process.Compared("the program of the evaluation's loss", of_rows, layout.mesh)
         self._trace = of_rows.trace
         self._traits: tuple[bool, bool] | None = None
+        self._is_checked = False
 
     def __call__(self, state: TrainState, batches: Iterable[tuple[PyTree, range]]) -> Scores:
         """Return the scores over all batches.
@@ -65,6 +66,10 @@ class AverageLoss:
     ) -> Iterator[tuple[PyTree, np.ndarray | None, np.float32, np.uint32]]:
         """Yield the arguments of each call: for a whole batch, or for a piece of the last one."""
         for batch, ids in batches:
+            if not self._is_checked:
+                self._is_checked = True
+                traced = self._trace(state, batch, None, np.float32(1), np.uint32(0))
+                check_lookups(traced.jaxpr, state, batch, batch)
             for rows, repeats in self._pieces(state, batch, len(ids)):
                 number = ids.start if rows is None else ids.start + int(rows[0])
                 yield batch, rows, np.float32(repeats), np.uint32(number)

@@ -13,6 +13,7 @@ from meshwright.collector import collector_paused
 from meshwright.errors import UsageError
 from meshwright.evaluation._means import Scores, mean_over
 from meshwright.metrics import Mean
+from meshwright.program import check_lookups
 from meshwright.sharding import Layout, adding_right, in_mesh
 from meshwright.train import ComputeDtype, eval_params, narrowing
 from meshwright.tree import PyTree
@@ -97,20 +98,22 @@ class Measured:
         """Return the scores over all batches."""
         return mean_over(self._score, state, batches, self._mesh)
 
-    def check(self, state: Any, batch: PyTree) -> tuple[str, ...]:
+    def check(self, state: Any, batch: PyTree, rows: PyTree = None) -> tuple[str, ...]:
         """Trace `measure` with structs of the state and of a batch, and return the names of the scores.
 
         Raises:
-          UsageError: `measure` does not return a value for each example, or the processes have different
-            programs.
+          UsageError: `measure` does not return a value for each example, or looks up what a table does not
+            have, given rows of the batch; or the processes have different programs.
         """
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with in_mesh(self._mesh):
             # The evaluation reuses this trace.
             with collector_paused():
-                names = tuple(self._score.eval_shape(state, batch, weights))
+                traced = self._score.trace(state, batch, weights)
+            if rows is not None:
+                check_lookups(traced.jaxpr, state, batch, rows)
             self._score.compare(state, batch, weights)
-            return names
+            return tuple(traced.out_info)
 
     def _weighted_means(self, state: Any, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
         return _weighted_means(self._measure(state, batch), weights)

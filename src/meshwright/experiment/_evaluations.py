@@ -94,19 +94,19 @@ class _Parts:
           UsageError: A function returns an array without a value for each example.
         """
         with errors_naming(self._field):
-            batch = _first_batch(self._one, self._layout)
+            rows = some_rows(self._one.examples, self._one.batch_size, self._layout.batch_sharding)
+            batch = _first_batch(self._one, self._layout, rows)
         names: Sequence[str] = ()
         if self.measure is not None:
             with errors_naming(f"{self._field}.measure"):
-                names = self.measure.check(target, batch)
-        for part, rows in {"predict": self.predict, "outputs": self.outputs}.items():
-            if rows is not None:
+                names = self.measure.check(target, batch, rows)
+        for part, function in {"predict": self.predict, "outputs": self.outputs}.items():
+            if function is not None:
                 with errors_naming(f"{self._field}.{part}"):
-                    rows.check(target, batch)
+                    function.check(target, batch)
         return names
 
 
-def _first_batch(one: Evaluation, layout: Layout) -> PyTree:
+def _first_batch(one: Evaluation, layout: Layout, rows: PyTree) -> PyTree:
     local_rows(one.batch_size, layout.batch_sharding)  # raises if the batch cannot be split
-    rows = some_rows(one.examples, one.batch_size, layout.batch_sharding)
     return global_batch(rows, one.batch_size)

@@ -143,7 +143,7 @@ class Compared:
         self._about, self._function = about, function
         self._spans_all = jax.process_count() > 1 and spans_all_processes(mesh.devices.flat)
         self._compared: set[Any] = set()
-        self.eval_shape = function.eval_shape
+        self.trace = function.trace
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the result of the function. Collective."""

@@ -6,42 +6,49 @@ loss does to it. One that it wraps, clips or replaces is within its table, and i
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
 from meshwright import tree
-from meshwright.engine._training import Training
 from meshwright.errors import UsageError
-from meshwright.program import bind, evaluate
+from meshwright.program._evaluate import bind, evaluate
 
 _SAME = ("sharding_constraint", "reshard", "optimization_barrier", "copy")
 _MOST_TURNS = 8
 """The number of turns of a loop over the batch, such as microbatches, that are followed."""
 
 
-def check_lookups(training: Training) -> None:
+def check_lookups(jaxpr: Any, state: Any, batch: Any, rows: Any) -> None:
     """Check that the first batch looks up no row that a table of the state does not have.
 
     Args:
-      training: The parts of the run. Its step was traced before.
+      jaxpr: The program. Its first inputs are the leaves of a state and of a batch.
+      state: The state, as arrays or structs.
+      batch: The batch, as arrays or structs.
+      rows: Some rows of the batch. Of an array that is split over processes those of this one are taken.
 
     Raises:
       UsageError: It does.
     """
-    names, batch = tree.leaf_names(training.target), tree.named_leaves(training.batch)
-    are_whole = [jnp.issubdtype(x.dtype, jnp.integer) for x in batch.values()]
-    if training.step.jaxpr is None or not any(are_whole):
+    names, structs = tree.leaf_names(state), jax.tree.leaves(batch)
+    if not any(jnp.issubdtype(x.dtype, jnp.integer) for x in structs):
         return
-    rows = tree.named_leaves(training.first_rows())
-    given = [
-        cache(lambda x=rows[name], shape=x.shape: np.resize(x, shape).astype(x.dtype)) if is_whole else None
-        for is_whole, (name, x) in zip(are_whole, batch.items(), strict=True)
+    known = [
+        cache(partial(_whole, struct, some)) if jnp.issubdtype(struct.dtype, jnp.integer) else None
+        for struct, some in zip(structs, jax.tree.leaves(rows), strict=True)
     ]
-    evaluate(training.step.jaxpr, [*names, *given], _followed)
+    others = [None] * (len(_inner(jaxpr).invars) - len(names) - len(known))
+    evaluate(jaxpr, [*names, *known, *others], _followed)
+
+
+def _whole(struct: Any, rows: Any) -> np.ndarray:
+    rows = rows.addressable_data(0) if isinstance(rows, jax.Array) else rows
+    return np.resize(rows, struct.shape).astype(jax.dtypes.canonicalize_dtype(struct.dtype))
 
 
 def _followed(eqn: Any, operands: list[Any]) -> Sequence[Any]:
