@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
-import optax
-
 import numpy as np
+import optax
 
 from meshwright import tree
 from meshwright.engine._training import Training
