@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
+# Before anything is traced: it loads Pallas, and JAX traces again what it traced before that.
+import jax.extend.core  # noqa: F401
+
 from meshwright import process
 from meshwright.engine._changes import show_changes
 from meshwright.engine._checks import CheckResult, check_parts, try_first_state
