@@ -34,7 +34,7 @@ def with_metrics(params, batch):
     return loss(params, batch), shown
 
 
-TOLD = ("no influence", "Muon takes", "batch statistics", "have segments", "with segment 0")
+TOLD = ("no influence", "for matrices", "batch statistics", "have segments", "with segment 0")
 
 
 def warnings(run, caplog, **more):
@@ -69,6 +69,9 @@ def dimensions(params):
 def test_stacks_of_vectors_that_muon_takes_for_matrices_are_named(tmp_path, caplog, options):
     of = {"model": stacks, "loss": through_layers} | options
     muon = mw.train.by_path([(".*", optax.contrib.muon(1e-3))])
+    [said] = warnings(tmp_path / "low rank", caplog, optimizer=optax.contrib.galore(1e-3, rank=2), **of)
+    assert "GaLore takes params/layers/scale for matrices" in said
+    caplog.clear()
     [said] = warnings(tmp_path / "as it is", caplog, optimizer=muon, **of)
     assert "Muon takes params/layers/scale for matrices, but the loss scans over their first" in said
     caplog.clear()

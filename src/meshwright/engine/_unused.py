@@ -3,8 +3,8 @@
 A trained parameter that the loss is not computed from belongs to a layer that was forgotten. Batch statistics
 that the step returns as they came belong to a model that is called in evaluation mode. And a model that does
 not read the segments of packed rows lets their texts attend to each other. Another array of the batch that it
-does not read may be carried along on purpose, or have a name that the loss does not know. Muon takes each
-array of two dimensions for a matrix, also a stack of vectors that the loss scans over.
+does not read may be carried along on purpose, or have a name that the loss does not know. Muon and GaLore
+take each array of two dimensions for a matrix, also a stack of vectors that the loss scans over.
 """
 
 import re
@@ -23,6 +23,16 @@ from meshwright.program import Program, Value, influences, program_of, stacked, 
 _STATISTIC = re.compile(r"(.*/)?(mean|var|\w*state_index/init/\d+)")
 """The names of batch statistics in Flax, and in Equinox."""
 _MOST = 3
+_OF_MATRICES = {
+    optax.contrib.MuonState: (
+        "Muon",
+        "mu",
+        "muon(..., muon_weight_dimension_numbers=lambda params: jax.tree.map(lambda x: "
+        "MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, params))",
+    ),
+    optax.contrib.GaLoreState: ("GaLore", "projector", "galore(..., weight_dimension_numbers=...)"),
+}
+"""The states of optimizers of matrices: their names, the arrays for matrices in them, and what to write."""
 SEGMENTS = "segments"
 """The name of the array that says which text of its row each token belongs to; `mw.text` makes it."""
 
@@ -54,11 +64,10 @@ def unused(training: Training) -> Iterator[str]:
             f"{len(idle)} of {len(trained)} trained parameters {have} no influence on the loss: "
             f"{listed(idle, _MOST)}. Use them in the loss, freeze them, or leave them out of the model"
         )
-    if taken := _stacks_as_matrices(program, inputs, training.target.opt_state):
+    for optimizer, taken, remedy in _stacks_as_matrices(program, inputs, training.target.opt_state):
         yield (
-            f"Muon takes {listed(taken, _MOST)} for matrices, but the loss scans over their first dimension, "
-            "as over stacks of vectors. Name the dimensions: muon(..., muon_weight_dimension_numbers=lambda "
-            "params: jax.tree.map(lambda x: MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, params))"
+            f"{optimizer} takes {listed(taken, _MOST)} for matrices, but the loss scans over their first "
+            f"dimension, as over stacks of vectors. Name the dimensions: {remedy}"
         )
     of_batch = dict(zip(tree.leaf_names(training.batch), program.inputs[len(names) :], strict=False))
     unread = [name for name, value in of_batch.items() if value not in used]
@@ -93,21 +102,29 @@ def unused(training: Training) -> Iterator[str]:
         )
 
 
-def _stacks_as_matrices(program: Program, inputs: Mapping[str, Value], opt_state: Any) -> list[str]:
-    """Return the names of the parameters that Muon takes for matrices and the loss for stacks of vectors."""
-    is_muon = lambda node: isinstance(node, optax.contrib.MuonState)  # noqa: E731
-    states = filter(is_muon, jax.tree.leaves(opt_state, is_leaf=is_muon))
-    moments = [(name, x) for state in states for name, x in tree.named_leaves({"params": state.mu}).items()]
-    matrices = [name for name, x in moments if x.ndim == 2]
+def _stacks_as_matrices(
+    program: Program, inputs: Mapping[str, Value], opt_state: Any
+) -> Iterator[tuple[str, list[str], str]]:
+    """Yield optimizers, the stacks of vectors that each takes for matrices, by name, and what to write."""
+    states = [x for x in jax.tree.leaves(opt_state, is_leaf=_takes_matrices) if _takes_matrices(x)]
     origins, scanned = dict[Value, Value](), set[Value]()
-    for operation in walk(program) if matrices else ():
+    for operation in walk(program) if states else ():
         for tie in operation.entering:
             origin = origins.get(tie.source, tie.source)
             scanned.update([origin] if tie.source_stacked else ())
             origins[tie.target] = origin
         if operation.kind == "convert_element_type":
             origins[operation.outputs[0]] = origins.get(operation.inputs[0], operation.inputs[0])
-    return [name for name in matrices if inputs[name] in scanned]
+    for state in states:
+        optimizer, field, remedy = _OF_MATRICES[type(state)]
+        taken = [name for name, x in tree.named_leaves({"params": getattr(state, field)}).items() if x.size]
+        stacks = [name for name in taken if len(inputs[name].shape) == 2 and inputs[name] in scanned]
+        if stacks:
+            yield optimizer, stacks, remedy
+
+
+def _takes_matrices(node: Any) -> bool:
+    return type(node) in _OF_MATRICES
 
 
 def _loss(program: Program, num_state: int, names: tuple[str, ...], minimised: str) -> list[Value]:
