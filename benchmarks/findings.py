@@ -553,6 +553,23 @@ def sample_that_is_a_link():
     return f"of texts a and b, the second a link: {list(mw.corpus.documents('texts.tar'))}"
 
 
+@finding(
+    "files",
+    "own, add_bos_token",
+    before="add_bos_token=False, and a prompt begins with <s>: [0, 1]",
+    test="tests/generation/test_text.py::test_files_that_say_differently_what_begins_a_text_are_refused",
+)
+def prompt_that_begins_otherwise():
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    inner.add_special_tokens(["<s>"])
+    begin = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    inner.post_processor = begin
+    inner.save("tokenizer.json")
+    Path("tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "bos_token": "<s>"}))
+    found = mw.generation.tokenizer_of("tokenizer.json").encode("a")
+    return f"add_bos_token=False, and a prompt begins with <s>: {found}"
+
+
 # --- data that the model does not see as meant
 
 

@@ -1,5 +1,6 @@
 """Texts in place of tokens."""
 
+import json
 import sys
 import types
 
@@ -58,6 +59,31 @@ def test_a_text_ends_with_a_stop_that_comes_in_other_tokens(with_begin):
         text = GrowingText(with_begin, ["a b", "b b"])
         assert "".join(text.add(piece) for piece in pieces) + text.rest() == "b a a b"
         assert (text.tokens, text.has_ended) == ([3, 2, 2, 3], True)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            {"add_bos_token": False, "bos_token": "<s>"},
+            r"has add_bos_token=False, but tokenizer\.json puts <s> there",
+        ),
+        (
+            {"add_eos_token": True, "eos_token": {"content": "<end>"}},
+            r"add_eos_token=True, .* puts no <end> there",
+        ),
+        ({"add_bos_token": True, "bos_token": "<s>", "add_eos_token": False, "eos_token": "<end>"}, None),
+        ({"add_eos_token": True, "eos_token": None}, None),
+    ],
+)
+def test_files_that_say_differently_what_begins_a_text_are_refused(said, told, with_begin, tmp_path):
+    with_begin.inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    if told is None:
+        assert tokenizer_of(tmp_path).encode("b") == [0, 3]
+        return
+    with pytest.raises(UsageError, match=told):
+        tokenizer_of(tmp_path)
 
 
 def test_truncation_and_padding_in_a_file_of_a_tokenizer_do_not_count(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshwright.documents import parse_object
 from meshwright.errors import UsageError
 
 
@@ -123,11 +124,36 @@ def _from_file(path: Path) -> Any:
         described = json.loads(file.read_text(encoding="utf-8"))
         # They are of the batches that it was saved with, and would cut prompts off.
         rest = {name: x for name, x in described.items() if name not in ("truncation", "padding")}
-        return package.Tokenizer.from_str(json.dumps(rest))
+        tokenizer = package.Tokenizer.from_str(json.dumps(rest))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
     except Exception as error:  # the package raises no class of its own
         raise UsageError(f"{file} is not a tokenizer of the package tokenizers: {error}.") from None
+    _check_ends(file, tokenizer)
+    return tokenizer
+
+
+def _check_ends(file: Path, tokenizer: Any) -> None:
+    """Check that a tokenizer puts those tokens around a text that the config beside it says.
+
+    Raises:
+      UsageError: It does not: `transformers` goes by the config, and others by the tokenizer.
+    """
+    config = file.with_name("tokenizer_config.json")
+    try:
+        said = parse_object(config.read_bytes()) if config.is_file() else {}
+    except ValueError as error:
+        raise UsageError(f"{config} is not a tokenizer's config: {error}.") from None
+    for kind, at in (("bos", slice(1)), ("eos", slice(-1, None))):
+        token, wanted = said.get(f"{kind}_token"), said.get(f"add_{kind}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        id_ = tokenizer.token_to_id(token) if token and isinstance(wanted, bool) else None
+        if id_ is not None and (tokenizer.encode("a").ids[at] == [id_]) != wanted:
+            puts = f"puts {'no ' if wanted else ''}{token} there"
+            raise UsageError(
+                f"{config} has add_{kind}_token={wanted}, but {file.name} {puts}.\n"
+                "  Make them agree: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            )
 
 
 def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
