@@ -6,7 +6,7 @@ import math
 import pytest
 
 from meshwright.engine._ledger import saving_remark
-from meshwright.report import Ledger, list_runs, prometheus_text, read_ledger, read_run, runs_table, summary
+from meshwright.report import Ledger, list_runs, read_ledger, read_run, runs_table, summary
 from meshwright.report._ledger import PARTS, WORK, saving_told
 from report.runs import page_of, write_run
 from soak import cases, rng
@@ -134,10 +134,3 @@ def test_a_damaged_ledger_is_told_and_hides_nothing_else(run, content):
     found = read_run(run)
     assert (found.ledger, found.step) == (None, 40)
     assert "ledger.json cannot be read" in found.damage[0]
-
-
-def test_prometheus_gets_a_line_for_each_part(run):
-    lines = prometheus_text(list_runs(run.parent)).splitlines()
-    assert f'meshwright_seconds{{run="{run}",part="lost"}} 100.0' in lines
-    assert f'meshwright_goodput{{run="{run}"}} 0.45' in lines
-    assert lines.count("# TYPE meshwright_seconds gauge") == 1

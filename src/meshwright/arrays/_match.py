@@ -28,12 +28,7 @@ _MAX_SUGGESTIONS = 20  # as each compares one name with all others
 def matched(
     source: Source, wanted: Mapping[str, Any], assign: Assign, fallback: Fallback | None, ignore: str | None
 ) -> dict[str, Any]:
-    """Return for each wanted leaf, by name, the `LazyArray` of the source or the value of the fallback.
-
-    Raises:
-      CheckpointError: As `restore`.
-      UsageError: As `restore`.
-    """
+    """Return for each wanted leaf, by name, the `LazyArray` of the source or the value of the fallback."""
     saved, from_where = source.arrays(), origins(source, wanted, assign)
     found = {name: saved[origin] for name, origin in from_where.items() if origin in saved}
     # An assignment that leads nowhere is a mistake, which no fallback hides.
@@ -78,9 +73,6 @@ def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
     matches the last components of a name only, the components above are in no group, and so not in the saved
     name.
     Source: T5X's `apply_assignment_map`, whose patterns match whole names only.
-
-    Raises:
-      UsageError: A pattern decides nothing, or a saved name refers to a group that it lacks.
     """
     names, table = list(names), Table.of("assign", assign)
     judge({table: names})

@@ -159,11 +159,7 @@ def read_entries(directory: Path) -> dict[int, Entry]:
 
 
 def _entry_in(told: Mapping[str, Any]) -> Entry:
-    """Return the entry in a document, which anybody may have written.
-
-    Raises:
-      ValueError: A value is not what an entry has; also `KeyError`, `TypeError` or `OverflowError`.
-    """
+    """Return the entry in a document, which anybody may have written."""
     process, num_processes = int(told["process"]), int(told["num_processes"])
     if not 0 <= process < num_processes <= _MOST_PROCESSES:
         raise ValueError(f"there is no process {process} of {num_processes}")

@@ -89,11 +89,7 @@ def chosen_step(path: str, checkpoint: int | str) -> int:
 
 
 def _steps(path: str) -> tuple[Directory, list[int]]:
-    """Return the directory of checkpoints at `path`, and its complete steps, of which there is one at least.
-
-    Raises:
-      CheckpointError: There is none.
-    """
+    """Return the directory of checkpoints at `path`, and its complete steps, at least one."""
     directory = location(checkpoints_of(path))
     steps = _directory.complete_steps(directory)
     if not steps:
@@ -130,11 +126,7 @@ def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
 
 
 def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
-    """Return the one score by which the run keeps its best checkpoint.
-
-    Raises:
-      UsageError: There is none, or several.
-    """
+    """Return the one score by which the run keeps its best checkpoint."""
     if len(chosen) == 1:
         return next(iter(chosen))
     why = f"keeps its best by several scores, {_shown(chosen)}" if chosen else "keeps none by a score"

@@ -129,12 +129,7 @@ def temporaries(directory: Directory) -> Sequence[Directory]:
 
 
 def remove_temporaries(directory: Directory, also: Collection[str] = ()) -> None:
-    """Remove the temporary directories of killed runs. Call it only with the lock held.
-
-    Args:
-      directory: The directory of checkpoints.
-      also: Names of hidden files to remove, too, if they are there.
-    """
+    """Remove the temporary directories of killed runs. Call it only with the lock held."""
     if isinstance(directory, ObjectPath):
         _remove_overtaken(directory, also)
     else:
@@ -155,14 +150,7 @@ def discard(temporary: Directory) -> None:
 
 
 def set_aside(directory: Directory, step: int, why: Aside = "damaged", mark: str = "") -> str:
-    """Rename a checkpoint so that it no longer counts as one, and return its new name.
-
-    Args:
-      directory: The directory of checkpoints.
-      step: The step of the checkpoint.
-      why: "damaged", or "later" if the run goes back to an earlier step.
-      mark: Eight hexadecimal digits that make the new name unique; random ones, if empty.
-    """
+    """Rename a checkpoint so that it no longer counts as one, and return its new name."""
     path, name = step_path(directory, step), f"{why}-{mark or secrets.token_hex(4)}"
     if isinstance(path, ObjectPath):
         return f"{path.name}/{_remote.set_aside(path, name).name}"

@@ -72,12 +72,7 @@ def pass_over(
 
 
 def not_complete(found: Mapping[int, str], resumed: Candidate | None) -> tuple[str, ...]:
-    """Log the newer checkpoints in memory that some process lacks, and return the messages.
-
-    Args:
-      found: What is wrong with each, by step.
-      resumed: The checkpoint that the run continues from; None if it starts from the beginning.
-    """
+    """Log the newer checkpoints in memory that some process lacks, and return the messages."""
     newer = [step for step in sorted(found) if resumed is None or step > resumed.step]
     messages = tuple(
         f"step {step} in memory is not complete: {found[step]}; {_instead(resumed)}" for step in newer

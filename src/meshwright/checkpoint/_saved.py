@@ -117,11 +117,7 @@ class Saved:
         return finish()
 
     def _leaves(self, state: tree.PyTree) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Return the leaves of a state in the form in which they are saved, and the types of its PRNG keys.
-
-        Raises:
-          UsageError: As `check`, or a value does not fit into its dtype.
-        """
+        """Return the leaves of a state as they are saved, and the types of its PRNG keys."""
         return keys_as_data(renamed(cast_leaves(tree.named_leaves(state), self._cast), self._names))
 
     def _structs(self, target: tree.PyTree) -> dict[str, Any]:

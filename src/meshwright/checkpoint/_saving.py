@@ -60,12 +60,6 @@ def check_is_saved(
 ) -> None:
     """Check that a checkpoint that exists is of this state. Collective.
 
-    Args:
-      directory: The directory of checkpoints.
-      head: The manifest that the state would get, without files and arrays.
-      leaves: The state by name, as it is saved.
-      arrays: Its layouts.
-
     Raises:
       UsageError: It is of another state.
     """

@@ -16,13 +16,6 @@ _ALWAYS = ("gone", "stopped by a signal", "does not answer")
 def ask(place: str) -> Result:
     """Show what each process of a run does, and what follows. Takes a few seconds; exit code 5 if the run
     hangs.
-
-    Args:
-      place: The run directory or its URL.
-
-    Raises:
-      UsageError: It is a setting, and no run.
-      InputError: No process of this run tells where it stands.
     """
     if "=" in place and not is_address(place) and not Path(place).exists():
         raise UsageError(

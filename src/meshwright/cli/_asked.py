@@ -13,10 +13,5 @@ def checkpoint_asked(options: argparse.Namespace) -> int | str:
 
 
 def step_asked(options: argparse.Namespace, path: str) -> int | None:
-    """Return the step of the checkpoint below `path`; None if the options do not say which.
-
-    Raises:
-      CheckpointError: No checkpoint has the score.
-      UsageError: Nothing says which score is meant.
-    """
+    """Return the step of the checkpoint below `path`; None if the options do not say which."""
     return options.step if options.best is None else chosen_step(path, checkpoint_asked(options))

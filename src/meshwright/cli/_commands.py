@@ -275,11 +275,6 @@ def _add_list(commands: Commands) -> None:
         default="",
         help="show these settings and scores, a column each, in place of the times",
     )
-    runs.add_argument(
-        "--prometheus",
-        action="store_true",
-        help="print the runs' times, steps and states as metrics in Prometheus' text format instead",
-    )
 
 
 def _add_machines(commands: Commands) -> None:

@@ -74,11 +74,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _described(options: argparse.Namespace, source: Source) -> Any:
-    """Return what describes the model to write for Hugging Face: `--config`, or a T5 of T5X itself.
-
-    Raises:
-      UsageError: There is neither.
-    """
+    """Return what describes the model to write for Hugging Face: `--config`, or a T5 of T5X itself."""
     if options.config or not (is_back(options) and is_hugging_face(options)):
         return options.config
     if not t5x.recognises(source):
@@ -105,11 +101,7 @@ def _give_memory_back_at_once() -> None:
 
 
 def _refuse_within(source: Opened, destination: str) -> None:
-    """Refuse a destination that is the checkpoint being read, or lies inside it.
-
-    Raises:
-      UsageError: The destination is such a place.
-    """
+    """Refuse a destination that is the checkpoint being read, or lies inside it."""
     places = (str(source.path), destination)
     read, written = (place if is_address(place) else os.path.realpath(place) for place in places)
     if f"{written}/".startswith(f"{read}/") and not Path(read).is_file():

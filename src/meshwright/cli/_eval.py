@@ -24,12 +24,7 @@ PURPOSE = Purpose(
 
 
 def eval(options: argparse.Namespace) -> Result:  # noqa: A001 - the command's name
-    """Evaluate the newest checkpoint of a run, or that of a step, or the best.
-
-    Raises:
-      InputError: There is no such run, checkpoint or score.
-      UsageError: Somebody other than the user may have chosen the function, or there are no evaluations.
-    """
+    """Evaluate the newest checkpoint of a run, or that of a step, or the best."""
     if "workdir" in options.settings:
         raise UsageError(
             "meshwright eval takes the run as RUN, and writes nothing, so there is no workdir to set: leave "

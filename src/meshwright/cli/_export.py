@@ -71,11 +71,7 @@ def export(options: argparse.Namespace) -> Result:
 
 
 def _checked_suffix(to: str) -> str:
-    """Return how the name of the file ends.
-
-    Raises:
-      UsageError: It is not that of a format that is written here.
-    """
+    """Return how the name of the file ends."""
     suffix = PurePath(to).suffix
     if suffix in (_PROGRAM, ".safetensors", ".gguf"):
         return suffix

@@ -13,11 +13,7 @@ _OF_A_RUN = ("experiment.txt", "experiment.json", "metrics.jsonl")
 
 
 def check_command(words: Sequence[str], grammar: Grammar) -> None:
-    """Check that the first word that is not an option is a command.
-
-    Raises:
-      UsageError: It is not a command; the message suggests what to write.
-    """
+    """Check that the first word that is not an option is a command."""
     word = _first_word(words)
     if word is None or word in grammar.commands:
         return
@@ -29,11 +25,7 @@ def check_command(words: Sequence[str], grammar: Grammar) -> None:
 
 
 def check_rest(rest: Sequence[str], command: str, grammar: Grammar) -> None:
-    """Check that no words are left over that the command does not take.
-
-    Raises:
-      UsageError: There are some; the message suggests what to write.
-    """
+    """Check that no words are left over that the command does not take."""
     if not rest:
         return
     word = rest[0]

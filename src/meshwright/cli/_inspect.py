@@ -22,11 +22,7 @@ BEGAN_FROM = "began_from.txt"
 
 
 def inspect(options: argparse.Namespace) -> Result:
-    """Show the checkpoints under a path and the arrays of one of them; for a run, also its newest report.
-
-    Raises:
-      InputError: There is nothing to show.
-    """
+    """Show the checkpoints under a path and the arrays of one of them; for a run, also its newest report."""
     place, step = checkpoints_of(options.path), step_asked(options, options.path)
     if place == options.path:
         found = _checkpoints(place, step)

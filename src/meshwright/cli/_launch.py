@@ -92,13 +92,7 @@ def ray(options: argparse.Namespace) -> int:
 
 
 def _say_how_to_go_on(options: argparse.Namespace, exit_code: int, before: Sequence[str] = ()) -> int:
-    """Print the command that continues a run that is not complete, and return its exit code.
-
-    Args:
-      options: The options of the launch.
-      exit_code: Its exit code.
-      before: A command that has to be run before it.
-    """
+    """Print the command that continues a run that is not complete, and return its exit code."""
     if exit_code != EXIT_DONE:
         first = "correct that, and then " if exit_code in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED) else ""
         command = " && ".join(map(shlex.join, filter(None, [before, ["meshwright", *options.words]])))

@@ -22,10 +22,6 @@ def nan(options: argparse.Namespace) -> Result:
     """Play a run again from its newest checkpoint to the first step whose result is not finite.
 
     Exit code 4 if there is such a step.
-
-    Raises:
-      InputError: There is no such run, or its checkpoints do not fit.
-      UsageError: Somebody other than the user may have chosen the function.
     """
     if "workdir" in options.settings:
         raise UsageError(

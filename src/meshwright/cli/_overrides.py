@@ -23,13 +23,6 @@ def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], di
     """Separate the settings from the other arguments; return those others, and the settings.
 
     Arguments after a bare `--` are left alone.
-
-    Args:
-      arguments: The words of a command line.
-      flags: Options that are not settings.
-
-    Raises:
-      OverrideError: `--key` has no value.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     rest, settings, waiting = [], {}, list(arguments[:end])
@@ -58,16 +51,6 @@ def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
     """Call `function` with the settings that are its parameters, set the rest on the result, and return it.
 
     All settings of one dataclass are set at once, so that its checks never see a half-changed state.
-
-    Args:
-      function: Makes the experiment.
-      settings: The texts of the settings, by dotted path.
-      kind: The class that `function` must return an instance of.
-
-    Raises:
-      OverrideError: A name is neither a parameter of `function` nor a field of `kind`, a value has the
-        wrong type, or a parameter without a default is not set.
-      UsageError: `function` does not return a `kind`, or a dataclass refuses the values.
     """
     asked, hints = _nested(settings), get_type_hints(function)
     parameters = inspect.signature(function).parameters
@@ -183,12 +166,7 @@ def _changed(value: Any, path: str, wanted: Any, new: Any) -> Any:
 
 
 def _replaced(owner: Any, path: str, asked: Mapping[str, Any]) -> Any:
-    """Return a copy of `owner`, the dataclass or mapping at `path`, with some fields or values changed.
-
-    Raises:
-      OverrideError: `owner` has no field or key of that name.
-      UsageError: `owner` refuses the new values; its message follows the settings.
-    """
+    """Return a copy of `owner`, the dataclass or mapping at `path`, with some fields or values changed."""
     known = _types_in(owner)
     for name in asked:
         if name not in known:

@@ -61,11 +61,7 @@ def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
 
 
 def _compiled(options: argparse.Namespace, changes: "Settings") -> "Compiled":
-    """Return the result of a compiler that ran in a child process, with some changes of the experiment.
-
-    Raises:
-      NotCompiledError: That process failed.
-    """
+    """Return the result of a compiler that ran in a child process, with some changes of the experiment."""
     from meshwright import plan as room
 
     with tempfile.TemporaryDirectory() as directory:

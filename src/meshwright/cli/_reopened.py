@@ -33,17 +33,7 @@ class Reopened:
 
 
 def reopened(options: argparse.Namespace, purpose: Purpose) -> Reopened:
-    """Return the function and the settings in a run's `experiment.json`. This loads none of the run's code.
-
-    Args:
-      options: The options of the command: the run's `path`, the `target` if the user names it, and
-        `settings`, which are added to those of the run.
-      purpose: The command.
-
-    Raises:
-      InputError: There is no such run.
-      UsageError: Somebody other than the user may have chosen the function, or a secret is missing.
-    """
+    """Return the function and the settings in a run's `experiment.json`. No code of the run is loaded."""
     origin = _origin(options.path, purpose)
     named = options.target and as_module(options.target)
     check_vouched(options.path, origin, named, purpose)
@@ -59,11 +49,7 @@ def reopened(options: argparse.Namespace, purpose: Purpose) -> Reopened:
 
 
 def _origin(place: str, purpose: Purpose) -> dict[str, Any]:
-    """Return the contents of `experiment.json`: the function, settings and devices that began the run.
-
-    Raises:
-      InputError: The file does not exist, or is damaged.
-    """
+    """Return the contents of `experiment.json`: the function, settings and devices that began the run."""
     file = join(place, "experiment.json")
     try:
         origin = parse_object(read_text(file))

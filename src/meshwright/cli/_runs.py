@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
-from meshwright.report import list_runs, prometheus_text, runs_table, sort_runs
+from meshwright.report import list_runs, runs_table, sort_runs
 from meshwright.storage import is_address, local_copy
 from meshwright.tables import screen_width
 
@@ -14,13 +14,7 @@ _SMALL = (".json", ".jsonl", ".log", ".txt")
 
 
 def runs(options: argparse.Namespace) -> Result:
-    """List the runs, the most recent report first, or the best by a score.
-
-    Raises:
-      UsageError: No run has a score or a setting of a given name.
-      InputError: There is no such directory.
-      MeshwrightError: The store cannot be read.
-    """
+    """List the runs, the most recent report first, or the best by a score."""
     place = options.directory
     with local_copy(place, _is_small) as directory:
         if not directory.is_dir():
@@ -30,8 +24,6 @@ def runs(options: argparse.Namespace) -> Result:
         found = list_runs(directory, place if is_address(place) else None)
     if not found:
         return f"no runs below {place}", {"runs": found}
-    if options.prometheus:
-        return prometheus_text(found).removesuffix("\n"), {"runs": found}
     ordered = sort_runs(found, options.sort) if options.sort else found
     columns = [name.strip() for name in options.columns.split(",") if name.strip()]
     table = runs_table(ordered, by=options.sort, columns=columns, width=screen_width())

@@ -27,13 +27,7 @@ _CHOSEN = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetiti
 
 
 def sample(options: argparse.Namespace) -> Result:
-    """Print what the model of the newest checkpoint writes after each prompt, or that of a step, or the best.
-
-    Raises:
-      InputError: There is no such run, checkpoint or score.
-      UsageError: Somebody other than the user may have chosen the function, or it is not known how the model
-        generates.
-    """
+    """Print what the model of the newest checkpoint, of a step or of the best writes after each prompt."""
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)

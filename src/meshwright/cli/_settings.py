@@ -36,12 +36,7 @@ def place_of(asked: Any) -> str:
 
 
 def read_settings(path: str | Path) -> dict[str, str]:
-    """Return the settings of a YAML file by dotted path.
-
-    Raises:
-      OverrideError: The file cannot be read, is not valid YAML, is not a mapping, or sets a name twice. The
-        message gives the line.
-    """
+    """Return the settings of a YAML file by dotted path."""
     import yaml
 
     from meshwright.storage import read_text  # loads NumPy, which `--help` does not wait for

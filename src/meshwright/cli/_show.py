@@ -14,11 +14,7 @@ EXIT_DIFFERENT = 1
 
 
 def show(options: argparse.Namespace) -> Result:
-    """Describe an experiment, or compare it with `--against`. As with Unix `diff`, 1 means a difference.
-
-    Raises:
-      InputError: The experiment to compare with cannot be read.
-    """
+    """Describe an experiment, or compare it with `--against`. As with Unix `diff`, 1 means a difference."""
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     text = _described(options.target, options.settings)

@@ -31,17 +31,7 @@ def as_module(target: str) -> str:
 
 
 def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> Any:
-    """Return the value of `module:name` or `module.py:name`, looked up also in the current directory.
-
-    Args:
-      target: The module and the name in it.
-      kind: The noun for what is expected, for messages: `function`.
-      example: A name to show in messages.
-      fits: Returns whether a value is of that kind.
-
-    Raises:
-      UsageError: There is no such module, or it has no value of that kind and name.
-    """
+    """Return the value of `module:name` or `module.py:name`, looked up also in the current directory."""
     module_name, colon, name = as_module(target).partition(":")
     if not (module_name and colon and name) or "/" in module_name or module_name.endswith(".py"):
         raise UsageError(_no_target(target, kind, example))

@@ -11,11 +11,7 @@ from meshwright.storage import is_address, local_copy
 
 
 def trace(options: argparse.Namespace) -> Result:
-    """Summarize the profiles of one window of steps, one for each process.
-
-    Raises:
-      InputError: There is no profile, or it is damaged.
-    """
+    """Summarize the profiles of one window of steps, one for each process."""
     with local_copy(options.path, lambda name: name.endswith(".xplane.pb")) as path:
         found = _summaries(path, options)
     document = {

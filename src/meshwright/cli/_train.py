@@ -37,12 +37,7 @@ def train(options: argparse.Namespace) -> Result:
 
 
 def resume(options: argparse.Namespace) -> Result:
-    """Run the function and settings that a run's `experiment.json` names, with more settings added.
-
-    Raises:
-      InputError: There is no such run.
-      UsageError: Somebody other than the user may have chosen the function, or a secret is missing.
-    """
+    """Run the function and settings that a run's `experiment.json` names, with more settings added."""
     opened = reopened(options, RESUME)
     how = {"strict": options.strict, "verbose": options.verbose, "started": options.started}
     given = {"check": opened.check, "from_step": options.from_step}
@@ -95,11 +90,7 @@ def made(
     fake_devices: int | None,
     check: Callable[[Callable[..., Any]], None] | None,
 ) -> tuple[Callable[..., Any], Any]:
-    """Join the processes, and return the function and the experiment that it makes; arguments as of `start`.
-
-    Raises:
-      UsageError: There is no such function, it must not be called, or a setting is wrong.
-    """
+    """Join the processes, and return the function and the experiment that it makes."""
     if fake_devices:
         use_fake_devices(fake_devices)
     from meshwright import process
@@ -114,11 +105,7 @@ def made(
 
 
 def use_fake_devices(number: int) -> None:
-    """Make JAX see `number` CPU devices. Call this before JAX is first used.
-
-    Raises:
-      UsageError: The number is not positive.
-    """
+    """Make JAX see `number` CPU devices. Call this before JAX is first used."""
     if number < 1:
         raise UsageError(f"--fake-devices {number}: expected a number of at least 1.")
     others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))

@@ -41,17 +41,7 @@ class Purpose:
 
 
 def check_vouched(place: str, origin: Mapping[str, Any], named: str | None, purpose: Purpose) -> None:
-    """Check, before importing any of its code, that the user wants to run what `experiment.json` names.
-
-    Args:
-      place: The run's directory or URL.
-      origin: The contents of `experiment.json`.
-      named: The function that the user named, if any. Naming it means that the user wants to run it.
-      purpose: The command.
-
-    Raises:
-      UsageError: Others may have written the file, or the user named another function.
-    """
+    """Check, before importing any of its code, that the user wants to run what `experiment.json` names."""
     target = origin["target"]
     if named not in (None, target):
         raise UsageError(
@@ -68,9 +58,6 @@ def check_is_experiment(
     """Check that a function that the user has not named is annotated to return an Experiment.
 
     A function in a file below the current directory needs no annotation.
-
-    Raises:
-      UsageError: The annotation is missing.
     """
     from meshwright.experiment import Experiment
 

@@ -54,11 +54,7 @@ class Place(NamedTuple):
 
 
 def tokens_of(block: int) -> int:
-    """Return the number of tokens after which a block ends with its document.
-
-    Args:
-      block: Number of the block.
-    """
+    """Return the number of tokens after which a block ends with its document."""
     return min(FIRST_TOKENS << min(block, 10), MOST_TOKENS)
 
 
@@ -69,15 +65,7 @@ def write_block(
     after: Place,
     weights: Sequence[np.ndarray] | None = None,
 ) -> None:
-    """Write a block.
-
-    Args:
-      store: The folder.
-      block: Number of the block.
-      documents: The tokens of each document.
-      after: The place after its last document.
-      weights: How much each token of each document counts in the loss; None if all count.
-    """
+    """Write a block."""
     lengths = np.array([len(each) for each in documents], "<u4")
     tokens = np.concatenate([*documents, np.empty(0, np.int64)]).astype("<u4")
     content = tokens.tobytes() + lengths.tobytes()

@@ -111,12 +111,7 @@ def pyarrow(module: str = "pyarrow") -> Any:
 
 @contextlib.contextmanager
 def naming(file: File, where: Callable[[], str]) -> Iterator[None]:
-    """Turn whatever decompressors and parsers raise into an `InputError` that names the file and the place.
-
-    Args:
-      file: The file.
-      where: Returns where the reading stands: `line 5`.
-    """
+    """Turn errors of decompressors and parsers into an `InputError` that names the file and the place."""
     try:
         yield
     except MeshwrightError:

@@ -29,11 +29,6 @@ class Encoder(NamedTuple):
 def as_text(tokenizer: Any) -> str:
     """Return a tokenizer as a text that `encoder` understands.
 
-    Args:
-      tokenizer: A `Tokenizer` of the package `tokenizers`, a fast one of `transformers`, the path of a
-        `tokenizer.json` or of the folder of a model with one, or an object without attributes of a class that
-        has `encode(text)`, such as `mw.generation.Bytes()`; or `mw.chat(…)`, for chats.
-
     Raises:
       UsageError: It is none of these.
       InputError: The file cannot be read, or is not that of a tokenizer.
@@ -58,11 +53,7 @@ def as_text(tokenizer: Any) -> str:
 
 
 def _class(kind: type) -> dict[str, str]:
-    """Return the names of a class, and a digest of its file, as its code says what the tokens are.
-
-    Raises:
-      UsageError: Another process cannot import it.
-    """
+    """Return the names of a class, and a digest of its file, as its code says what the tokens are."""
     module = sys.modules.get(kind.__module__)
     named = {"module": kind.__module__, "class": kind.__qualname__}
     if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
@@ -138,10 +129,6 @@ def encoder(text: str) -> Encoder:
 
 def token_id(text: str, token: str | int | None) -> int | None:
     """Return the number of a token of the tokenizer.
-
-    Args:
-      text: The tokenizer.
-      token: The text of a token, its number, or None for none.
 
     Raises:
       UsageError: The tokenizer has no such token.

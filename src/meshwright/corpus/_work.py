@@ -56,10 +56,6 @@ class Tokens(NamedTuple):
 def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lambda: None) -> None:
     """Write the blocks of a store that are not there yet.
 
-    Args:
-      store: The folder, with `made_of.json` and `tokenizer.json`.
-      when_urgent_are_written: Called after the blocks that training waits for.
-
     Raises:
       InputError: A file has changed or is damaged, a document is neither text nor tokens, or there is none.
     """

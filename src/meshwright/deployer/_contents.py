@@ -38,11 +38,6 @@ def parts_of(source: Any) -> set[str]:
 def part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyTree:
     """Return a part as nested dictionaries of `ShapeDtypeStruct`s.
 
-    Args:
-      source: The checkpoint.
-      part: The name of the part.
-      float_dtype: The dtype of floating arrays. None means the dtypes before they were cast for the file.
-
     Raises:
       CheckpointError: The checkpoint has no such part.
     """

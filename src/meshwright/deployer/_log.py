@@ -143,15 +143,7 @@ def _writers(
     trackers: Sequence[Tracker],
     tell: Callable[[str], None],
 ) -> tuple[Writer, Writer, TensorBoard | None]:
-    """Return a writer to all of them, a writer to the trackers only, and the writer to TensorBoard.
-
-    Args:
-      opened: Closes the writers.
-      workdir: The directory of metrics.jsonl, or None.
-      events: The directory of TensorBoard's files, or None.
-      trackers: Other writers.
-      tell: A function that gets a message when a tracker fails, which is then not called again.
-    """
+    """Return a writer to all of them, a writer to the trackers only, and the writer to TensorBoard."""
     if not process.is_lead():
         return tee(), tee(), None
     writers: list[Writer] = []

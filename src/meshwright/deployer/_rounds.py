@@ -256,11 +256,7 @@ def _struct(leaf: Any) -> Any:
 
 
 def _check_carry(first: PyTree, carry: PyTree, number: int) -> None:
-    """Check that a restart, which has the first carry, could restore this one.
-
-    Raises:
-      UsageError: It could not.
-    """
+    """Check that a restart, which has the first carry, could restore this one."""
     leaves, impls = keys_as_data(tree.named_leaves(carry))
     lazy = {name: in_memory(x) for name, x in leaves.items()}
     arrays = {name: LazyArray(x.shape, x.dtype, x.read, impls.get(name)) for name, x in lazy.items()}

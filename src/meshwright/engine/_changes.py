@@ -13,12 +13,7 @@ _MOST_SHOWN = 20
 
 
 def changes(settings: Settings, directory: Path) -> list[str]:
-    """Return a line for each setting that differs from the attempt before. Not collective.
-
-    Args:
-      settings: The settings of this attempt.
-      directory: The run directory, which has those of the attempt before.
-    """
+    """Return a line for each setting that differs from the attempt before. Not collective."""
     file = directory / "experiment.txt"
     if not file.is_file():
         return []
@@ -30,10 +25,6 @@ def changes(settings: Settings, directory: Path) -> list[str]:
 
 def show_changes(settings: Settings, opened: OpenRun) -> None:
     """Show the user which settings differ from those of the attempt before. Collective.
-
-    Args:
-      settings: The settings of this attempt.
-      opened: The open resources of the run.
 
     Raises:
       UsageError: Some settings differ, and `settings.is_strict` is set.

@@ -46,10 +46,6 @@ class CheckResult:
 def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]:
     """Check the parts without a state, then compile the step, and yield the results.
 
-    Args:
-      settings: The settings of the run.
-      training: The parts of the run.
-
     Raises:
       UsageError: The parts or settings do not fit each other, or the batch does not fit the state.
       InputError: The data cannot be read.
@@ -106,12 +102,6 @@ def try_first_state(
 
     Evaluations whose scores are not known yet are tried with a few examples. A new run saves its first state
     if its settings say so; a run that continues has shown that it can save.
-
-    Args:
-      settings: The settings of the run.
-      training: The parts of the run.
-      state: The first state.
-      checkpoints: The checkpoints of the run; None if it saves none.
 
     Raises:
       UsageError: The parts or settings do not fit each other.

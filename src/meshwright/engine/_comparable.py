@@ -43,13 +43,7 @@ def _may_differ(path: str) -> bool:
 
 
 def _code(path: str, value: Any, above: tuple[int, ...]) -> Iterator[tuple[str, str | None]]:
-    """Yield the path of each value that `value` was made from, with a digest of its code, or None.
-
-    Args:
-      path: The dotted path of the value.
-      value: The value.
-      above: The ids of the values that contain it, at which a value that contains itself ends.
-    """
+    """Yield the path of each value that `value` was made from, with a digest of its code, or None."""
     if id(value) in above or len(above) > MAX_DEPTH:
         return
     function = _unwrapped(value)

@@ -16,9 +16,6 @@ def offer_compiling_ahead(training: Training) -> None:
     """Tell the launcher that this program can be started to compile only, while it trains.
 
     It cannot on GPUs and TPUs, which the run holds; nor without a cache of compiled programs.
-
-    Args:
-      training: The parts of the run.
     """
     is_cpu = training.layout.mesh.devices.flat[0].platform == "cpu"
     if is_cpu and jax.config.jax_compilation_cache_dir:  # type: ignore[missing-attribute]
@@ -26,17 +23,7 @@ def offer_compiling_ahead(training: Training) -> None:
 
 
 def only_compile(settings: Settings, training: Training, watch: RunningWatchdog) -> NoReturn:
-    """Compile the step into the cache, and end the process. It opens no file of the run. Collective.
-
-    Args:
-      settings: The settings of the run.
-      training: The parts of the run.
-      watch: The watchdog.
-
-    Raises:
-      SystemExit: Always, with exit code 0.
-      MeshwrightError: As `Step.compile`.
-    """
+    """Compile the step into the cache, and end the process. It opens no file of the run. Collective."""
     with compiled_programs(settings.compile.cache), watch.phase("compile"):
         for batch in (*training.other_batches, training.batch):
             training.step.compile(training.target, batch)

@@ -39,13 +39,6 @@ def deadline(
 ) -> Deadline:
     """Return the time limits of a run, and show the user those of the scheduler. Collective.
 
-    Args:
-      max_seconds: The most seconds that the run may take.
-      started: The time when the user started the run, on the clock `time.monotonic`.
-      job_margin_seconds: The seconds before the end of the job at which the run saves and ends; None ignores
-        the end of the job.
-      say: Shows a line to the user.
-
     Raises:
       UsageError: The scheduler's variable is not a number.
     """

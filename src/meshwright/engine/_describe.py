@@ -47,13 +47,7 @@ def differences(a: Any, b: Any) -> list[Difference]:
 
 
 def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
-    """Yield the lines of a value.
-
-    Args:
-      path: The dotted path of the value.
-      value: The value.
-      above: The ids of the values that contain it. A value that contains itself is shown as `…`.
-    """
+    """Yield the lines of a value."""
     text = "…" if id(value) in above or len(above) > MAX_DEPTH else _plain(value)
     if text is not None:
         yield path, text

@@ -67,11 +67,6 @@ def open_directory(
     see `storage.mirrored`. A local directory is locked by process 0, and the function does nothing. Stores
     have no locks.
 
-    Args:
-      place: The directory or its URL.
-      warn: Shows the user a warning, when an upload fails.
-      shared: True if all processes must see the same directory.
-
     Raises:
       UsageError: Another run uses the directory, it cannot be written to, or the processes do not share it.
       MeshwrightError: At the end, if some files could not be uploaded.
@@ -106,11 +101,7 @@ def _downloads() -> list[str]:
 
 
 def _prepare(directory: Path) -> None:
-    """Make the run directory and check that it can be written to.
-
-    Raises:
-      UsageError: It cannot be written to, or something that is not an ordinary file has the name of one.
-    """
+    """Make the run directory and check that it can be written to."""
     not_files = (path for name in (*_FILES, _log_name()) if not _can_be_file(path := directory / name))
     links = (path for name in ("attempts", "logs", "board") if (path := directory / name).is_symlink())
     if (path := next(itertools.chain(not_files, links), None)) is not None:
@@ -137,11 +128,7 @@ def _can_be_file(path: Path) -> bool:
 
 
 def _check_shared(directory: Path) -> None:
-    """Check that all processes see the same run directory. Collective.
-
-    Raises:
-      UsageError: Some processes see another directory of this name.
-    """
+    """Check that all processes see the same run directory. Collective."""
     if jax.process_count() > 1 and not process.is_shared(directory):
         raise UsageError(
             f"the processes do not share the run directory {directory}, but each writes a part of every "

@@ -30,9 +30,6 @@ def errors_naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> 
 def explaining_full_disk(directory: Path) -> Iterator[None]:
     """Replace the error of a full disk in the block by one that says how to go on.
 
-    Args:
-      directory: The directory that the run writes its files to.
-
     Raises:
       MeshwrightError: A disk is full.
     """

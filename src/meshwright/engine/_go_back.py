@@ -33,10 +33,6 @@ def step_to_go_back_to(settings: Settings, opened: OpenRun) -> int | None:
 
     If the run went back and was then interrupted, the same command continues it and does not go back again.
 
-    Args:
-      settings: The settings of this attempt.
-      opened: The open resources of the run.
-
     Raises:
       UsageError: `from_step` is not a number, or there is no checkpoint of that step.
     """
@@ -66,12 +62,7 @@ def step_to_go_back_to(settings: Settings, opened: OpenRun) -> int | None:
 
 
 def go_back(step: int, opened: OpenRun) -> None:
-    """Set aside all checkpoints that are later than `step`, and tell the user. Collective.
-
-    Args:
-      step: The step to go back to. It has a checkpoint.
-      opened: The open resources of the run.
-    """
+    """Set aside all checkpoints that are later than `step`, and tell the user. Collective."""
     checkpoints, directory = opened.checkpoints, opened.directory
     assert checkpoints is not None
     assert directory is not None

@@ -199,10 +199,6 @@ def _parts_of_chain(value: Any, variables: Sequence[Values]) -> Values:
     """Return the parts of a chain of transformations, or {} for anything else.
 
     Each function of a chain closes over a tuple of functions. The n-th functions of all tuples are part n.
-
-    Args:
-      value: The named tuple of functions.
-      variables: The variables of each function.
     """
     columns = [items for found in variables for items in found.values()]
     if not len(columns) == len(variables) == len(value) or not all(map(_are_functions, columns)):

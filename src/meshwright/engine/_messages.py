@@ -13,13 +13,7 @@ log = logging.getLogger("meshwright")
 def line_printer(
     console: Console, level: int = logging.INFO, *, is_shown: bool = True
 ) -> Callable[[str], None]:
-    """Return a function that shows a line to the user.
-
-    Args:
-      console: The screen of process 0.
-      level: The level of the line in the log.
-      is_shown: True to show the line on the screen of process 0, too. All processes log it in any case.
-    """
+    """Return a function that shows a line to the user."""
 
     def say(text: str) -> None:
         shows = is_shown and process.is_lead()

@@ -34,10 +34,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explaining_out_of_memory(settings: Settings, training: Training) -> Iterator[None]:
     """Replace XLA's error of a full memory by one that says what held it, and what helps.
 
-    Args:
-      settings: The settings of the run, whose `remedies` are shown.
-      training: The parts of the run.
-
     Raises:
       OutOfMemoryError: The memory was full, when a program was compiled or run.
     """

@@ -77,12 +77,7 @@ def is_informed(when: Policy) -> bool:
 
 
 def as_when(when: Policy, known: Callable[[int], Known]) -> When:
-    """Return a policy as a function of the step alone.
-
-    Args:
-      when: The policy.
-      known: Returns the reported numbers at a step, the second argument of a policy with two arguments.
-    """
+    """Return a policy as a function of the step alone."""
     if isinstance(when, int):
         return every(when)
     if not is_informed(when):

@@ -25,11 +25,6 @@ def noted_program(directory: Path, training: Training, step: int) -> str | None:
     """Write the digest of the step's program, and return a remark if it differs from the one so far.
 
     Only process 0 calls it.
-
-    Args:
-      directory: The run directory.
-      training: The parts of the run. Its step is compiled.
-      step: The step from which the run continues.
     """
     known, kind, digest = (
         _read(directory / PROGRAMS) if step else {},

@@ -60,14 +60,6 @@ def writers(
 
     Process 0 writes. All processes check that the loss is finite. Collective.
 
-    Args:
-      stack: The stack that closes the files and trackers at the end of the run.
-      settings: The settings of the run.
-      training: The parts of the run.
-      opened: The open resources of the run.
-      step_time: The clock that measures single steps.
-      after: The step from which the run continues.
-
     Raises:
       UsageError: On every process, if the package of a tracker is not installed.
     """
@@ -162,15 +154,7 @@ def _screen(settings: Settings, training: Training, console: Console) -> Writer:
 def report_maker(
     settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
 ) -> Log:
-    """Return the loop's `log`: it collects the metrics of steps, and writes a report when one is due.
-
-    Args:
-      settings: The settings of the run.
-      write: The writer that gets the reports.
-      when_saved: Returns whether the state is saved after a step. Then a report is due, too.
-      training: The parts of the run.
-      evaluate: The evaluations, whose time does not count for the rates.
-    """
+    """Return the loop's `log`: it collects the metrics of steps, and writes a report when one is due."""
     return logger(
         write,
         # A report before each save: then a crash loses only whole reports, which the next attempt repeats.
@@ -201,11 +185,6 @@ def warn_of_lost_reports(directory: Path, step: int, say: Callable[[str], None])
     """Warn if reports before the step from which a run continues are missing, as after a power cut.
 
     Collective.
-
-    Args:
-      directory: The run directory.
-      step: The step from which the run continues.
-      say: Shows a line to the user.
     """
     newest = process.on_lead(lambda: newest_step(directory / "metrics.jsonl")) or 0
     if newest < step:
@@ -213,12 +192,7 @@ def warn_of_lost_reports(directory: Path, step: int, say: Callable[[str], None])
 
 
 def read_reports(directory: Path | None, *, until: int) -> dict[int, dict[str, float]]:
-    """Return the reported numbers by step. Process 0 reads them for all processes. Collective.
-
-    Args:
-      directory: The run directory; None for a run that writes no files.
-      until: The last step whose reports are returned.
-    """
+    """Return the reported numbers by step. Process 0 reads them for all processes. Collective."""
     if directory is None:
         return {}
     path = directory / "metrics.jsonl"

@@ -213,11 +213,7 @@ def _set_aside_after(checkpoints: Checkpoints, newest: int) -> list[int]:
 
 
 def _decisions_in(directory: Path) -> list[list[int]]:
-    """Return the step of each decision that a run has written down, and its first and last batch.
-
-    Raises:
-      InputError: The file is damaged; then it is not known which batches were left out.
-    """
+    """Return the step of each decision that a run has written down, and its first and last batch."""
     path = directory / SPIKES
     try:
         return [[each.step, *each.batches] for each in (spikes_in(path) if path.exists() else ())]

@@ -32,15 +32,7 @@ _SECRET = "**********"
 def write_description(
     directory: Path, settings: Settings, checkpoints: Checkpoints | None, training: Training, step: int
 ) -> None:
-    """Write the settings, the command and the environment of a run, without secrets. Only process 0 calls it.
-
-    Args:
-      directory: The run directory.
-      settings: The settings of the run.
-      checkpoints: The checkpoints of the run; None if it saves none.
-      training: The parts of the run.
-      step: The step from which the run continues.
-    """
+    """Write the settings, the command and the environment of a run, without secrets, on process 0."""
     origin = settings.origin
     secrets = secrets_in(origin)
     described = without_secrets(settings.described(), secrets)
@@ -66,11 +58,7 @@ def _write_began_from(path: Path, sources: Sequence[str], step: int) -> None:
 
 
 def secrets_in(origin: Mapping[str, Any] | None) -> list[str]:
-    """Return the values of secret settings, which must not be written to files.
-
-    Args:
-      origin: How the run was started, as `Settings.origin`; its secrets are objects of pydantic.
-    """
+    """Return the values of secret settings, which must not be written to files."""
     settings = (origin or {}).get("settings", {}).values()
     return [setting.get_secret_value() for setting in settings if hasattr(setting, "get_secret_value")]
 
@@ -110,12 +98,7 @@ def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
 
 
 def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the versions, devices and command line of this run, as values for JSON.
-
-    Args:
-      mesh: The mesh of the run.
-      secrets: Texts that are replaced in the command line.
-    """
+    """Return the versions, devices and command line of this run, as values for JSON."""
     return {
         "command": [without_secrets(word, secrets) for word in sys.argv],
         "commit": _commit(),
@@ -137,11 +120,7 @@ def _commit() -> str | None:
 
 
 def _secret(value: Any) -> str:
-    """Return asterisks for a secret.
-
-    Raises:
-      TypeError: The value is not a secret, and JSON cannot hold it.
-    """
+    """Return asterisks for a secret."""
     if secrets_in({"settings": {"": value}}):
         return _SECRET
     raise TypeError(f"JSON cannot hold {value!r}")

@@ -18,13 +18,7 @@ _FEW = 3
 
 
 def never_due(profile: Profile, evaluations: Collection[EvaluationPart], last_step: int) -> Iterator[str]:
-    """Yield a warning for each setting that asks for something after the run's end, or on no process of it.
-
-    Args:
-      profile: The steps to profile.
-      evaluations: The evaluations of the run.
-      last_step: The step after which the run ends.
-    """
+    """Yield a warning for each setting whose step is after the run's end, or whose process is not there."""
     if late := [str(step) for step in profile.steps if step > last_step]:
         yield f"profile.steps: the run ends after step {last_step}, so it does not profile {listed(late)}"
     number = jax.process_count()
@@ -43,11 +37,6 @@ def unscored(saving: Saving, evaluations: Collection[EvaluationPart], last_step:
     """Yield a warning for each score that too many checkpoints will lack.
 
     Only policies that are a number of steps are judged, as others cannot be asked about later steps.
-
-    Args:
-      saving: The checkpoints of the run.
-      evaluations: The evaluations of the run.
-      last_step: The step after which the run ends.
     """
     saved_every = _num_steps(saving.when)
     for metric in metrics_of(saving.keep):

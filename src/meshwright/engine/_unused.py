@@ -42,9 +42,6 @@ def unused(training: Training) -> Iterator[str]:
 
     Of an update that the user wrote, only changes of frozen parameters are told. Others are judged only if
     all batches have one shape: another shape has another program, which may use them. Nothing is traced.
-
-    Args:
-      training: The parts of the run. Its step was traced before.
     """
     step = training.step
     if step.jaxpr is None or training.other_batches:

@@ -17,14 +17,7 @@ Scores = dict[str, float]
 def mean_over(
     compute: Callable[..., Mapping[str, Mean]], state: Any, batches: Iterable[tuple[Any, ...]], mesh: Mesh
 ) -> Scores:
-    """Return the means over all batches; an empty dictionary if there are none.
-
-    Args:
-      compute: A compiled function that returns the means of one batch, `compute(state, *batch)`.
-      state: The state to evaluate.
-      batches: The arguments of `compute` for each batch, after the state.
-      mesh: The mesh to compute on.
-    """
+    """Return the means over all batches; an empty dictionary if there are none."""
     means, wait = [], at_most_ahead(RUN_AHEAD)
     with in_mesh(mesh):  # so that models may constrain by bare PartitionSpecs
         for arguments in batches:

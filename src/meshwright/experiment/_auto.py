@@ -69,13 +69,6 @@ def settled(
 
     Collective. What an attempt before chose is taken again if it still fits.
 
-    Args:
-      experiment: The experiment.
-      mesh: The mesh.
-      rows: Some examples of a batch.
-      other_rows: Some examples of each other shape.
-      kept: False to leave the run's directory alone.
-
     Raises:
       UsageError: No choice fits into the devices' memory, or the settings do not fit together.
       LayoutError: The parameters do not fit the mesh.

@@ -133,11 +133,7 @@ def _adapted(
     wanted: Mapping[str, jax.ShapeDtypeStruct],
     source: Source,
 ) -> dict[str, Any]:
-    """Return the arrays of other shapes, adapted.
-
-    Raises:
-      CheckpointError: Some cannot be adapted. The message lists all of them.
-    """
+    """Return the arrays of other shapes, adapted."""
     adapted, problems = {}, []
     for name, adapt in adapts.items():
         try:

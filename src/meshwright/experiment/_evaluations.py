@@ -25,10 +25,6 @@ from meshwright.tree import PyTree
 def evaluations_of(experiment: Experiment, layout: Layout) -> list[EvaluationPart]:
     """Return the evaluations of an experiment.
 
-    Args:
-      experiment: The experiment.
-      layout: The mesh and its rules.
-
     Raises:
       UsageError: A dtype of an evaluation is unknown, or prompts cannot be encoded.
     """

@@ -58,11 +58,7 @@ def _at_least(least: int, owner: Any, *names: str) -> None:
 
 
 def _check_model(model: Any) -> None:
-    """Check that a model is not a module of Flax or Equinox.
-
-    Raises:
-      UsageError: It is one. `mw.functional` makes functions of it.
-    """
+    """Check that a model is not a module of Flax or Equinox."""
     library = library_of(model)
     if library is None:
         return
@@ -75,11 +71,7 @@ def _check_model(model: Any) -> None:
 
 
 def _check_names(evaluations: Mapping[str, Any]) -> None:
-    """Check that the names of evaluations can be names of folders, for their `outputs`.
-
-    Raises:
-      UsageError: A name cannot be a folder's name, or two are the same on disks that ignore case.
-    """
+    """Check that the names of evaluations can be names of folders, for their `outputs`."""
     known: dict[str, str] = {}
     for name in evaluations:
         if not is_file_name(name):

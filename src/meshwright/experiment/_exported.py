@@ -76,11 +76,7 @@ def _as_gguf(
     checkpoint: int | str | None,
     context_length: int | None,
 ) -> tuple[int, Path]:
-    """Write a reference model for llama.cpp, with an adapter added to its weights.
-
-    Raises:
-      UsageError: The run's model is no reference model, or as `mw.models.gguf.export_model`.
-    """
+    """Write a reference model for llama.cpp, with an adapter added to its weights."""
     given = generation_of_run(experiment)
     if given is None or given.model.config is None:
         raise UsageError(
@@ -102,11 +98,7 @@ def _as_gguf(
 
 
 def _describing(experiment: Experiment, evaluation: str | None) -> Callable[[Any], _Program]:
-    """Return the function that makes the program of a state.
-
-    Raises:
-      UsageError: There is no such evaluation, or it is not clear what to export.
-    """
+    """Return the function that makes the program of a state."""
     predicting = {
         name: one
         for name, one in experiment.evaluations.items()

@@ -52,10 +52,6 @@ class Parts:
 def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Experiment:
     """Return the experiment with the changes of its first mesh rule that matches the devices.
 
-    Args:
-      experiment: The experiment.
-      devices: The devices; by default all devices of the run.
-
     Raises:
       UsageError: A mesh rule is invalid, even if it does not match.
     """

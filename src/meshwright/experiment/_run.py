@@ -199,17 +199,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
 def _first_state(
     experiment: Experiment, target: TrainState, began_from: list[str], newest: int | None
 ) -> Callable[[], TrainState]:
-    """Return a function that makes the first state. The arrays that the builder returns are checked here.
-
-    Args:
-      experiment: The experiment.
-      target: The state as structs.
-      began_from: A list to which the sources that the builder read are added.
-      newest: The step of the newest checkpoint; the builder is called only if there is none.
-
-    Raises:
-      UsageError: The builder returns an array that the state does not have.
-    """
+    """Return a function that makes the first state. The arrays that the builder returns are checked here."""
     build = experiment.init_state_builder
     with noted_sources() as sources:
         given = [build(target) if build and newest is None else {}]

@@ -46,12 +46,7 @@ def served_of_checkpoint(
 
 
 def _chat_of(tokenizer: Any) -> tuple[Prompt | None, Sequence[int]]:
-    """Return the function that makes a prompt of messages, if there is a template, and what ends an answer.
-
-    Args:
-      tokenizer: The folder of a tokenizer, its `tokenizer.json`, or a tokenizer of `transformers`; others
-        have no template.
-    """
+    """Return the function that makes a prompt of messages, None without a template, and the end tokens."""
     if isinstance(tokenizer, str | Path):
         place = Path(tokenizer)
         place = place.parent if place.name == "tokenizer.json" else place  # as in runs of `meshwright tune`

@@ -79,11 +79,7 @@ def read(path: Path) -> Contents:
 def _check_types(
     platforms: Any, inputs: Any, outputs: Any, constraints: Any, arrays: Any, jax: Any, **_: Any
 ) -> None:
-    """Check that the values of a description have the types that `export` writes.
-
-    Raises:
-      TypeError: One has not, or is missing.
-    """
+    """Check that the values of a description have the types that `export` writes."""
     texts = [*platforms, *constraints, jax, *_texts(inputs), *_texts(outputs)]
     if arrays is not None:
         if not isinstance(arrays.get("file"), str) or not is_file_name(arrays["file"]):

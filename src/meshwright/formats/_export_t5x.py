@@ -130,11 +130,7 @@ def export_t5x(
 
 
 def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
-    """Return the arrays to write, by T5X's names.
-
-    Raises:
-      UsageError: They do not form a state of T5X.
-    """
+    """Return the arrays to write, by T5X's names."""
     if all(names(name) is None for name in saved):
         raise UsageError(
             f"there are no parameters for T5X among {listed(saved) or 'nothing'}: they lie below target/. "
@@ -158,11 +154,7 @@ def _folder(name: str) -> str:
 
 
 def _dtypes(arrays: Mapping[str, Chosen], wanted: np.dtype | None) -> dict[str, np.dtype]:
-    """Return the dtype that each array is written in.
-
-    Raises:
-      UsageError: T5X lacks one of the dtypes.
-    """
+    """Return the dtype that each array is written in."""
     refuse_dtypes("T5X", arrays, _accepts)
     saved = {name: np.dtype(each.array.dtype) for name, each in arrays.items()}
     return {

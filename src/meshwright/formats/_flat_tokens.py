@@ -104,10 +104,6 @@ def permutation(seed: int, size: int) -> np.ndarray:
 
     It is a shuffle by Fisher and Yates from the last place on. The place to swap with is a number of NumPy's
     Philox generator, modulo the number of places left.
-
-    Args:
-      seed: The seed.
-      size: The number of numbers.
     """
     swaps = np.random.Philox(seed).random_raw(size) % np.arange(1, size + 1, dtype=np.uint64)
     order = list(range(size))

@@ -55,14 +55,7 @@ class _Candidates(NamedTuple):
 def beam_search(
     model: Model, decoding: Decoding, params: PyTree, prompts: Prompts
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the best row of each prompt, int32[B, S], and its length with the prompt, int32[B].
-
-    Args:
-      model: The model.
-      decoding: The settings.
-      params: The parameters.
-      prompts: The prompts.
-    """
+    """Return the best row of each prompt, int32[B, S], and its length with the prompt, int32[B]."""
     beams = jax.lax.while_loop(
         lambda beams: beams.is_open.any(),
         lambda beams: _stepped(model, decoding, params, beams),

@@ -213,11 +213,7 @@ class Harness:
         return [_before(text, stop) for text in texts]
 
     def _decoding(self, settings: dict[str, Any]) -> tuple[Decoding, list[str]]:
-        """Return how a task generates, and the texts that end what is written.
-
-        Raises:
-          UsageError: The task has a setting of another name.
-        """
+        """Return how a task generates, and the texts that end what is written."""
         until = settings.pop("until", None) or []
         stop = [until] if isinstance(until, str) else list(until)
         given = [settings.pop(name) for name in _MAX_NEW_TOKENS if name in settings]

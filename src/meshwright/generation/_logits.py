@@ -13,15 +13,7 @@ from meshwright.generation._decoding import Decoding
 def adjusted(
     decoding: Decoding, logits_BV: jax.Array, tokens_BS: jax.Array, lengths_B: jax.Array, begins_B: jax.Array
 ) -> jax.Array:
-    """Return the logits with choices and the repetition penalty: float32[B, V], -inf where not allowed.
-
-    Args:
-      decoding: The settings.
-      logits_BV: The logits of the model.
-      tokens_BS: The rows so far.
-      lengths_B: The number of tokens of each row.
-      begins_B: The position of the first generated token of each row.
-    """
+    """Return the logits with choices and the repetition penalty: float32[B, V], -inf where not allowed."""
     logits_BV = logits_BV.astype(jnp.float32)
     if decoding.choices:
         allowed_BV = _allowed(decoding, logits_BV.shape[1], tokens_BS, lengths_B, begins_B)

@@ -153,12 +153,7 @@ def logits_of(model: Model) -> Callable[[PyTree, Any], jax.Array]:
 
 
 def vocabulary_of(model: Model, params: PyTree) -> int:
-    """Return the number of tokens of a model.
-
-    Args:
-      model: The model.
-      params: Its parameters, as arrays or structs.
-    """
+    """Return the number of tokens of a model."""
     return int(jax.eval_shape(_logits_of_one(model), params).shape[-1])
 
 

@@ -70,11 +70,6 @@ def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
 
     The prompts are read a piece at a time, up to the end of the longest, so one program serves all lengths.
     The last piece of a row may begin earlier and write some positions again.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      prompts: The prompts.
     """
     B, S = prompts.tokens.shape
     size = min(model.prefill, S)

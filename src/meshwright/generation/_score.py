@@ -113,11 +113,7 @@ def score(
 
 
 def _rows(model: Model, rows: Sequence[Tokens], prompts: Sequence[Tokens] | None) -> list[_Row]:
-    """Return the rows as the model reads them.
-
-    Raises:
-      UsageError: As `score`.
-    """
+    """Return the rows as the model reads them."""
     if prompts is not None and len(prompts) != len(rows):
         raise UsageError(f"{len(rows)} rows need as many prompts; found {len(prompts)}.")
     if model.encode is not None and prompts is None:

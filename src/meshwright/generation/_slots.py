@@ -73,18 +73,7 @@ def pieces_of(
     key: jax.Array,
     every: int,
 ) -> Iterator[Piece]:
-    """Yield the new tokens of all prompts.
-
-    Args:
-      model: The model.
-      decoding: How tokens are chosen.
-      params: The parameters.
-      mesh: The mesh that they are on, if they are.
-      sizes: The shapes.
-      queue: The prompts.
-      key: The key of all draws.
-      every: The number of tokens between two looks at the rows.
-    """
+    """Yield the new tokens of all prompts."""
     first = list(itertools.islice(queue, sizes.slots))
     if not first:
         return

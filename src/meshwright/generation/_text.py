@@ -134,11 +134,7 @@ def _from_file(path: Path) -> Any:
 
 
 def _check_ends(file: Path, tokenizer: Any) -> None:
-    """Check that a tokenizer puts those tokens around a text that the config beside it says.
-
-    Raises:
-      UsageError: It does not: `transformers` goes by the config, and others by the tokenizer.
-    """
+    """Check that a tokenizer puts those tokens around a text that the config beside it says."""
     config = file.with_name("tokenizer_config.json")
     try:
         said = parse_object(config.read_bytes()) if config.is_file() else {}
@@ -157,12 +153,7 @@ def _check_ends(file: Path, tokenizer: Any) -> None:
 
 
 def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the tokens of a text without the special tokens that a tokenizer may put around it.
-
-    Args:
-      tokenizer: The tokenizer.
-      text: The text.
-    """
+    """Return the tokens of a text without the special tokens that a tokenizer may put around it."""
     has_choice = "add_special_tokens" in inspect.signature(tokenizer.encode).parameters
     return list(tokenizer.encode(text, **({"add_special_tokens": False} if has_choice else {})))
 

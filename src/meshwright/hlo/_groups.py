@@ -52,10 +52,6 @@ def places_of(program: Program, mesh: Mesh) -> np.ndarray:
 def device_groups(op: Instruction, places: np.ndarray) -> Groups:
     """Return the groups of devices of a collective, as places in the mesh.
 
-    Args:
-      op: The collective.
-      places: Place of each device of the program, see `places_of`.
-
     Raises:
       ValueError: The groups are written in an unknown form.
     """

@@ -201,13 +201,7 @@ def _check_same_data(state: dict[str, Any], mine: dict[str, Any]) -> None:
 
 
 def _agreement(examples: Any, are_local: bool, is_of_all: bool) -> Callable[[Results], Results]:
-    """Return the check that all processes read as many batches, for examples whose number is not known.
-
-    Args:
-      examples: Examples of any kind.
-      are_local: True if each process reads other examples.
-      is_of_all: True if the batches are for devices of all processes.
-    """
+    """Return the check that all processes read as many batches, for examples whose number is not known."""
     if are_local:
         return _all_have_one if jax.process_count() > 1 else lambda results: results
     is_known = isinstance(examples, Text | Mixture) or num_examples(examples) is not None

@@ -45,12 +45,6 @@ class Samples(Protocol):
 def samples_of(examples: Any, seed: int | None, epochs: int | None, map_seed: tuple[int, int]) -> Samples:
     """Return the samples of `examples` of any kind that `batches` takes.
 
-    Args:
-      examples: The examples.
-      seed: Seed of the order; None keeps their own order.
-      epochs: Number of epochs; None is endless.
-      map_seed: Seed and number of the first epoch for the randomness of `mapped`.
-
     Raises:
       ExamplesError: They are of an unknown kind, or there are none.
     """

@@ -12,11 +12,6 @@ T = TypeVar("T")
 def in_step(results: Iterator[T], about: str, said: Callable[[T], str]) -> Iterator[T]:
     """Yield `results`, each after all processes have one. Otherwise a process with more would wait for ever.
 
-    Args:
-      results: Results of this process.
-      about: Name of the results, as the object of a sentence.
-      said: Returns the part of a result that must be equal on all processes, as text.
-
     Raises:
       UsageError: A process has none left, or a different one; raised on every process.
     """

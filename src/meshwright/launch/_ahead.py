@@ -26,14 +26,7 @@ _GONE_SECONDS = 2
 def compiling_ahead(
     progress: Path, place_for: Callable[[int], Place], num_processes: int, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """While the block runs, compile for that number of processes if the run asks for it.
-
-    Args:
-      progress: The file in which process 0 reports. A file beside it, with the suffix `.ahead`, asks.
-      place_for: Returns the place where such processes start, from their number.
-      num_processes: The number of processes to compile for.
-      say: Shows a text to the user.
-    """
+    """While the block runs, compile for that number of processes if the run asks for it."""
     over, news = threading.Event(), News()
     asked = progress.with_name(f"{progress.name}.ahead")
     asked.unlink(missing_ok=True)

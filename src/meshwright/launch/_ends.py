@@ -77,12 +77,7 @@ class Then(NamedTuple):
 
 
 def then_of(engine: str, name: str) -> Then:
-    """Return what follows a failure of a process that an engine has started.
-
-    Args:
-      engine: "jobset" or "sky".
-      name: The name of the JobSet or of the task.
-    """
+    """Return what follows a failure of a process that an engine has started."""
     if engine == "sky":
         again = "SkyPilot starts all machines again, as often as the task says"
         return Then(again, f"this would happen again: correct it. {again}", "the same launch")
@@ -95,11 +90,6 @@ def then_of(engine: str, name: str) -> Then:
 
 def begin(ends: Ends, number: int, host: str) -> None:
     """Say that a process begins, and remove what an earlier JobSet of the same name left of it.
-
-    Args:
-      ends: The place.
-      number: The number of the process.
-      host: Where it runs.
 
     Raises:
       MeshwrightError: The place cannot be written to.
@@ -121,12 +111,7 @@ def begin(ends: Ends, number: int, host: str) -> None:
 
 @contextlib.contextmanager
 def telling_progress(local: Path, ends: Ends) -> Iterator[None]:
-    """While the block runs, copy what process 0 says of its newest checkpoint to where all pods see it.
-
-    Args:
-      local: The file in which process 0 reports.
-      ends: The place.
-    """
+    """While the block runs, copy what process 0 says of its newest checkpoint to where all pods see it."""
     over = threading.Event()
 
     def copy() -> None:
@@ -149,12 +134,7 @@ def telling_progress(local: Path, ends: Ends) -> Iterator[None]:
 
 
 def leave(ends: Ends, end: End) -> None:
-    """Leave the end of a process for the others.
-
-    Args:
-      ends: The place.
-      end: The end.
-    """
+    """Leave the end of a process for the others."""
     content = {**asdict(end), "at": time.time()}
     _put(ends.folder / f"{end.number}.{end.exit_code}.json", json.dumps(content).encode())
 
@@ -163,12 +143,6 @@ def tell(ends: Ends, number: int, total: int, then: Then) -> None:
     """Wait until all have ended, or for a while; then print the summary, if this process is the one to.
 
     It is the one with the lowest number of those that failed.
-
-    Args:
-      ends: The place.
-      number: The number of this process, which has failed.
-      total: The number of all processes.
-      then: What follows a failure.
     """
     until = time.monotonic() + _OTHERS_SECONDS
     while len(paths := _of_these(ends, "*.json", total)) < total and time.monotonic() < until:
@@ -183,15 +157,7 @@ def tell(ends: Ends, number: int, total: int, then: Then) -> None:
 
 
 def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | None, then: Then) -> str:
-    """Return the summary of a start.
-
-    Args:
-      silent: Where the processes run that have begun and not ended, by number.
-      ended: The ends, in their order.
-      total: The number of all processes.
-      saved: Step of the newest checkpoint; None if there is none.
-      then: What follows a failure.
-    """
+    """Return the summary of a start."""
     every = {number: End(number, "a pod that did not begin", EXIT_FAILED) for number in range(total)}
     gone = {
         number: End(number, f"{host}, which is gone without a word", -signal.SIGKILL)

@@ -48,13 +48,7 @@ def passed(agent: Agent, now: float) -> Agent:
 
 
 def ended(agent: Agent, ends: Sequence[End], saved: int | None) -> Agent:
-    """Return the state of an agent after all its processes have ended.
-
-    Args:
-      agent: The state before.
-      ends: The processes that ended by themselves, in order.
-      saved: Step of the newest checkpoint, if process 0 ran here.
-    """
+    """Return the state of an agent after all its processes have ended."""
     status = replace(agent.status, is_running=False, ended=tuple(ends), saved=saved)
     return replace(agent, order=None, status=status)
 

@@ -156,16 +156,7 @@ def _place(
     num_processes: int,
     is_stopped: Callable[[], bool],
 ) -> Iterator[Here]:
-    """Yield the place for one start.
-
-    Args:
-      command: The program and its arguments.
-      devices_per_process: As in `launch_local`.
-      progress: The file in which process 0 reports.
-      compile_for_at_least: The smallest number of processes to compile ahead for; None for no compiling.
-      num_processes: The number of processes of this start.
-      is_stopped: Not used: this place never waits.
-    """
+    """Yield the place for one start."""
 
     def place(number: int, *, only_compiles: bool = False) -> Here:
         reported = progress.with_name("of-compiling") if only_compiles else progress

@@ -16,13 +16,7 @@ _SECONDS = 1.0
 
 @contextlib.contextmanager
 def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Show where all processes stand when one of them stands still for longer than is usual for the run.
-
-    Args:
-      progress: The file in which process 0 reports. Beside it, with the suffix `.board`, is the path of the
-        board.
-      say: Shows a text to the user.
-    """
+    """Show where all processes stand when one of them stands still for longer than is usual for the run."""
     over = threading.Event()
     thread = threading.Thread(target=_look_out, args=(progress, say, over), daemon=True)
     thread.start()

@@ -100,10 +100,6 @@ class Lines:
 def ranges(numbers: Iterable[int], total: int) -> str:
     """Return numbers of processes as text: `0-3, 7`; or how many they are, if that is too long.
 
-    Args:
-      numbers: The numbers, in any order.
-      total: The number of all processes.
-
     Example:
       >>> from meshwright.launch._output import ranges
       >>> ranges([7, 0, 1, 2, 3], total=8), ranges(range(0, 10, 2), total=10)

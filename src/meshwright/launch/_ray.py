@@ -243,12 +243,7 @@ def _place(
 def _wait_for(
     ray: Any, group: Any, resources: str, wait_seconds: float, is_stopped: Callable[[], bool]
 ) -> None:
-    """Wait until the cluster has given a placement group.
-
-    Raises:
-      Interrupted: The launcher was told to stop.
-      UsageError: The cluster does not have the resources in time.
-    """
+    """Wait until the cluster has given a placement group."""
     end = time.monotonic() + wait_seconds
     while not group.wait(min(1, max(0, end - time.monotonic()))):
         if is_stopped():

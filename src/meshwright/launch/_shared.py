@@ -12,26 +12,13 @@ NOTHING = "none"
 
 
 def pod_command(job: Job, engine: str, shared: str) -> list[str]:
-    """Return the command of a process that leaves its end at a place which all see.
-
-    Args:
-      job: The job.
-      engine: The name of the launcher, `jobset` or `sky`.
-      shared: The place.
-    """
+    """Return the command of a process that leaves its end at a place which all see."""
     options = ["--of", engine, "--name", job.name, "--shared", shared]
     return ["meshwright", "launch", "pod", *options, "--", *job.command]
 
 
 def shared_place(engine: str, mount: str, paths: Sequence[str], shared: str) -> str | None:
     """Return the place that all processes see, or None for a program that saves nothing.
-
-    Args:
-      engine: The name of the launcher, `jobset` or `sky`.
-      mount: The form of its option `--mount`.
-      paths: The directories at which machines see what is mounted.
-      shared: What was asked for: a directory below one of these, the URL of a store, or `none`. The first
-        directory if it is empty.
 
     Raises:
       UsageError: The next start would see nothing of what this one saves, or the place is none.

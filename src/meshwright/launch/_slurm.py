@@ -153,13 +153,7 @@ def slurm_script(job: Job, sbatch: Sequence[str] = (), srun: Sequence[str] = ())
 
 
 def _merged(ours: Mapping[str, str | None], theirs: Sequence[str], *, fixed: Collection[str]) -> list[str]:
-    """Return options with their dashes; those of the user win.
-
-    Args:
-      ours: Options and their values; None for those without a value.
-      theirs: Options of the user, as `name=value` or `name`.
-      fixed: Options that the user may not give, because the script depends on them.
-    """
+    """Return options with their dashes; those of the user win."""
     options = dict(ours)
     for text in theirs:
         name, equals, value = text.lstrip("-").partition("=")

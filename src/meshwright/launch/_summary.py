@@ -31,9 +31,6 @@ def causes(ended: Sequence[Outcome]) -> list[Outcome]:
 
     The order alone does not tell which was first: a process that dies closes its connections before the
     launcher can notice its end, so another one that loses the connection may be seen to end before it.
-
-    Args:
-      ended: The processes that ended, without those that the launcher killed.
     """
     failed = [process for process in ended if has_failed(process)]
     if not failed:

@@ -69,18 +69,7 @@ def supervise(
     logs: Path | None,
     before_restart: Callable[[str], None] = lambda why: None,
 ) -> int:
-    """Start all processes, again after failures, and return one exit code for all.
-
-    Args:
-      place_for: Returns the place for one start, from the number of processes and a function that says
-        whether the launcher was told to stop. A place that has to wait asks it again and again.
-      num_processes: The number of processes to start.
-      grace_seconds: As in `launch_local`.
-      restarts: As in `launch_local`.
-      min_processes: As in `launch_local`.
-      logs: As in `launch_local`.
-      before_restart: Gets the summary of what failed, before all start again.
-    """
+    """Start all processes, again after failures, and return one exit code for all."""
     left, newest = Restarts(restarts), None
     grace = grace_of(grace_seconds, restarts)
     with Output(num_processes, logs) as output, passing_on_signals() as running:
@@ -120,12 +109,7 @@ def check(grace_seconds: float, num_processes: int, restarts: int, min_processes
 
 
 def grace_of(grace_seconds: float, restarts: int) -> Grace:
-    """Return the grace of a launch. If all start again, the others need no time after a failure.
-
-    Args:
-      grace_seconds: As in `launch_local`.
-      restarts: As in `launch_local`.
-    """
+    """Return the grace of a launch. If all start again, the others need no time after a failure."""
     return Grace(grace_seconds, min(grace_seconds, _CAUSE_SECONDS) if restarts else grace_seconds)
 
 
@@ -159,16 +143,7 @@ def attempt_on(
     grace: Grace,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Attempt:
-    """Start processes, wait until all have ended or the grace period is over, and kill the rest.
-
-    Args:
-      place: The place where they start.
-      numbers: The numbers of the processes.
-      running: Holds the processes, and the signals that the launcher receives.
-      output: Gets their lines.
-      grace: The seconds that they have to end.
-      is_wanted: Returns whether to go on waiting. It is asked again and again.
-    """
+    """Start processes, wait until all have ended or the grace period is over, and kill the rest."""
     processes = running.processes
     processes.clear()
     try:

@@ -108,11 +108,7 @@ def _waiting_text(seen: Seen, number: int) -> str:
 
 
 def _patiently(name: str, where: Sequence[str]) -> Seen:
-    """Look at a JobSet until it succeeds.
-
-    Raises:
-      MeshwrightError: It fails for too long.
-    """
+    """Look at a JobSet until it succeeds."""
     give_up = time.monotonic() + _AWAY_SECONDS
     while True:
         try:

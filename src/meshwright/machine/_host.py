@@ -11,11 +11,7 @@ _NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 
 def host_shares(root: Path = Path("/")) -> dict[str, float]:
-    """Return the shares of the host's memory that are used, and those that this process uses, from 0 to 1.
-
-    Args:
-      root: The folder that has `proc`.
-    """
+    """Return the shares of the host's memory that are used, and those that this process uses, from 0 to 1."""
     found: dict[str, float] = {}
     with suppress(OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
         told = _by_name(root / "proc/meminfo")
@@ -27,11 +23,7 @@ def host_shares(root: Path = Path("/")) -> dict[str, float]:
 
 
 def host_counts(root: Path = Path("/")) -> dict[str, float]:
-    """Return numbers that only grow: ticks of the cores, and bytes of disks and of the network.
-
-    Args:
-      root: The folder that has `proc` and `sys`.
-    """
+    """Return numbers that only grow: ticks of the cores, and bytes of disks and of the network."""
     return {**_ticks(root), **_disks(root), **_network(root)}
 
 

@@ -21,11 +21,7 @@ _SLOWED = (
 
 
 def nvidia_gpus(numbers: Sequence[int]) -> Callable[[], Iterator[tuple[dict[str, float], dict[str, float]]]]:
-    """Return a function that yields for each GPU its figures, and the numbers that only grow.
-
-    Args:
-      numbers: The GPUs, as CUDA numbers those that it sees.
-    """
+    """Return a function that yields for each GPU its figures, and the numbers that only grow."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -80,11 +80,7 @@ def opentelemetry(*, attributes: Mapping[str, str] = {}, reader: Any = None) -> 
 
 
 def instrument_of(name: str) -> Instrument:
-    """Return the instrument for a reported number.
-
-    Args:
-      name: The name in the report, such as `loss` or `test/accuracy`.
-    """
+    """Return the instrument for a reported number."""
     if name in _STANDARD:
         return Instrument(*_STANDARD[name], {})
     for beginning, (instrument, unit, attribute) in _FAMILIES.items():

@@ -17,12 +17,7 @@ ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}
 
 
 def feed_forward_weights(cfg: Config, normal: Callable[..., jax.Array]) -> PyTree:
-    """Return random weights of the feed-forward layers, with experts or without.
-
-    Args:
-      cfg: The config of the model.
-      normal: Returns a random array of a shape, given `fan_in`.
-    """
+    """Return random weights of the feed-forward layers, with experts or without."""
     L, D, F = cfg.layers, cfg.model, cfg.feed_forward
     of_experts = () if cfg.experts is None else (cfg.experts,)
     weights = {

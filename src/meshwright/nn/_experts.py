@@ -107,7 +107,7 @@ def ring(block: Block, weights: PyTree, tokens: Tokens, limit: int | None) -> ja
 def exchanged(
     block: Block, weights: PyTree, tokens: Tokens, limit: int | None, axes: tuple[str, ...]
 ) -> jax.Array:
-    """Return what all experts add to the tokens of this device, [m, d]; choices go to their experts' devices.
+    """Return what all experts add to this device's tokens, [m, d]; choices go to their experts' devices.
 
     Args:
       block: What an expert computes.
@@ -152,26 +152,12 @@ def room_of_a_round(m: int, k: int, ways: int) -> int:
 
 
 def most_of_a_device(m: int, k: int, e: int, limit: int | None) -> int:
-    """Return the largest number of choices of m tokens that may fall on one device.
-
-    Args:
-      m: The number of tokens.
-      k: The number of experts of a token, which are different ones.
-      e: The number of experts on a device.
-      limit: How many of the tokens each expert takes at most; None for all.
-    """
+    """Return the largest number of choices of m tokens that may fall on one device."""
     return m * min(k, e) if limit is None else min(m * min(k, e), limit * e)
 
 
 def sends_fewer(m: int, k: int, ways: int, most: int) -> bool:
-    """Return whether a round of the all-to-all sends fewer bytes than the ring.
-
-    Args:
-      m: The number of tokens of a device.
-      k: The number of experts of a token.
-      ways: The size of the axis `expert`.
-      most: The largest number of choices that may fall on one device.
-    """
+    """Return whether a round of the all-to-all sends fewer bytes than the ring."""
     return min(most, room_of_a_round(m, k, ways)) < m
 
 

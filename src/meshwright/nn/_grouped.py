@@ -181,14 +181,7 @@ _product.defvjp(_forward, _backward)
 
 
 def _in_parts(some: Callable[[Any, Any], Any], carry: Any, of: Any, weight: jax.Array) -> tuple[Any, Any]:
-    """Return what a function makes of all blocks: of all at once, or of parts, one after the other.
-
-    Args:
-      some: The function, as for `jax.lax.scan`, of some blocks.
-      carry: What it carries.
-      of: Arrays with a first dimension of blocks, the first of which are the rows.
-      weight: The matrices, one of which is copied for each block.
-    """
+    """Return what a function makes of all blocks: of all at once, or of parts, one after the other."""
     (number, size), of_matrix = of[0].shape[:2], math.prod(weight.shape[1:])
     small = number * size * sum(weight.shape[1:]) // (4 * of_matrix)  # beside the rows and their results
     limit = max(1, _COPIED // of_matrix, min(small, _WORK // (size * of_matrix)))

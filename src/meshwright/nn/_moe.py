@@ -205,15 +205,7 @@ class _Over:
 
 
 def _computed(block: Block, weights: PyTree, tokens: Tokens, over: _Over, limit: int | None) -> jax.Array:
-    """Return what all experts add to the tokens of this device.
-
-    Args:
-      block: What an expert computes.
-      weights: Of the experts of this device.
-      tokens: The tokens of this device.
-      over: The axes that split both.
-      limit: How many of these tokens each expert takes at most; None for all.
-    """
+    """Return what all experts add to the tokens of this device."""
     if over.ways == 1:
         return computed(block, weights, tokens, limit)
     (m, k), e = tokens.experts.shape, num_experts(weights)

@@ -25,10 +25,6 @@ FORMS = ("ring", "all-to-all")
 def chosen_of_parts(given: AttentionInputs, ways: int) -> str:
     """Return the form that sends the fewer bytes.
 
-    Args:
-      given: The arguments; whole rows.
-      ways: The size of the axis `sequence`.
-
     Raises:
       AxisError: The axis does not divide the rows.
     """
@@ -82,12 +78,7 @@ def exchanged_nbytes(given: AttentionInputs, ways: int) -> float:
 
 
 def exchanged(given: AttentionInputs, compute: Callable[[AttentionInputs], Any]) -> Any:
-    """Return the result of `compute`, split by heads while it is computed and by positions before and after.
-
-    Args:
-      given: The arguments; whole rows.
-      compute: Attention in a form that XLA can split by heads.
-    """
+    """Return the result of `compute`, which is split by heads inside and by positions before and after."""
     tensor = (_TENSOR,) if jax.sharding.get_abstract_mesh().shape.get(_TENSOR, 1) > 1 else ()
     heads, alone = (*tensor, SEQUENCE), tensor or None
 

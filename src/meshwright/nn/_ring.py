@@ -67,13 +67,7 @@ class _Pair(NamedTuple):
 
 
 def ring(given: AttentionInputs, ways: int, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
-    """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T].
-
-    Args:
-      given: The arguments; whole rows, of which `sequence` splits both lengths.
-      ways: The size of the axis `sequence`.
-      block: Most queries, and keys, of a block.
-    """
+    """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
     window = given.window if isinstance(given.window, int) else None
     is_zigzag = is_balanced(given, ways)
     static = _Static(

@@ -102,13 +102,7 @@ def routed(
 
 
 def room_of(capacity: float, shape: tuple[int, ...], top_k: int) -> int:
-    """Return how many tokens of an example an expert takes.
-
-    Args:
-      capacity: The factor of the mean.
-      shape: The shape of the logits. Those of two dimensions are one example.
-      top_k: The number of experts of a token.
-    """
+    """Return how many tokens of an example an expert takes."""
     length = math.prod(shape[1:-1]) if len(shape) > 2 else shape[0]
     return min(length, math.ceil(capacity * top_k * length / shape[-1]))  # a token goes to an expert once
 

@@ -15,12 +15,7 @@ from meshwright.tree import PyTree
 
 
 def with_shadows(weights: PyTree, count: int) -> tuple[PyTree, PyTree]:
-    """Return weights without a gradient, and their shadows, [count, ...], which have it.
-
-    Args:
-      weights: The weights, outside of the `shard_map`.
-      count: The number of devices that have a copy, over which the shadows must be split.
-    """
+    """Return weights without a gradient, and their shadows, [count, ...], which have it."""
     return jax.lax.stop_gradient(weights), jax.tree.map(partial(_shadow, count), weights)
 
 

@@ -59,12 +59,7 @@ def why_not_over_mesh(given: AttentionInputs, hardware: Hardware) -> str | None:
 
 
 def splash(given: AttentionInputs, *, interpret: bool = False) -> jax.Array:
-    """Return the attention, [B, T, N, H], computed by the kernel.
-
-    Args:
-      given: The arguments.
-      interpret: If true, the kernel is computed operation by operation, as on a CPU in tests.
-    """
+    """Return the attention, [B, T, N, H], computed by the kernel."""
     return _over_mesh(given, interpret)
 
 
@@ -72,10 +67,6 @@ def splash_with_lse(given: AttentionInputs, *, interpret: bool = False) -> tuple
     """Return the attention, [B, T, N, H], and the log-sum-exp, float32[B, N, T], computed by the kernel.
 
     The kernel has no gradient of the log-sum-exp: it is computed block by block.
-
-    Args:
-      given: The arguments.
-      interpret: As in `splash`.
     """
 
     def of(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any) -> AttentionInputs:

@@ -22,9 +22,6 @@ def alone(hardware: Hardware) -> Iterator[list[Sizes]]:
     """Yield the sizes of each axis by itself, in order.
 
     The tensor axis stays within devices joined by fast links.
-
-    Args:
-      hardware: The hardware.
     """
     for axis, longest in LONGEST.items():
         count = hardware.group if axis == TENSOR else hardware.num_devices
@@ -32,12 +29,7 @@ def alone(hardware: Hardware) -> Iterator[list[Sizes]]:
 
 
 def longer(sizes: Sizes, hardware: Hardware) -> Iterator[tuple[str, Sizes]]:
-    """Yield each axis with the sizes in which it is longer by the smallest factor that the devices allow.
-
-    Args:
-      sizes: The sizes to begin with.
-      hardware: The hardware.
-    """
+    """Yield each axis with the sizes in which it is longer by the smallest factor that the devices allow."""
     for axis, longest in LONGEST.items():
         count = hardware.group if axis == TENSOR else hardware.num_devices
         left, size = ways_of(sizes, hardware), sizes.get(axis, 1)

@@ -77,10 +77,6 @@ def tried(site: Site, candidates: Iterable[Settings]) -> Iterator[Change]:
 def with_settings(site: Site, settings: Settings) -> Change:
     """Return the plan of the step with some settings.
 
-    Args:
-      site: The experiment on its hardware.
-      settings: New values by field of `Experiment`.
-
     Raises:
       UsageError: The step cannot have them; an `AxisError` if an axis of the mesh is the reason.
     """
@@ -98,12 +94,7 @@ def changed(experiment: Experiment, settings: Settings) -> Experiment:
 
 
 def least_microbatches(plan: Plan, microbatches: int) -> float:
-    """Return the number of microbatches below which a step cannot fit.
-
-    Args:
-      plan: A plan of the step.
-      microbatches: The number of that plan.
-    """
+    """Return the number of microbatches below which a step cannot fit."""
     memory = plan.memory
     free = memory.available - (memory.peak - memory.temporary)
     return microbatches * memory.temporary / free if free > 0 else math.inf

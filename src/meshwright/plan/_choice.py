@@ -82,10 +82,6 @@ def choose(
 def best_estimate(site: Site, names: Sequence[str]) -> Experiment:
     """Return the experiment with the settings that are estimated to be the best, without compiling.
 
-    Args:
-      site: The experiment on its hardware; the fields to choose have their simplest values.
-      names: The fields to choose.
-
     Raises:
       LayoutError: The experiment cannot be on its mesh.
     """

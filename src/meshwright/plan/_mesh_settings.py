@@ -18,12 +18,7 @@ FIRST_QUEUES = (4, 2, 1)
 
 
 def choices(site: Site, sizes: Sizes) -> Iterator[Settings]:
-    """Yield settings besides the mesh; none if the sizes do not divide the batch.
-
-    Args:
-      site: The experiment on its hardware.
-      sizes: The sizes of the axes that split the model.
-    """
+    """Yield settings besides the mesh; none if the sizes do not divide the batch."""
     stages, microbatches = sizes.get(PIPELINE, 1), int(site.experiment.microbatches)
     numbers = [stages * n for n in FIRST_QUEUES] if stages > 1 else [microbatches]
     number = next((number for number in numbers if divides(site, sizes, number)), None)
@@ -38,14 +33,7 @@ def choices(site: Site, sizes: Sizes) -> Iterator[Settings]:
 
 
 def divides(site: Site, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
-    """Return whether the batch divides over the devices, as `mw.make_step` asks for.
-
-    Args:
-      site: The experiment on its hardware.
-      sizes: The sizes of the axes that split the model.
-      microbatches: The number of microbatches.
-      ways: The size of an axis that splits batches besides `data`, `fsdp` and `pipeline`: `expert`.
-    """
+    """Return whether the batch divides over the devices, as `mw.make_step` asks for."""
     if site.experiment.batch_axis_names is not None:
         return True
     ways *= ways_of(sizes, site.hardware)
@@ -53,14 +41,7 @@ def divides(site: Site, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
 
 
 def settings_of(site: Site, sizes: Sizes, fsdp: int, choice: Settings) -> Settings:
-    """Return all settings of a mesh.
-
-    Args:
-      site: The experiment on its hardware.
-      sizes: The sizes of the axes that split the model.
-      fsdp: The size of that axis.
-      choice: One of `choices`.
-    """
+    """Return all settings of a mesh."""
     mesh = mesh_of(sizes, site.hardware, fsdp)
     if "batch_axis_names" not in choice:
         return {"mesh": mesh, **choice}
@@ -70,12 +51,7 @@ def settings_of(site: Site, sizes: Sizes, fsdp: int, choice: Settings) -> Settin
 
 
 def state_of(site: Site, settings: Settings) -> TrainState | None:
-    """Return the state on its mesh, as structs, without a trace; None if it cannot be on it.
-
-    Args:
-      site: The experiment on its hardware.
-      settings: The mesh, and other settings.
-    """
+    """Return the state on its mesh, as structs, without a trace; None if it cannot be on it."""
     try:
         return replace(site, experiment=changed(site.experiment, settings)).parts.target
     except UsageError:

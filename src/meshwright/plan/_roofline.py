@@ -160,22 +160,7 @@ def step_time(
     kept_on_host: int = 0,
     state_on_host: int = 0,
 ) -> StepTime:
-    """Return the time of a step.
-
-    Args:
-      products: Matrix products of one device.
-      other_nbytes: Bytes that one device reads and writes besides the products.
-      collectives: Collectives of one device.
-      rates: Speeds of one device.
-      inside: The part of each mesh axis inside a group of devices with fast links.
-      over: The part of each mesh axis over those groups.
-      hidden_axes: The mesh axes that split the batch or its rows; their collectives hide behind computing.
-        Those that exchange heads for positions, all-to-alls over `sequence`, do not: attention waits for
-        them.
-      kept_on_host: Bytes of activations that go to the host's memory and back, both ways together. They hide
-        behind computing, as far as the batch axes' traffic does.
-      state_on_host: Bytes of the state that do so, which wait for the update and hide behind nothing.
-    """
+    """Return the time of a step."""
     compute = sum(each.times * _seconds(each, rates) for each in products)
     memory = other_nbytes / rates.memory
     hidden_memory = rates.memory_overlap * min(compute, memory)

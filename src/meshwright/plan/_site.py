@@ -377,11 +377,7 @@ def _masked(traced: TracedCosts, *, is_compiled: bool) -> list[str]:
 
 
 def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_summed: int) -> list[str]:
-    """Return a note if all-reduces over the axes of the batch send far more than float32 gradients need.
-
-    Args:
-      num_summed: Number of gradient elements of a step, those of each microbatch counted.
-    """
+    """Return a note if all-reduces over the axes of the batch send far more than float32 gradients need."""
     summed = [each for each in exchanges if each.kind == "all-reduce" and batch_axes.issuperset(each.axes)]
     sent, needed = sum(each.sent_bytes for each in summed), 2 * 4 * num_summed
     if sent <= 2 * needed:

@@ -69,9 +69,6 @@ class Traces:
         """Check that the model names no axis that only the common mesh has.
 
         The first step without an axis is traced on its own mesh to find out.
-
-        Raises:
-          AxisError: The model names such an axis.
         """
         mesh = parts.layout.mesh
         for axis in common.shape.keys() - mesh.shape.keys():
@@ -154,12 +151,7 @@ class Traces:
         return self._once(of, lambda: _replayed(loss_of(replace(experiment, loss=loss))))
 
     def _once(self, of: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """Return a function that is made once, so that JAX traces it once for a mesh and shapes.
-
-        Args:
-          of: What the function is made of.
-          make: Makes it.
-        """
+        """Return a function that is made once, so that JAX traces it once for a mesh and shapes."""
         key = tuple(map(id, of))
         if key not in self._functions:
             self._functions[key] = of, make()

@@ -40,13 +40,6 @@ def checkpoint_cost(
 ) -> CheckpointCost:
     """Return the cost of a checkpoint of `state`.
 
-    Args:
-      state: A pytree of arrays or of structs with shape and dtype.
-      casts: Pairs of a pattern and a dtype to save in.
-      num_hosts: Number of hosts that write.
-      bandwidth: Bytes per second that one host writes.
-      names: Maps the name of a leaf to the name to save it by, or to None, which leaves it out.
-
     Raises:
       UsageError: A cast matches no leaf or cannot be applied, as when saving.
     """

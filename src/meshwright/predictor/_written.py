@@ -17,14 +17,6 @@ def written(
     Rows that end before earlier ones are kept until those have ended. What a prompt gets depends neither on
     `start` nor on the other prompts.
 
-    Args:
-      given: How the model generates.
-      examples: The prompts, as in `Predictor.predict`.
-      params: The parameters, on the mesh.
-      slots: The number of rows that are computed together.
-      seed: The seed of the draws.
-      start: The number of prompts that were done before.
-
     Raises:
       UsageError: An example is no prompt.
     """

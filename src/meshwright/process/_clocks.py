@@ -13,9 +13,6 @@ def clock_warning(exchange: Exchange) -> str:
     """Return a text about clocks that differ, or "" if none do. Collective.
 
     The times are read just after an exchange, so they differ by the network's delay, and by the clocks.
-
-    Args:
-      exchange: The connections to use.
     """
     exchange.all_reduce("the clocks", None, lambda values: None)
     return describe_clocks(exchange.all_reduce("the clocks", time.time(), lambda times: times))

@@ -34,10 +34,6 @@ def found_by_jax(source: str, reason: str) -> Cluster:
 def integer(environ: Mapping[str, str], *names: str) -> int | None:
     """Return the number in the first variable that is set and not empty, or None if there is none.
 
-    Args:
-      environ: The environment variables.
-      names: The names of the variables, in the order in which they are tried.
-
     Raises:
       UsageError: The value is not a whole number.
     """
@@ -56,9 +52,5 @@ def derived_port(environ: Mapping[str, str], number: int) -> str:
     """Return JAX_COORDINATOR_PORT or, if it is not set, a port that all processes compute from one number.
 
     JAX does the same: https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/slurm_cluster.py
-
-    Args:
-      environ: The environment variables.
-      number: A number that all processes of the run know, such as the job's id.
     """
     return environ.get("JAX_COORDINATOR_PORT") or str(61440 + number % 4096)

@@ -236,11 +236,7 @@ def _is_known(error: BaseException | None) -> bool:
 
 
 def _groups_if_different(messages: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the groups of processes with equal digests, or None if all are equal.
-
-    Raises:
-      UsageError: The processes compare different things.
-    """
+    """Return the groups of processes with equal digests, or None if all are equal."""
     _check_about(messages)
     groups = _groups([message["digest"] for message in messages])
     if len(groups) == 1:

@@ -45,14 +45,7 @@ def shortened(line: str) -> str:
 def describe_difference(
     about: str, lines: Mapping[int, Lines], groups: Groups, *, orders_differ: bool
 ) -> str:
-    """Return a message with the first line or setting that differs, and its value on each process.
-
-    Args:
-      about: The thing that is compared, as the object of a sentence: "the settings of the experiment".
-      lines: The text of the first process of each group.
-      groups: The processes whose texts are equal.
-      orders_differ: True if sets of strings have different orders in some processes.
-    """
+    """Return a message with the first line or setting that differs, and its value on each process."""
     names = dict.fromkeys(itertools.chain.from_iterable(lines.values()))
     differing = [name for name in names if len({each.get(name) for each in lines.values()}) > 1]
     if differing:

@@ -174,12 +174,7 @@ class _Rounds:
                 self._connections.send(number, {"round": self._round, **message})
 
     def next(self, missing: Set[int], notify: Callable[[], object]) -> tuple[int, Any]:
-        """Return a process and its message in this round, or None as its message if it has ended.
-
-        Args:
-          missing: The processes whose messages have not come.
-          notify: Is called now and then during the wait.
-        """
+        """Return a process and its message in this round, or None as its message if it has ended."""
         while True:
             early = next((each for each in self._early if self._is_due(*each, missing)), None)
             if early is not None:

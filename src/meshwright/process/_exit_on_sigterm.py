@@ -69,12 +69,7 @@ def _end() -> None:
 
 @contextmanager
 def replacing_jax_handler(handler: Callable[..., None], is_terminated: Callable[[], bool]) -> Iterator[None]:
-    """Replace JAX's handler of SIGTERM in the block.
-
-    Args:
-      handler: The handler in the block.
-      is_terminated: Returns whether the handler was called. If it was, JAX gets the signal after the block.
-    """
+    """Replace JAX's handler of SIGTERM in the block."""
     libc, previous = ctypes.CDLL(None), ctypes.create_string_buffer(1024)  # larger than a `struct sigaction`
     libc.sigaction(signal.SIGTERM, None, previous)
     signal.signal(signal.SIGTERM, handler)

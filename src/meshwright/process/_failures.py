@@ -17,11 +17,6 @@ def failure_of(error: Exception) -> dict[str, str]:
 
 
 def error_of(failure: Failure, process_id: int | None = None) -> MeshwrightError:
-    """Return the error that a failure describes.
-
-    Args:
-      failure: The result of `failure_of`, perhaps of another process.
-      process_id: The process on which the error occurred. The message names it, unless it is None.
-    """
+    """Return the error that a failure describes."""
     where = "" if process_id is None else f"process {process_id}: "
     return getattr(errors, failure["kind"])(where + failure["message"])

@@ -15,9 +15,6 @@ def torchrun(environ: Mapping[str, str]) -> Cluster | None:
     Job scripts for SLURM often export WORLD_SIZE and MASTER_ADDR for all tasks, but only a launcher sets
     RANK.
 
-    Args:
-      environ: The environment variables.
-
     Raises:
       UsageError: Some of MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK are missing.
     """

@@ -78,9 +78,6 @@ def exit_after_uncaught_errors(process_id: int | None) -> None:
 
     The traceback is printed first. An exception that only comes from the loss of another process is printed
     as one sentence.
-
-    Args:
-      process_id: The number of this process, if it is known. `jax.process_index()` would wait for the others.
     """
     member.exit_delay_seconds = _LEAD_DELAY_SECONDS if process_id == 0 else 0
     print_traceback = sys.excepthook

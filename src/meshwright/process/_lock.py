@@ -162,11 +162,7 @@ def _opened(file: Path, flags: int) -> BinaryIO:
 
 
 def _share(lock: BinaryIO) -> bool:
-    """Take a shared lock on an open file, and return whether the file system has locks.
-
-    Raises:
-      BlockingIOError: A process has an exclusive lock.
-    """
+    """Take a shared lock on an open file, and return whether the file system has locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
@@ -177,11 +173,7 @@ def _share(lock: BinaryIO) -> bool:
 
 
 def _lock(file: Path, lock: BinaryIO) -> bool:
-    """Lock an open file, and return whether the file system has locks.
-
-    Raises:
-      UsageError: Another process has the lock.
-    """
+    """Lock an open file, and return whether the file system has locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -199,13 +191,6 @@ def _write_owner(file: Path, has_lock: bool) -> str:
     """Create the file that names this process as the owner, and return its text.
 
     The file of a dead owner is removed first.
-
-    Args:
-      file: The lock file.
-      has_lock: True if this process has the lock of the file system.
-
-    Raises:
-      UsageError: There is an owner file of another process, which may be alive.
     """
     path, this = _owner_file(file), json.dumps(asdict(this_process(has_lock)))
     while True:
@@ -254,12 +239,7 @@ def _warn_of_other_machine(file: Path, owner: LockOwner | None) -> None:
 
 
 def _is_dead(text: str, has_lock: bool) -> bool:
-    """Return whether an owner file belongs to a process that has ended.
-
-    Args:
-      text: The text of the owner file.
-      has_lock: True if this process has the lock of the file system.
-    """
+    """Return whether an owner file belongs to a process that has ended."""
     owner = read_owner(text)
     if owner is None:  # the disk was full, or the process was killed before it wrote the file
         return has_lock

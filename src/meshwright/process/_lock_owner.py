@@ -75,10 +75,6 @@ def this_machine() -> str:
 
 
 def this_process(has_lock: bool) -> LockOwner:
-    """Return this process as an owner.
-
-    Args:
-      has_lock: True if it has a lock of the file system.
-    """
+    """Return this process as an owner."""
     pid, now = os.getpid(), datetime.now().isoformat(timespec="seconds")
     return LockOwner(pid, socket.gethostname(), this_machine(), _began(pid), now, has_lock)

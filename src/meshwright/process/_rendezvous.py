@@ -51,9 +51,6 @@ def rendezvous(
 def wait_for_coordinator(coordinator: str) -> None:
     """Wait until JAX's coordinator listens. JAX's client would sleep for a second if it came too early.
 
-    Args:
-      coordinator: The address `host:port` of the coordinator.
-
     Raises:
       PeersError: Process 0 did not start the coordinator in time.
     """

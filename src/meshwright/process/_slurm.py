@@ -23,9 +23,6 @@ It is set when the job begins, so a later change of the time limit does not chan
 def slurm(environ: Mapping[str, str]) -> Cluster | None:
     """Return the cluster of a SLURM job step, or None outside of SLURM.
 
-    Args:
-      environ: The environment variables.
-
     Raises:
       UsageError: The job has several tasks, but `srun` did not start this process as one of them.
     """

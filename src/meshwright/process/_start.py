@@ -100,9 +100,6 @@ def _refuse_when_late() -> None:
     """Raise an error if a device was used before, so that the other processes need not wait for this one.
 
     `jax.distributed.initialize` checks this before it checks its arguments, which are incomplete here.
-
-    Raises:
-      UsageError: A device was used before.
     """
     try:
         jax.distributed.initialize(cluster_detection_method="deactivate")

@@ -64,11 +64,7 @@ def _declared() -> dict[str, Any]:
 
 
 def sources_in(file: Path) -> Sources:
-    """Return the sources of the operations of all programs in a profile; empty if it has no programs.
-
-    Args:
-      file: A profile that `ProfileData` can read.
-    """
+    """Return the sources of the operations of all programs in a profile; empty if it has no programs."""
     found: dict[str, Mapping[str, str]] = {}
     for module in _modules(file):  # programs for batches of several shapes have one name
         found[module.name] = {**_sources_of(module), **found.get(module.name, {})}
@@ -91,9 +87,6 @@ def groups_in(file: Path) -> Sources:
 
     A profile holds all programs of the process, also those that did not run. What programs of one name tell
     differently of an operation is left out.
-
-    Args:
-      file: A profile that `ProfileData` can read.
     """
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for module in _modules(file):

@@ -65,21 +65,12 @@ class Place(NamedTuple):
 
 
 def is_command_buffer(name: str) -> bool:
-    """Return whether an event of a device is a whole CUDA graph.
-
-    Args:
-      name: The name of the event or of its operation.
-    """
+    """Return whether an event of a device is a whole CUDA graph."""
     return _COMMAND_BUFFER.match(name) is not None
 
 
 def place_of(source: str, depth: int = DEPTH) -> Place:
-    """Return the scope and the direction of an operation.
-
-    Args:
-      source: The operation of the traced function that it comes from; "" if that is not known.
-      depth: The number of scopes, one inside the other, that are told apart.
-    """
+    """Return the scope and the direction of an operation."""
     if source and "/" not in source:
         return Place(ARGUMENTS, "other")  # named by an argument of the program: `state.params['head']`
     places = [_place_of_one(each, depth) for each in _merged(source)]
@@ -101,13 +92,7 @@ def _place_of_one(source: str, depth: int) -> Place:
 
 
 def scope_times(ops: Iterable[Op], sources: Sources, depth: int = DEPTH) -> list[ScopeTimes]:
-    """Return the times of scopes, the longest first.
-
-    Args:
-      ops: The operations of all devices, without those that only contain others.
-      sources: The sources of the programs' operations.
-      depth: The number of scopes, one inside the other, that are told apart.
-    """
+    """Return the times of scopes, the longest first."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for op in ops:
         place = _place(op, sources, depth)

@@ -193,11 +193,7 @@ def _ms(seconds: float) -> str:
 
 
 def advice(summary: Summary) -> str:
-    """Return a sentence on what to do first, from what takes most of the time; "" if nothing ran.
-
-    Args:
-      summary: The summary of a profile.
-    """
+    """Return a sentence on what to do first, from what takes most of the time; "" if nothing ran."""
     whole = summary.seconds * len(summary.devices)
     if not whole or not summary.ops:
         return ""

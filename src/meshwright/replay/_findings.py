@@ -66,14 +66,7 @@ def read_notes(path: Path) -> Notes:
 
 
 def causes(a: Notes, again: Notes, killed: Notes, continued_at: int) -> list[Cause]:
-    """Return the causes of a difference, at least one.
-
-    Args:
-      a: The run that was not killed.
-      again: The same once more.
-      killed: The run that was killed and continued.
-      continued_at: The step after which it continued.
-    """
+    """Return the causes of a difference, at least one."""
     found = [
         *_of_first_states(a, again),
         *_of_programs(a, again, killed),

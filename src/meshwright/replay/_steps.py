@@ -103,12 +103,7 @@ def last_reported(place: str | Path) -> int | None:
 
 
 def first_bad_step(played: Played, until: int) -> tuple[BadStep | None, int]:
-    """Return the first step whose result is not finite, and the last step that was made.
-
-    Args:
-      played: The run.
-      until: The last step to make.
-    """
+    """Return the first step whose result is not finite, and the last step that was made."""
     training, state = played.training, played.state
     step = int(state.step)
     while step < until:

@@ -95,13 +95,7 @@ def _lines_of(eqn: Any) -> tuple[str, str]:
 
 
 def direction_of(found: Origin, *, loss_is_bad: bool) -> str:
-    """Return the part of the step that an operation is in: forward, gradient or update.
-
-    Args:
-      found: The operation.
-      loss_is_bad: True if the loss is not finite. Otherwise an operation of the forward pass only serves the
-        gradient.
-    """
+    """Return the part of the step that an operation is in: forward, gradient or update."""
     stack = "/".join(_stacks(found))
     if "transpose(" in stack:
         return "gradient"

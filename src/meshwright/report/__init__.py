@@ -13,7 +13,6 @@ from meshwright.report._comparison import Comparison, compare, comparison_docume
 from meshwright.report._explain import PLAN, Explanation, Planned, explain, planned_from
 from meshwright.report._history import Best, Series
 from meshwright.report._ledger import LEDGER, Ledger, read_ledger, saving_told
-from meshwright.report._prometheus import prometheus_text
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._sorting import sort_runs
 from meshwright.report._spikes import SPIKES, SpikeSeen, spikes_in
@@ -45,7 +44,6 @@ __all__ = [
     "is_run",
     "list_runs",
     "planned_from",
-    "prometheus_text",
     "read_ledger",
     "read_run",
     "runs_table",

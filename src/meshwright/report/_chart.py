@@ -120,16 +120,7 @@ def chart(
     from_zero: bool = False,
     note: str = "",
 ) -> Html:
-    """Return a figure of the curves over the steps 0 to `last_step`.
-
-    Args:
-      title: Heading of the figure.
-      curves: The curves; each has at least one point.
-      last_step: Right end of the steps' axis.
-      restarts: The steps from which the run was continued.
-      from_zero: Begin the values' axis at 0, so that small changes look small.
-      note: Text beside the title.
-    """
+    """Return a figure of the curves over the steps 0 to `last_step`."""
     has_many = len(curves) > MOST_LABELS and bool(curves[0].group)
     most = max(_FEWEST_COLUMNS, _MOST_COLUMNS * MOST_LABELS // max(MOST_LABELS, len(curves)))
     drawn = [segments(curve.points, most) for curve in curves]

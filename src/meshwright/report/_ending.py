@@ -32,13 +32,7 @@ class Ending:
 def ending_of(
     outcome: Mapping[str, Any] | None, checkpoints: str | None, silent_seconds: float | None
 ) -> Ending:
-    """Return the state of a run.
-
-    Args:
-      outcome: The contents of `outcome.json`; None if the file does not exist.
-      checkpoints: Directory or URL of the checkpoints; None if it is not known.
-      silent_seconds: Time since the last report; None if there is no report.
-    """
+    """Return the state of a run."""
     if outcome is not None:
         return Ending(str(outcome.get("ended", "finished")), str(outcome.get("message", "")))
     if checkpoints is None:

@@ -22,9 +22,6 @@ class Texts:
 def texts_in(directory: Path) -> Texts | None:
     """Return the newest texts; None if there are none.
 
-    Args:
-      directory: The run directory.
-
     Raises:
       ValueError: The file is damaged.
       OSError: It cannot be read.

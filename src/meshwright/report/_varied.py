@@ -15,12 +15,7 @@ Values = Sequence[str | None]
 
 
 def varied(runs: Sequence[Run], described: Mapping[str, Values]) -> dict[str, Values]:
-    """Return the settings in which runs differ, by name.
-
-    Args:
-      runs: The runs.
-      described: The differences between their descriptions, by dotted path.
-    """
+    """Return the settings in which runs differ, by name."""
     names = dict.fromkeys(name for run in runs for name in run.typed)
     typed = different({"function": [run.function for run in runs]})
     typed |= different({name: [_value(run, name) for run in runs] for name in names})

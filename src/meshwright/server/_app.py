@@ -22,13 +22,7 @@ _POLICY = (
 
 
 def app_of(served: Any, batcher: Batcher, seconds: float) -> FastAPI:
-    """Return the application.
-
-    Args:
-      served: The model, as `serve` takes it.
-      batcher: The rows.
-      seconds: The time in which an answer must be written and read.
-    """
+    """Return the application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _add_errors(app, batcher)
     _add_looks(app, served, batcher)

@@ -34,12 +34,6 @@ def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None)
     A page on another site may send requests to this machine. It cannot send JSON as such without asking
     first, which is not answered, nor under another name of this machine if `names` are given. If the
     application fails, the log says where, without the message of the error, which may quote a prompt.
-
-    Args:
-      app: The application, which gets whole bodies.
-      max_bytes: The largest body.
-      seconds: The time in which a body must come.
-      names: The hosts that requests may name; None for any.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,11 +13,6 @@ def protocol(seconds: float, answer_seconds: float, most: int) -> type[H11Protoc
     A connection is closed if the headers of a request do not come in time, if what was sent is not read in
     time, if more than 64 KiB of further requests come before an answer has gone out, or if there are too many
     connections and it is the one without a request for the longest time.
-
-    Args:
-      seconds: The time in which the headers of a request must come.
-      answer_seconds: The time in which what was sent must be read.
-      most: The number of connections above which one without a request is closed for each new one.
     """
 
     class Bounded(H11Protocol):

@@ -133,11 +133,6 @@ Request = TypeVar("Request", Completion, Chat)
 def parsed(body: bytes, kind: type[Request], served: str) -> Request:
     """Return the request in a body.
 
-    Args:
-      body: The body of the request.
-      kind: What is requested.
-      served: The name of the model.
-
     Raises:
       Refused: It is not JSON, a field is wrong, or it asks for what is not here.
     """
@@ -180,11 +175,7 @@ def prompts_of(request: Completion, tokenizer: Tokenizer) -> list[np.ndarray]:
 
 
 def _encoded(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the tokens of a text.
-
-    Raises:
-      Refused: The tokenizer cannot encode it.
-    """
+    """Return the tokens of a text."""
     try:
         return np.array(tokenizer.encode(text), np.int64)
     except MeshwrightError as error:
@@ -195,12 +186,6 @@ def wanted_of(
     request: Completion | Chat, prompts: Sequence[np.ndarray], decoding: Decoding, pool: Pool
 ) -> list[Wanted]:
     """Return what the pool is to generate: `n` rows for each prompt.
-
-    Args:
-      request: The request.
-      prompts: Its prompts.
-      decoding: The settings of the run, for what the request leaves out.
-      pool: The pool.
 
     Raises:
       Refused: A prompt is empty or too long, or has tokens that the model does not have.

@@ -202,11 +202,7 @@ _NOTHING = _Nothing()
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-      UsageError: It cannot.
-    """
+    """Return a socket that listens."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.create_server((host, port), family=family, backlog=1024)

@@ -146,13 +146,7 @@ def _splits_parameters(shardings: PyTree) -> bool:
 def left_whole(
     arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Return a line for each large array that every device holds whole, if the mesh could split parameters.
-
-    Args:
-      arrays: As for `explain`.
-      shardings: As for `explain`.
-      reasons: As for `explain`.
-    """
+    """Return a line for each large array that each device holds whole, if the mesh could split it."""
     if not _splits_parameters(shardings):
         return []
     found = rows(arrays, shardings, reasons)

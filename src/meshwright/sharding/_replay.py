@@ -31,10 +31,6 @@ def replayed(jaxpr: Any, places: Places) -> Callable[..., list[Any]]:
 
     Calls that hold a place are inlined. A place inside anything but calls, scans and `jax.checkpoint` is left
     out.
-
-    Args:
-      jaxpr: A closed jaxpr.
-      places: The places of constraints.
     """
     return lambda *arguments: _Replay(places).run(jaxpr, arguments)
 

@@ -137,12 +137,7 @@ class Fsdp:
 
 
 def state_axes(mesh: Mesh, axis: str = "fsdp") -> list[tuple[str, ...]]:
-    """Return the axes that split arrays by size, the best choice first: `fsdp` with `sequence`, or one alone.
-
-    Args:
-      mesh: The mesh; only axes of several devices are returned.
-      axis: Another axis than `fsdp` is returned alone.
-    """
+    """Return the axes that split arrays by size, the best first: `fsdp` with `sequence`, or one alone."""
     found = tuple(
         each for each in (axis, *(["sequence"] if axis == "fsdp" else [])) if mesh.shape.get(each, 1) > 1
     )

@@ -17,11 +17,7 @@ from meshwright.sharding._layout import PIPELINE
 
 
 def layer_by_layer(eqn: Any) -> Callable[..., list[Any]]:
-    """Return the call of `mw.layers`, an equation, as a function that sends one layer at a time.
-
-    Args:
-      eqn: The equation, for which `is_stack` holds.
-    """
+    """Return the call of `mw.layers`, an equation, as a function that sends one layer at a time."""
 
     def results(inner: Any, operands: list[Any]) -> Sequence[Any]:
         if inner.primitive.name == "scan" and not inner.params["reverse"]:

@@ -157,11 +157,7 @@ def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) ->
 
 @contextmanager
 def _on_this_machine(place: str) -> Iterator[None]:
-    """Turn an error of the local disk into one that says so.
-
-    Raises:
-      UsageError: The local disk cannot be written to.
-    """
+    """Turn an error of the local disk into one that says so."""
     try:
         yield
     except OSError as error:

@@ -127,11 +127,7 @@ def _amazon(settings: dict[str, str], given: dict[str, str]) -> str:
 
 
 def _profile(settings: dict[str, str]) -> dict[str, str]:
-    """Return the keys and the region of the profile, from AWS's own files.
-
-    Raises:
-      UsageError: AWS_PROFILE names a profile without keys, which signs in by a program or a browser.
-    """
+    """Return the keys and the region of the profile, from AWS's own files."""
     name, home = settings.get("AWS_PROFILE", "default"), Path("~/.aws").expanduser()
     found: dict[str, str] = {}
     for variable, file, section in (

@@ -18,11 +18,6 @@ def spans_by_prefix(
 ) -> list[Span]:
     """Return the spans of the assistant's messages in a chat's text, in order.
 
-    Args:
-      text: The text of all messages.
-      messages: The messages.
-      render: Returns the text of some messages, with the prompt for an answer if its second argument is true.
-
     Raises:
       InputError: The template writes earlier messages differently if others follow, so that there is no such
         span.
@@ -45,12 +40,7 @@ def spans_by_prefix(
 
 
 def weights_of(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """Return 1 for each token that lies in a span, also in part, and 0 for the others.
-
-    Args:
-      offsets: Where each token begins and ends in the text, in order.
-      spans: The spans, in order.
-    """
+    """Return 1 for each token that lies in a span, also in part, and 0 for the others."""
     weights, left = [], list(spans)
     for start, end in offsets:
         while left and start >= left[0][1]:

@@ -17,10 +17,6 @@ _REFUSED = ("No such compile option", "While setting option")
 def compiled_with(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.stages.Compiled:
     """Compile a lowered program with `options`.
 
-    Args:
-      lowered: The lowered program.
-      options: The options of the compiler. Other options have their values from `XLA_FLAGS`.
-
     Raises:
       UsageError: The compiler of these devices does not know an option, or refuses its value.
     """

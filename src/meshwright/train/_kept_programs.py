@@ -40,17 +40,7 @@ jax.monitoring.register_event_listener(_count)
 def compiled_or_kept(
     lowered: jax.stages.Lowered, options: CompilerOptions, text: str, devices: Sequence[jax.Device]
 ) -> tuple[jax.stages.Compiled, bool]:
-    """Return the compiled program, and whether it was read from the compile cache.
-
-    Args:
-      lowered: The lowered program.
-      options: The options of the compiler.
-      text: The text of the program; see `process.program_text`.
-      devices: All devices of the program, in the order of the mesh.
-
-    Raises:
-      UsageError: As `compiled_with`.
-    """
+    """Return the compiled program, and whether it was read from the compile cache."""
     entry = _entry(options, text, devices)
     if entry is None:
         before = getattr(_hits, "number", 0)

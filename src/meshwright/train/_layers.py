@@ -31,11 +31,6 @@ def with_layer_policy(
 ) -> Callable[..., Any]:
     """Return `function` whose layers keep for the gradient what `policy` says, and nothing else.
 
-    Args:
-      function: A function `(params, *arguments)`. It is traced when it is called.
-      policy: A policy of `jax.checkpoint`.
-      name: The name of the setting, for the error.
-
     Raises (when called):
       UsageError: The function has no layers.
     """
@@ -57,12 +52,7 @@ def with_layer_policy(
 
 
 def layers_of(jaxpr: Any, num_weights: int) -> frozenset[int]:
-    """Return the identities of a jaxpr's equations that compute layers; there may be none.
-
-    Args:
-      jaxpr: The jaxpr of a function `(params, *arguments)`.
-      num_weights: The number of leaves of the parameters, which are the first inputs.
-    """
+    """Return the identities of a jaxpr's equations that compute layers; there may be none."""
     program = program_of(jaxpr)
     scans = frozenset(id(operation.eqn) for operation in _scans_over_weights(program, num_weights))
     return scans or frozenset(id(eqn) for eqn in _outside_loops(jaxpr) if eqn.primitive.name in _CHECKPOINTS)

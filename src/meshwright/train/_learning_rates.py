@@ -58,15 +58,7 @@ def learning_rates(optimizer: Tx) -> Callable[[optax.OptState], Rates]:
 
 
 def _factors(update: Update, state: Any, scheduled: Callable[..., Any], outer: tuple[Update, ...]) -> Factors:
-    """Return the factors by which a transformation multiplied the newest updates.
-
-    Args:
-      update: The `update` function of the transformation.
-      state: The state of the transformation.
-      scheduled: A function that takes the `update` of an `optax.scale_by_schedule` and returns a function
-        from the count to the factor.
-      outer: The transformations that contain this one.
-    """
+    """Return the factors by which a transformation multiplied the newest updates."""
     if update in outer:
         return {}
     shown = _variables(update)

@@ -186,12 +186,7 @@ class _Teller:
 
 
 def _line(frame: FrameType | None, *, only_users: bool = False) -> str | None:
-    """Return the innermost line of a stack that is in neither Python's libraries nor JAX.
-
-    Args:
-      frame: The innermost frame.
-      only_users: If True, return it only if it is not one of Meshwright's own.
-    """
+    """Return the innermost line of a stack that is in neither Python's libraries nor JAX."""
     while isinstance(frame, FrameType) and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
     if not isinstance(frame, FrameType) or (only_users and frame.f_code.co_filename.startswith(_OURS)):

@@ -39,12 +39,6 @@ def over_pipeline(
     It sends the microbatches through pipelines. The total, the metrics and the keys are those of the
     microbatches one after the other. Without the axis `pipeline`, objectives stay as they are.
 
-    Args:
-      layout: The layout.
-      microbatches: The number of microbatches.
-      pipeline_rounds: How often each microbatch goes around the stages.
-      pipeline_schedule: When the stages go back.
-
     Raises:
       UsageError: The schedule is not known, or has no rounds. When the made objective is called: the model
         has a state, or the loss has several stacks of layers for "1f1b".

@@ -190,13 +190,6 @@ def pipelined_scan(
 ) -> list[Any]:
     """Return the results of a scan over layers for all microbatches, [places, ...], by a ring of stages.
 
-    Args:
-      eqn: The equation of the scan for one microbatch.
-      operands: Its operands, in which those that are `batched` have a first dimension of microbatches.
-      batched: Whether an operand differs between microbatches.
-      microbatches: The number of microbatches.
-      rounds: How often each goes around the ring.
-
     Raises:
       AxisError: The layers do not divide over the stages.
     """

@@ -181,11 +181,6 @@ def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> di
 
     The result is the argument of `patterns.judge`. Tables such as that of `by_path` apply to the trained
     parameters.
-
-    Args:
-      optimizer: The optimizer.
-      variables: A dictionary `{"params": …, "model_state": …}`.
-      opt_state: The optimizer's state for these parameters.
     """
     only = as_trainable(optimizer)
     trained = tree.leaf_names({"params": only.split(variables["params"])[0]})

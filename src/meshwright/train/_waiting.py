@@ -15,11 +15,7 @@ _OTHERS = f"{_PYTHON}site-packages"
 
 
 def is_waiting(frame: FrameType | None) -> bool:
-    """Return whether a thread is in JAX or in `meshwright.process`, and not in user code.
-
-    Args:
-      frame: The innermost frame of the thread.
-    """
+    """Return whether a thread is in JAX or in `meshwright.process`, and not in user code."""
     while frame and _is_pythons(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_WAITING)

@@ -46,11 +46,6 @@ class Call:
 def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) -> Call:
     """Return the checked arguments of a call.
 
-    Args:
-      recipe: The parts of the trainer that do not depend on the examples.
-      given: The arguments of `fit`, by name.
-      has_directory: True if the trainer has a run directory.
-
     Raises:
       UsageError: An argument has the wrong type or an invalid value, or it needs another argument.
       LayoutError: A batch cannot be split over the mesh.
@@ -96,11 +91,7 @@ def _check_values(
     strict: bool,
     has_directory: bool,
 ) -> None:
-    """Check the arguments that are values of Meshwright's classes, and those that need a run directory.
-
-    Raises:
-      UsageError: An argument has the wrong type, or it needs a run directory and there is none.
-    """
+    """Check the arguments that are values of Meshwright's classes, and those that need a run directory."""
     given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog, "memory": memory}
     kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog, "memory": InMemory}
     for name, value in given.items():
@@ -119,11 +110,7 @@ def _check_values(
 
 
 def _check_in_round(call: Call) -> None:
-    """Check a call in a round.
-
-    Raises:
-      UsageError: The call has an argument that would interfere with the loop over rounds.
-    """
+    """Check a call in a round."""
     asked = {
         "best, save_when, keep_every_epochs, keep and memory": call.needs_workdir,
         "strict": call.strict,

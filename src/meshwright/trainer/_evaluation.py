@@ -91,12 +91,6 @@ def _predictions(
 def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode | None) -> Variables:
     """Return the evaluated parameters and model state of the checkpoint with the best score. Collective.
 
-    Args:
-      directory: The directory of the checkpoints.
-      target: The state of the trainer, as structs.
-      score: The name of the score, without the prefix `eval/`, or None.
-      mode: "min" if the lowest value is best, "max" if the highest is, or None.
-
     Raises:
       CheckpointError: No checkpoint has this score.
       UsageError: The score or its mode is not known.
@@ -107,11 +101,7 @@ def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode |
 
 
 def _check_best(best: Best, names: Sequence[str]) -> None:
-    """Check that each score in `best` is one of `names`.
-
-    Raises:
-      UsageError: The evaluation does not return a score.
-    """
+    """Check that each score in `best` is one of `names`."""
     for name in best:
         if name not in names:
             close = nearest(name, names)

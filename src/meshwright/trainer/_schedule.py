@@ -108,11 +108,6 @@ class Schedule:
 def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[int, int]:
     """Return the number of examples in one part of a batch, and the number in the whole batch.
 
-    Args:
-      per_device: The number of examples in one part, or None.
-      whole: The number of examples in the whole batch, or None.
-      ways: The number of parts into which the mesh and the microbatches split a batch.
-
     Raises:
       UsageError: Both numbers are given or none is, or a batch would be empty.
       LayoutError: The batch cannot be split into equal parts.

@@ -56,11 +56,6 @@ Line = TypeVar("Line", Example, Pair)
 def read_examples(path: str | Path, model: str | Path | None, vocabulary: int | None) -> list[Example]:
     """Return the examples of a file of JSON lines.
 
-    Args:
-      path: A local file.
-      model: The folder of the tokenizer; without it, all lines must be of tokens.
-      vocabulary: The number of tokens that the model knows; None checks nothing.
-
     Raises:
       InputError: There is no such file, or a line is none of the forms. The message has its number.
       UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.

@@ -41,9 +41,6 @@ class Family:
 def family_of(cfg: Config) -> Family:
     """Return the family of a model.
 
-    Args:
-      cfg: The config of the model.
-
     Raises:
       UsageError: It is not that of a reference model.
     """

@@ -35,13 +35,7 @@ def named_key(key: jax.Array | None, name: str) -> jax.Array | None:
 
 
 def new_part(sizes: tuple[tuple[int, ...], int, int], rank: int, key: jax.Array) -> dict[str, jax.Array]:
-    """Return a new adapter. `lora_a` is uniform in ±1 / sqrt(in), as PEFT initialises it.
-
-    Args:
-      sizes: The shape of the stack of matrices, the number of inputs and that of outputs.
-      rank: The rank.
-      key: A typed PRNG key.
-    """
+    """Return a new adapter. `lora_a` is uniform in ±1 / sqrt(in), as PEFT initialises it."""
     stack, inputs, outputs = sizes
     bound = inputs**-0.5
     return {

@@ -35,13 +35,6 @@ off only: null, false, 0 or empty."""
 def settings_of(lora: Lora, base: str, parts: Parts, names: Map, cfg: Any) -> dict[str, Any]:
     """Return the content of an `adapter_config.json`.
 
-    Args:
-      lora: The description of the adapter.
-      base: The name or path of the base model.
-      parts: The arrays of the adapter, as they are written.
-      names: The names of the model.
-      cfg: The config of the model.
-
     Raises:
       UsageError: `base` is empty.
     """
@@ -88,12 +81,6 @@ def _target_modules(modules: Collection[str], names: Map, parts: Parts) -> list[
 
 def lora_of(said: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tuple[Lora, dict[str, Any]]:
     """Return the description of an adapter, and the factor of each `lora_b` that gives it the one scale.
-
-    Args:
-      said: The content of the `adapter_config.json`.
-      path: Its path, for errors.
-      parts: The arrays of the adapter.
-      names: The names of the model.
 
     Raises:
       CheckpointError: It has a feature that is not known here.

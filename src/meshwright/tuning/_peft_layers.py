@@ -22,13 +22,6 @@ def on_all_layers(
 ) -> Source:
     """Return the arrays of an adapter, with PEFT's names, for all layers and with one rank.
 
-    Args:
-      source: The arrays.
-      said: The content of the `adapter_config.json`.
-      path: Its path, for errors.
-      names: The names of the model.
-      num_layers: The number of layers of each weight of ours that is a stack of them.
-
     Raises:
       CheckpointError: The arrays are not those that `adapter_config.json` says, a layer has one of the two
         matrices only, or DoRA is of some of the layers only.

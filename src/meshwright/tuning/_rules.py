@@ -15,13 +15,7 @@ _WHOLE = "^params/"
 
 
 def with_base(rules: Sequence[Rule], base: str, adapter: str) -> tuple[Rule, ...]:
-    """Return rules for parameters below `base`, given those for `params/`. What is below `adapter` is whole.
-
-    Args:
-      rules: The rules of the model.
-      base: The prefix of the model's parameters, `params/base/`.
-      adapter: The prefix of the adapter's parameters.
-    """
+    """Return rules for parameters below `base`, from those for `params/`; all below `adapter` is whole."""
     return tuple(
         OfPattern(rule, base, adapter, _moved(rule.pattern, base))
         if hasattr(rule, "pattern")

@@ -125,11 +125,6 @@ def other_arrays(directory: Directory, leaves: Mapping[str, Any], arrays: Sequen
     """Return the names of arrays that differ from those of a checkpoint, in the chunks of this process.
 
     Data files are read only where arrays were saved in other chunks: otherwise the checksums say it.
-
-    Args:
-      directory: The step directory.
-      leaves: The arrays by name, as they are saved.
-      arrays: Their layouts.
     """
     source, number = NativeSource(directory), jax.process_index()
     saved = source.manifest.arrays

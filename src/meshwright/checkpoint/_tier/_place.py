@@ -55,11 +55,6 @@ def open_place(root: str, of: Directory, stack: ExitStack) -> Place:
 
     What another run, or a killed save of this one, has left there is removed.
 
-    Args:
-      root: The directory in memory.
-      of: The directory of the run's checkpoints on disk, which is open.
-      stack: The stack that unlocks it.
-
     Raises:
       UsageError: A process cannot use `root`, or another run uses the directory.
     """
@@ -78,13 +73,7 @@ def open_place(root: str, of: Directory, stack: ExitStack) -> Place:
 
 
 def renew(place: Place, of: Directory, after: int | None) -> None:
-    """Remove the checkpoints after a step; those of hosts that are not in the run become invalid. Collective.
-
-    Args:
-      place: The directory of the run in memory.
-      of: The directory of the run's checkpoints on disk.
-      after: The last step that stays; None if none stays.
-    """
+    """Remove the checkpoints after a step; those of hosts outside the run become invalid. Collective."""
     run = {"id": process.on_lead(lambda: _write_id(of)), "checkpoints": str(of)}
     process.on_all(lambda: _empty(place, run, after) if place.is_lead else None)
 

@@ -25,10 +25,6 @@ def complete_steps(place: Place) -> tuple[list[int], dict[int, str]]:
 def completed(held: Sequence[Mapping[str, str]]) -> tuple[list[int], dict[int, str]]:
     """Return the steps that all processes hold, and by step what is wrong with those that only some do.
 
-    Args:
-      held: For each process, by step, the start of the run that wrote its part, or what is wrong with it
-        after an exclamation mark.
-
     Example:
       >>> from meshwright.checkpoint._tier._roll_call import completed
       >>> completed([{"10": "5e0c", "20": "5e0c"}, {"10": "5e0c"}])

@@ -63,12 +63,6 @@ def steps_to_remove(
     oldest, until one more fits. The newest complete one stays. A checkpoint of a start with other processes
     on this host may have another size.
 
-    Args:
-      steps: The steps that the host has, and the bytes of each.
-      complete: The newest step that all hosts have; None for none.
-      nbytes: The bytes of the next checkpoint on this host.
-      budget_nbytes: The most bytes of all.
-
     Example:
       >>> from meshwright.checkpoint._tier._room import steps_to_remove
       >>> steps_to_remove({10: 100, 20: 100, 30: 100, 40: 100}, complete=30, nbytes=100, budget_nbytes=300)
@@ -85,12 +79,7 @@ def steps_to_remove(
 
 
 def sizes(directory: Path, steps: Sequence[int]) -> dict[int, int]:
-    """Return the bytes of the data files of checkpoints, by step.
-
-    Args:
-      directory: The directory of the checkpoints.
-      steps: Their steps.
-    """
+    """Return the bytes of the data files of checkpoints, by step."""
     files = {step: (directory / step_name(step)).glob("data-*") for step in steps}
     return {step: sum(file.stat().st_size for file in each) for step, each in files.items()}
 

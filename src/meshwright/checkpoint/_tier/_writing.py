@@ -68,16 +68,6 @@ def start_writing(
     """Copy this process's shards to the host, and start writing them on `thread`.
 
     The leaves may be donated when this returns. At most `host_nbytes` of copies wait to be written.
-
-    Args:
-      thread: The thread.
-      place: The directory in memory.
-      head: The manifest without files and arrays.
-      leaves: The state by name, as it is saved.
-      arrays: The layouts of the state on this host.
-      host_nbytes: The most bytes of copies.
-      remove: The steps that the first process of the host removes before.
-      first: Is called on process 0 before the commit.
     """
     number, num_processes = jax.process_index(), jax.process_count()
     temporary = place.path / f"{_directory.step_name(head.step)}.tmp-{place.attempt}"

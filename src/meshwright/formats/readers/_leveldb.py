@@ -100,9 +100,6 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     """Return the varint at `position`, and the position after it.
 
     Each byte has seven bits of the number, the lowest first. All bytes but the last have the eighth bit set.
-
-    Raises:
-      ValueError: The data ends within the number.
     """
     number = shift = 0
     while position < len(data):

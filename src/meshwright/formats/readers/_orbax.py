@@ -131,11 +131,7 @@ def _is_complete(step: Directory) -> bool:
 
 
 def _handlers(step: Directory, said: Mapping[str, Any]) -> dict[str, str]:
-    """Return the handler of each item, by name; a tree that is stored by itself has the name "".
-
-    Raises:
-      DamagedError: An item is missing, or the handlers are not described.
-    """
+    """Return the handler of each item, by name; a tree that is stored by itself has the name ""."""
     handlers = said.get("item_handlers") or {}
     if isinstance(handlers, str):
         return {"": handlers}
@@ -193,11 +189,7 @@ def _keys(leaf: Mapping[str, Any]) -> list[str] | None:
 
 
 def _key_impls(directory: Directory) -> dict[str, str]:
-    """Return the implementations of typed PRNG keys, by the paths of the arrays.
-
-    Raises:
-      DamagedError: A file with array metadata is damaged.
-    """
+    """Return the implementations of typed PRNG keys, by the paths of the arrays."""
     impls: dict[str, str] = {}
     for file in directory.glob("array_metadatas/process_*"):
         try:
@@ -256,11 +248,7 @@ def _extra(step: Directory, said: Mapping[str, Any], handlers: Mapping[str, str]
 
 
 def _document(file: Directory) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if the file does not exist.
-
-    Raises:
-      DamagedError: The file does not hold a JSON object.
-    """
+    """Return the object in a JSON file; {} if the file does not exist."""
     try:
         return read_document(file)
     except FileNotFoundError:

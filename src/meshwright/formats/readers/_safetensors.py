@@ -64,11 +64,7 @@ def _open(place: Directory) -> Foreign:
 
 
 def _without_index(place: Directory) -> list[Directory]:
-    """Return the files of a directory that has no index.
-
-    Raises:
-      DamagedError: Their names say how many files there are, and some are missing.
-    """
+    """Return the files of a directory that has no index."""
     files = sorted(place.glob("*.safetensors"), key=str)
     found = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
     for (name, of), count in found.items():
@@ -122,11 +118,7 @@ def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]
 
 
 def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
-    """Return the offset after the last array; arrays must follow each other without gaps.
-
-    Raises:
-      DamagedError: They do not, or the bytes of one do not fit its shape and dtype.
-    """
+    """Return the offset after the last array; arrays must follow each other without gaps."""
     end = 0
     for name, entry in sorted(entries.items(), key=lambda each: (each[1].first, each[1].last)):
         nbytes = math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize

@@ -85,11 +85,7 @@ def _is_committed(directory: Directory) -> bool:
 
 
 def _by_our_names(directory: Directory) -> dict[str, str]:
-    """Return the paths of the arrays by their Meshwright names.
-
-    Raises:
-      CheckpointError: Two arrays would get the same name.
-    """
+    """Return the paths of the arrays by their Meshwright names."""
     stored: dict[str, str] = {}
     for path in _array_names(directory):
         if (other := stored.setdefault(_our_name(path), path)) != path:
@@ -98,11 +94,7 @@ def _by_our_names(directory: Directory) -> dict[str, str]:
 
 
 def _array_names(directory: Directory) -> list[str]:
-    """Return the paths of the arrays. A key that contains a slash makes nested directories.
-
-    Raises:
-      DamagedError: An array has chunks, but no `.zarray`.
-    """
+    """Return the paths of the arrays. A key that contains a slash makes nested directories."""
     files = [path.rpartition("/") for path in _files(directory)]
     arrays = {above for above, _, name in files if name == _ARRAY}
     chunked = {above for above, _, name in files if above and _CHUNK.fullmatch(name)}

@@ -96,11 +96,7 @@ def _temporaries(place: Directory) -> list[str]:
 
 
 def _complete_step(place: Directory) -> Directory:
-    """Return the path of a complete checkpoint: a directory, or a single file.
-
-    Raises:
-      CheckpointError: None is complete, that is, has a tree, which is written last.
-    """
+    """Return the path of a complete checkpoint: a directory, or a single file."""
     if place.name == TREE and place.is_file():
         return place.parent
     steps = [place] if _may_be_step(place) else steps_in(place, _may_be_step)
@@ -145,12 +141,7 @@ def _version(content: Any) -> int | None:
 
 
 def _state(content: Any, file: Directory, versions: Collection[int]) -> tuple[int | None, Mapping[str, Any]]:
-    """Return the version, None for Orbax's, and the tree of the state.
-
-    Raises:
-      CheckpointError: The version is not one of `versions`.
-      DamagedError: There is no tree of a state.
-    """
+    """Return the version, None for Orbax's, and the tree of the state."""
     version = _version(content)
     if version is not None and version not in versions:
         raise CheckpointError(
@@ -173,12 +164,7 @@ def _state(content: Any, file: Directory, versions: Collection[int]) -> tuple[in
 def _held(
     leaves: Mapping[str, Any], file: Directory, version: int | None, like: Mapping[str, ShapeDtypeStruct]
 ) -> dict[str, LazyArray]:
-    """Return the arrays of a tree's leaves.
-
-    Raises:
-      CheckpointError: Some cannot be read; all of them are listed.
-      DamagedError: The same, if the metadata of one is damaged.
-    """
+    """Return the arrays of a tree's leaves."""
 
     def opened(name: str, leaf: Any) -> LazyArray | CheckpointError:
         try:

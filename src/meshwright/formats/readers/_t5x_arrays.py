@@ -52,11 +52,7 @@ def array_beside(directory: Directory, name: str, leaf: Any, version: int | None
 
 
 def _check_agreement(zarr: Zarr2, spec: Mapping[str, Any], version: int | None) -> None:
-    """Compare an array's `.zarray` with its spec in the tree.
-
-    Raises:
-      DamagedError: They contradict each other.
-    """
+    """Compare an array's `.zarray` with its spec in the tree."""
     shape, dtype = spec["metadata"].get("shape"), spec["metadata"].get("dtype", spec.get("dtype"))
     if shape not in (None, list(zarr.shape)):
         raise DamagedError(f"it has shape {list(zarr.shape)} in its .zarray, but {shape} in the tree.")

@@ -24,12 +24,6 @@ def open_arrays(
 ) -> dict[str, LazyArray]:
     """Return the arrays that TensorStore opens by these specs, by name; no chunk is read.
 
-    Args:
-      directory: The directory of `store`, for error messages.
-      store: The key-value store of TensorStore that holds the arrays.
-      specs: A spec for each array, with `driver`, and `path` within the store instead of `kvstore`. A missing
-        chunk is an error, unless the spec has `"fill_missing_data_reads": True`.
-
     Raises:
       DamagedError: The metadata of an array is missing or cannot be read.
       MeshwrightError: The store does not answer.
@@ -99,12 +93,7 @@ def _within(bounds: Bounds, place: Index) -> Index:
 
 @contextmanager
 def _telling(what: str) -> Iterator[None]:
-    """Turn an error of TensorStore into one that names the array.
-
-    Raises:
-      DamagedError: Stored bytes are damaged or missing.
-      MeshwrightError: Any other error.
-    """
+    """Turn an error of TensorStore into one that names the array."""
     try:
         yield
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:

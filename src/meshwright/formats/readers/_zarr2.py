@@ -152,11 +152,7 @@ class _Chunks:
 
 
 def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
-    """Return the values of a chunk.
-
-    Raises:
-      DamagedError: It cannot be decompressed, or has another size.
-    """
+    """Return the values of a chunk."""
     try:
         plain = _decompressed(content, zarr)
     except ValueError as error:
@@ -179,12 +175,7 @@ def _decompressed(content: bytes, zarr: Zarr2) -> bytes | np.ndarray:
 
 
 def _by_tensorstore(content: bytes, zarr: Zarr2) -> bytes:
-    """Return the decompressed bytes of a chunk, by TensorStore, which has zstd, blosc and others.
-
-    Raises:
-      ValueError: The chunk is damaged.
-      UsageError: TensorStore is not installed.
-    """
+    """Return the decompressed bytes of a chunk, by TensorStore, which has zstd, blosc and others."""
     tensorstore = tensorstore_for(f"a chunk compressed by {zarr.compressor}")
     shape = [math.prod(zarr.chunks) * zarr.dtype.itemsize]
     metadata = {"shape": shape, "chunks": shape, "dtype": "|u1", "compressor": zarr.compressor}

@@ -106,11 +106,7 @@ def _package() -> Any:
 def _context_length(
     cfg: decoder.Config | gpt2.Config, tokenizer: str | Path | None, given: int | None
 ) -> int:
-    """Return how many tokens programs may give the model.
-
-    Raises:
-      UsageError: It is not known.
-    """
+    """Return how many tokens programs may give the model."""
     if isinstance(cfg, gpt2.Config):
         return cfg.positions
     found = given or _said(tokenizer).get("max_position_embeddings")

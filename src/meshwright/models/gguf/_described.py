@@ -119,15 +119,7 @@ def _ropes(kind: str, cfg: decoder.Config) -> tuple[set[Rope], set[Rope]]:
 
 
 def add_config(package: Any, writer: Any, cfg: Config, kind: str, context_length: int) -> None:
-    """Write the settings of a model.
-
-    Args:
-      package: The package `gguf`.
-      writer: Its `GGUFWriter`.
-      cfg: The config of the model.
-      kind: The architecture.
-      context_length: The number of tokens that programs may give the model.
-    """
+    """Write the settings of a model."""
     writer.add_vocab_size(cfg.vocabulary)
     writer.add_context_length(context_length)
     writer.add_embedding_length(cfg.model)

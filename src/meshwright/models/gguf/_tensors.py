@@ -51,12 +51,6 @@ class Tensor(NamedTuple):
 def tensors_of(package: Any, source: Source, cfg: decoder.Config | gpt2.Config, kind: str) -> list[Tensor]:
     """Return all arrays of a model.
 
-    Args:
-      package: The package `gguf`.
-      source: The parameters, with our names.
-      cfg: The config of the model.
-      kind: The architecture.
-
     Raises:
       UsageError: An array has a dtype that is not written.
     """

@@ -23,12 +23,6 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_tok
 def add_vocabulary(package: Any, writer: Any, tokenizer: str | Path | None, size: int) -> None:
     """Write the tokens of a tokenizer, and its template for chats.
 
-    Args:
-      package: The package `gguf`.
-      writer: Its `GGUFWriter`.
-      tokenizer: The folder of the tokenizer or the path of its `tokenizer.json`; None for none.
-      size: The number of tokens of the model. Those that the tokenizer lacks are written as unused.
-
     Raises:
       UsageError: The tokenizer is of a kind that is not known here, or has more tokens than the model.
     """
@@ -59,11 +53,7 @@ def add_vocabulary(package: Any, writer: Any, tokenizer: str | Path | None, size
 
 
 def _cut(said: Mapping[str, Any]) -> str | None:
-    """Return llama.cpp's name for how a text is cut into words; None for a tokenizer like SentencePiece's.
-
-    Raises:
-      UsageError: The tokenizer is of another kind.
-    """
+    """Return llama.cpp's name for how a text is cut into words; None for a tokenizer like SentencePiece's."""
     model, before = said["model"], said.get("pre_tokenizer") or {}
     steps = before.get("pretokenizers", [before])
     kinds = [each.get("type") for each in steps]

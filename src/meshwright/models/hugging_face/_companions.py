@@ -97,11 +97,7 @@ def copy_companions(model: str | Path, directory: str | Path) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-      OSError: There is no such file, it is a link (ELOOP), or it is not an ordinary file (EINVAL).
-    """
+    """Return the content of a file."""
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:

@@ -40,11 +40,6 @@ _FLAGS = ("tie_word_embeddings", "scale_decoder_outputs", "use_sliding_window", 
 def check_keys(said: Mapping[str, Any], known: Collection[str], pairs: Mapping[str, str]) -> None:
     """Check that all keys of a `config.json` are known, have values of their type, and do not contradict.
 
-    Args:
-      said: The content of the file.
-      known: The keys that the model reads, or that change nothing in it.
-      pairs: Pairs of keys that mean the same; `a.b` is the key b in the object a.
-
     Raises:
       CheckpointError: Some are not; all of them are listed.
     """

@@ -17,10 +17,6 @@ def inlined(program: Program, copies: Copies) -> Program:
     """Return a program in which each `shard_map` is the operations of its body.
 
     Its operands and results are views of the values inside; an operand that is moved for it is gathered.
-
-    Args:
-      program: The program. Bodies of loops are left as they are.
-      copies: The operands that are moved for an operation.
     """
     return replace(program, operations=[each for of in program.operations for each in _inlined(of, copies)])
 

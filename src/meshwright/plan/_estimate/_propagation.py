@@ -100,11 +100,6 @@ def _wishes(
     """Return the axes that each letter has anywhere, those of the largest array first.
 
     Letters that have the same axes everywhere are left out.
-
-    Args:
-      sides: Arrays, and the letters of their dimensions.
-      specs: The specs of those arrays that have any.
-      alike: True if all arrays have the same letters.
     """
     given = [specs.get(value) for value, _ in sides]
     if not any(given) or (alike and given.count(given[0]) == len(given)):
