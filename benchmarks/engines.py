@@ -25,8 +25,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from clusters.engines import Local, OnJobSet, OnRay, OnSlurm, finish, processes, ray_cluster, reach
-from clusters.slurm import Slurm, missing, wait_until
+from clusters.slurm import Slurm, missing
 from end_to_end.running import losses
+from eventually import eventually
 from meshwright.metrics import read_jsonl
 
 
@@ -34,7 +35,7 @@ def fill_the_disk(engine):
     """Fill the disk until a process has failed for it."""
     full = engine.run.parent / "full"
     subprocess.run(["dd", "if=/dev/zero", f"of={full}", "bs=64k"], capture_output=True)
-    wait_until(lambda: "disk is full" in engine.said(), 90, engine.said)
+    eventually(lambda: "disk is full" in engine.said(), reason=engine.said)
     full.unlink()
 
 
@@ -78,14 +79,14 @@ def happen(engine, event):
     EVENTS[event](engine)
     if event == "the disk is full":
         start = time.monotonic()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in old), 60, engine.said)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in old), reason=engine.said)
     gone, again, seconds = time.time(), "by itself", None
 
     def trains():
         reports = read_jsonl(engine.run / "metrics.jsonl")
         return any("loss" in report and report["time"] > gone for report in reports)
 
-    wait_until(lambda: engine.ended() is not None or trains(), 240, engine.said)
+    eventually(lambda: engine.ended() is not None or trains(), reason=engine.said)
     if event == "cancelled":
         finish(engine)
         again = "no"
@@ -95,7 +96,7 @@ def happen(engine, event):
         if engine.ended() is not None:
             again = "by the same command"
             engine.start()
-        wait_until(trains, 240, engine.said)
+        eventually(trains, reason=engine.said)
         seconds = time.monotonic() - start
     return Outcome("; ".join(told) or UNTOLD, code, again, seconds)
 

@@ -20,8 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from clusters.engines import PATHS, OnSlurm, newest, processes, reach, train
-from clusters.slurm import Slurm, missing, wait_until
+from clusters.slurm import Slurm, missing
 from end_to_end.running import losses
+from eventually import eventually
 from meshwright.launch import launch_local
 
 FULL_SECONDS = 10
@@ -68,11 +69,11 @@ def play(job, minutes, seed):
         moment = begin + part * (place + drawn.uniform(0.2, 0.8))
         time.sleep(max(0, moment - time.monotonic()))
         at = newest(job.run)
-        wait_until(lambda at=at: newest(job.run) >= at + 20, 90, job.said)  # it trains
+        eventually(lambda at=at: newest(job.run) >= at + 20, reason=job.said)  # it trains
         before, start = continued(job), time.monotonic()
         FAULTS[name](job)
-        wait_until(lambda before=before: continued(job) > before, 240, job.said)
-        wait_until(lambda: " step=" in job.said().rpartition("continuing after step")[2], 90, job.said)
+        eventually(lambda before=before: continued(job) > before, reason=job.said)
+        eventually(lambda: " step=" in job.said().rpartition("continuing after step")[2], reason=job.said)
         seconds = time.monotonic() - start
         print(f"{start - begin:6.0f} s  {name:32} training again after {seconds:5.1f} s", flush=True)
 

@@ -19,7 +19,7 @@ from meshwright.process import compare, on_all
 
 _NUM_THREADS = 2  # one reads while the other copies to devices
 _LARGE = 1 << 20  # bytes
-_NUM_READ = 16  # arrays, about, by which processes tell two checkpoints without checksums apart
+_NUM_READ = 16  # small arrays, about, by which processes tell two checkpoints without checksums apart
 
 T = TypeVar("T")
 
@@ -233,7 +233,9 @@ def compare_source(source: Source) -> None:
 
     def values() -> dict[str, str]:
         arrays = source.arrays()
-        read = {*sorted(arrays)[:: max(1, len(arrays) // _NUM_READ)]}
+        # A large one may be one chunk, of which no process is to read more than its part.
+        small = sorted(name for name, x in arrays.items() if x.nbytes <= _LARGE)
+        read = {*small[:: max(1, len(small) // _NUM_READ)]}
 
         def value(name: str, x: LazyArray) -> Any:
             return x.checksum() if x.checksum else x.read((slice(0, 1),) * x.ndim) if name in read else "…"
