@@ -110,11 +110,12 @@ def test_another_state_of_a_step_that_exists_is_refused(tmp_path, another, said)
     assert np.asarray(open_source(tmp_path).arrays()["a"]).all()
 
 
-def test_other_values_of_extra_for_a_step_that_exists_are_refused(tmp_path):
+def test_other_values_of_extra_for_a_step_that_exists_are_told_and_not_saved(tmp_path, caplog):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, {"a": np.ones(3)}, {"note": "first"})
-        with pytest.raises(UsageError, match="with other values of extra"):
-            checkpoints.save(5, {"a": np.ones(3)}, {"note": "second"})
+        checkpoints.save(5, {"a": np.ones(3)}, {"note": "second"})
+    assert "has the same state, and keeps its values of extra: note differ." in caplog.text
+    assert open_source(tmp_path).extra == {"note": "first"}
 
 
 def test_a_training_that_begins_anew_beside_later_checkpoints_is_refused_at_its_first_step(tmp_path):

@@ -66,7 +66,7 @@ def check_is_saved(
     final = _directory.step_path(directory, head.step)
     parts = process.gather(process.on_all(lambda: sorted(other_arrays(final, leaves, arrays))))
     others = sorted({name for part in parts for name in part}) or process.on_lead(
-        lambda: _other_values(read_manifest(final), head)
+        lambda: _compared(final, head)
     )
     if others:
         raise UsageError(
@@ -92,13 +92,18 @@ def add_scores(directory: Directory, step: int, scores: Mapping[str, float]) -> 
             (final / MANIFEST).put(content)
 
 
-def _other_values(saved: Manifest, head: Manifest) -> list[str]:
-    """Return what differs beside the arrays, but for the data's position and the scores of a restart."""
+def _compared(final: Directory, head: Manifest) -> list[str]:
+    """Return what differs beside the arrays, and log which values of `extra` stay as they are saved.
+
+    The data's position and the scores of a restart may differ.
+    """
+    saved = read_manifest(final)
     before, now = saved.extra, json.loads(json.dumps(head.extra))
     names = sorted((before.keys() | now.keys()) - {"data", "scores"})
     text = lambda value: json.dumps(value, sort_keys=True)  # noqa: E731 - in which NaN is equal to NaN
-    keys = ["the kind of its random keys"] if saved.prng_keys != head.prng_keys else []
-    return keys + [f"extra[{name!r}]" for name in names if text(before.get(name)) != text(now.get(name))]
+    if changed := [name for name in names if text(before.get(name)) != text(now.get(name))]:
+        log.warning(f"{final} has the same state, and keeps its values of extra: {listed(changed)} differ.")
+    return ["the kind of its random keys"] if saved.prng_keys != head.prng_keys else []
 
 
 def _check_json(extra: Mapping[str, Any] | None) -> None:

@@ -140,6 +140,8 @@ def _check_ends(file: Path, tokenizer: Any) -> None:
         said = parse_object(config.read_bytes()) if config.is_file() else {}
     except ValueError as error:
         raise UsageError(f"{config} is not a tokenizer's config: {error}.") from None
+    if str(said.get("tokenizer_class")).startswith(("PreTrained", "GPT2")):
+        return  # which pass over these flags
     for kind, at in (("bos", slice(1)), ("eos", slice(-1, None))):
         token, wanted = said.get(f"{kind}_token"), said.get(f"add_{kind}_token")
         token = token.get("content") if isinstance(token, dict) else token

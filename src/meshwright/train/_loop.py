@@ -1,5 +1,6 @@
 """The training loop: everything that a run does, in order."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,8 @@ from meshwright.when import Scores, Tick
 
 RUN_AHEAD = 4
 """The number of steps in flight. It hides Python's time; without a bound, virtual CPU devices deadlock."""
+
+log = logging.getLogger("meshwright")
 
 
 class State(Protocol):
@@ -114,11 +117,14 @@ def count_check() -> Callable[[Tick, Any], None]:
     def check(tick: Tick, state: Any) -> None:
         nonlocal is_first
         if (is_first or tick.last) and (counted := int(state.step)) != tick.step:
-            raise UsageError(
+            text = (
                 f"after batch {tick.step} the state has step={counted}. An update must count each batch "
-                "once, however many updates it makes, because a restart continues by this count.\n"
+                "once, however many updates it makes or skips, because a restart continues by this count.\n"
                 "  Return the new state with step=state.step + 1, of the state that the update received."
             )
+            if is_first:
+                raise UsageError(text)
+            log.warning(text)  # all is trained and saved
         is_first = False
 
     return check

@@ -61,11 +61,11 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     eval_per_device = given["eval_per_device_batch_size"]
     _, eval_size = batch_sizes(per_device if eval_per_device is None else eval_per_device, None, ways)
     by = given["eval_loss"], given["eval_predictor"], given["eval_metric_fn"]
-    others = given["evaluations"] or given["generation"]
-    for name in ("eval_when", "eval_per_device_batch_size"):
-        is_evaluated = given["eval_examples"] is not None or (others and name == "eval_when")
-        if given[name] is not None and not is_evaluated:
-            raise UsageError(f"{name}={given[name]!r} has no effect without eval_examples: give both.")
+    is_evaluated = given["eval_examples"] is not None or given["evaluations"] or given["generation"]
+    if given["eval_when"] is not None and not is_evaluated:
+        raise UsageError(
+            "eval_when has no effect without eval_examples, evaluations or generation: give one."
+        )
     call = Call(
         examples=given["train_examples"],
         batch_size=size,
