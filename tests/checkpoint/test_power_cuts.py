@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, complete_steps
+from meshwright.checkpoint import Checkpoints, saved_steps
 from meshwright.checkpoint._directory import remove_step
 from meshwright.checkpoint._format import _commit
 from meshwright.durable import write_whole
@@ -91,7 +91,7 @@ def found():
     with Checkpoints(DIRECTORY) as checkpoints:
         restored = checkpoints.resume(state(0), None, otherwise=lambda: None)
         assert not checkpoints.passed_over
-    for step in complete_steps(DIRECTORY):
+    for step in saved_steps(DIRECTORY):
         assert not verify(DIRECTORY / f"step_{step:08d}").damage
     if restored is None:
         return -1

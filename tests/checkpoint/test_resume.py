@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
-from meshwright.checkpoint import Checkpoints, last
+from meshwright.checkpoint import Checkpoints, chosen_step, last
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats import open_source, verify, verify_all
 
@@ -180,9 +180,18 @@ def test_a_run_whose_manifests_are_all_lost_does_not_begin_again(saved, harm):
         checkpoints.resume(TARGET, None, otherwise=pytest.fail)
 
 
-def test_a_checkpoint_that_has_lost_its_manifest_is_named_by_whoever_reads_the_newest(saved):
-    lose_the_manifest(saved, 3)
+@pytest.mark.parametrize("harm", [lose_the_manifest, lose_all_files])
+def test_readers_name_a_step_without_a_manifest_and_read_the_newest_with_one(saved, harm, caplog):
+    harm(saved, 3)
     assert [bool(report.damage) for report in verify_all(saved)] == [False, False, True]
+    assert Checkpoints(saved).latest() == open_source(saved).step == chosen_step(str(saved), "newest") == 2
+    [record] = caplog.records
+    assert f"step_00000003 in {saved} left out, as there is no manifest.json" in record.getMessage()
+
+
+def test_readers_of_a_run_whose_manifests_are_all_lost_name_the_damage(saved):
+    for step in (1, 2, 3):
+        lose_the_manifest(saved, step)
     with pytest.raises(DamagedError, match="is damaged: it is missing"):
         open_source(saved)
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from meshwright.checkpoint import Checkpoints, aside, complete_steps, temporaries
+from meshwright.checkpoint import Checkpoints, aside, saved_steps, temporaries
 from meshwright.errors import CheckpointError, MeshwrightError, PeersError, UsageError
 from meshwright.formats import pin, unpin, verify
 from simulated.disk import Disk
@@ -131,7 +131,7 @@ class History:
         for _ in range(self.drawn.randrange(16)):
             then = self.world.num_steps + self.drawn.randrange(40)
             self.world.wait(lambda then=then: self.world.num_steps >= then, 1)
-            steps = complete_steps(DIRECTORY) if DIRECTORY.is_dir() else []
+            steps = list(saved_steps(DIRECTORY)) if DIRECTORY.is_dir() else []
             if not steps:
                 continue
             step = self.drawn.choice(steps)
@@ -151,7 +151,7 @@ class History:
         """Check the directory, while no run has it open."""
         if not self.told and not DIRECTORY.is_dir():
             return
-        steps = complete_steps(DIRECTORY)
+        steps = saved_steps(DIRECTORY)
         assert max(steps, default=-1) >= max(self.told, default=-1), "what was told as saved is gone"
         checkpoints = Checkpoints(DIRECTORY)
         for step in steps:
@@ -161,7 +161,7 @@ class History:
     def check_after(self, run):
         """Check the directory after a run that nothing disturbed, which has cleaned up after the others."""
         self.check()
-        steps = complete_steps(DIRECTORY)
+        steps = saved_steps(DIRECTORY)
         assert steps, "a run that nothing disturbs does not save"
         assert self.told.get(max(steps)) == run, "a run that nothing disturbs does not save"
         assert self.pinned <= set(steps), f"pinned checkpoints are gone: {self.pinned - set(steps)}"

@@ -246,7 +246,7 @@ class Checkpoints(Saved):
         """
         self.wait()
         self.resumed, self.passed_over, self.is_from_memory = None, (), False
-        steps = on_lead(lambda: _directory.complete_steps(self.directory))
+        steps = on_lead(lambda: list(_directory.saved_steps(self.directory)))
         in_memory, incomplete = self.tier.steps() if self.tier else ([], {})
         candidates = [*map(Candidate, steps), *(Candidate(step, True) for step in in_memory)]
         fresh = self._not_saved(target, otherwise) if candidates else {}

@@ -11,6 +11,8 @@ runs/text/checkpoints/
 _remote.py has the differences in an object store.
 """
 
+import functools
+import logging
 import re
 import secrets
 import shutil
@@ -24,8 +26,10 @@ from meshwright import process
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
 from meshwright.durable import fsync_directory, make_directory
-from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.errors import CheckpointError, MeshwrightError, UsageError, listed
 from meshwright.storage import Directory, ObjectPath
+
+log = logging.getLogger("meshwright")
 
 LOCK = ".lock"
 PINNED = "PINNED"
@@ -88,19 +92,38 @@ def final_path(temporary: Directory) -> Directory:
 
 
 def complete_steps(directory: Directory) -> list[int]:
-    """Return the steps whose checkpoint was completed, in ascending order.
+    """Return the steps with a complete checkpoint, in ascending order.
 
-    A local directory gets the name of its step when it is complete. If it has no manifest, it was damaged.
+    Of `saved_steps`, those without a manifest are left out with a warning; if all lack it, all are returned.
+    """
+    saved = saved_steps(directory)
+    lost = [step_name(step) for step, has_manifest in saved.items() if not has_manifest]
+    if not lost or len(lost) == len(saved):
+        return list(saved)
+    _warn(
+        f"{listed(lost)} in {directory} left out, as there is no {MANIFEST}, which each checkpoint has. If "
+        "no copy of the run is in progress, restore these from a backup, or move them away."
+    )
+    return [step for step, has_manifest in saved.items() if has_manifest]
 
-    Args:
-      directory: The directory of checkpoints.
+
+_warn = functools.cache(log.warning)  # once, as a run looks for steps at each save
+
+
+def saved_steps(directory: Directory) -> dict[int, bool]:
+    """Return, for each step whose checkpoint was completed, in ascending order, whether it has its manifest.
+
+    A local directory gets the name of its step when it is complete. If it has no manifest, it was damaged, or
+    its copy is in progress.
     """
     if isinstance(directory, ObjectPath):
-        complete = [path.parent for path in directory.glob(f"step_*/{MANIFEST}")]  # one request
+        have = {path.parent.name: True for path in directory.glob(f"step_*/{MANIFEST}")}  # one request
     else:
         named = (path for path in directory.glob("step_*") if _STEP.fullmatch(path.name))
-        complete = [path for path in named if (path / MANIFEST).is_file() or _has_lost_manifest(path)]
-    return sorted(step for path in complete if (step := _step_of(path.name)) is not None)
+        both = ((path, (path / MANIFEST).is_file()) for path in named)
+        have = {path.name: has for path, has in both if has or _has_lost_manifest(path)}
+    steps = ((_step_of(name), has) for name, has in have.items())
+    return dict(sorted((step, has) for step, has in steps if step is not None))
 
 
 def _has_lost_manifest(path: Path) -> bool:
@@ -167,7 +190,7 @@ def set_aside_after(directory: Directory, step: int, mark: str) -> list[int]:
       step: The last step that stays.
       mark: Eight hexadecimal digits that become part of the new names.
     """
-    later = [each for each in complete_steps(directory) if each > step]
+    later = [each for each in saved_steps(directory) if each > step]
     for each in reversed(later):
         set_aside(directory, each, "later", mark)
     if not isinstance(directory, ObjectPath):

@@ -12,6 +12,7 @@ from meshwright.checkpoint import (
     checkpoints_of,
     complete_steps,
     incomplete,
+    saved_steps,
     step_path,
     temporaries,
 )
@@ -33,8 +34,8 @@ _KNOWN = f"\n  Known formats: {', '.join(['Meshwright', *(reader.name for reader
 def open_source(path: str | Directory, *, step: int | None = None, verify: bool = True) -> Opened:
     """Open a checkpoint of any known format; no array data is read yet.
 
-    The format is detected from the content. If the newest checkpoint of a directory is damaged, this raises
-    an error that names the newest intact one, and does not open that instead, as `Checkpoints.resume` would.
+    The format is detected from the content. If the newest checkpoint of a directory that has a manifest is
+    damaged, an error names the newest intact one, which `Checkpoints.resume` would take instead.
 
     Args:
       path: A file, a step directory, a directory of checkpoints or the directory of a run; local or in a
@@ -117,8 +118,8 @@ def checkpoints_at(path: str | Directory) -> list[Directory]:
       CheckpointError: There is no complete checkpoint.
     """
     place = location(path)
-    if steps := steps_at(place):
-        return list(steps.values())
+    if steps := [step_path(place, step) for step in saved_steps(place)] or [*steps_at(place).values()]:
+        return steps
     if (place / MANIFEST).is_file() or reader_of(place):
         return [place]
     raise CheckpointError(f"{place} {_what_instead(place)}")
