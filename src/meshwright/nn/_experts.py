@@ -54,7 +54,6 @@ def computed(
     Args:
       block: What an expert computes.
       weights: Of the experts of this device, [e, ...].
-      tokens: The tokens.
       limit: How many of these tokens each expert takes at most; None for all.
       first: The number of the first expert of this device.
       ways: The number of devices that compute these tokens, each with its own experts.
@@ -78,13 +77,7 @@ def computed(
 def ring(block: Block, weights: PyTree, tokens: Tokens, limit: int | None) -> jax.Array:
     """Return what all experts add to the tokens of this device, [m, d]; the tokens visit all devices.
 
-    The gradient computes the experts again, instead of keeping the hidden features of each turn.
-
-    Args:
-      block: What an expert computes.
-      weights: Of the experts of this device, [e, ...].
-      tokens: The tokens of this device.
-      limit: How many of these tokens each expert takes at most; None for all.
+    The gradient computes the experts again, and keeps no hidden features. Arguments are as for `computed`.
     """
     ways = jax.lax.axis_size(EXPERT)
     first = jax.lax.axis_index(EXPERT) * num_experts(weights)
@@ -109,12 +102,7 @@ def exchanged(
 ) -> jax.Array:
     """Return what all experts add to this device's tokens, [m, d]; choices go to their experts' devices.
 
-    Args:
-      block: What an expert computes.
-      weights: Of the experts of this device, [e, ...].
-      tokens: The tokens of this device.
-      limit: How many of these tokens each expert takes at most; None for all.
-      axes: The axes of the `shard_map`, along which all devices make the same number of rounds.
+    Arguments are as for `computed`; along `axes`, of the `shard_map`, all make the same number of rounds.
     """
     ways = jax.lax.axis_size(EXPERT)
     (m, k), e = tokens.experts.shape, num_experts(weights)
@@ -188,9 +176,6 @@ def _summed(
     """Return what is added to tokens, [m, d], by those of their choices that have a place from `begin` on.
 
     Args:
-      block: What an expert computes.
-      weights: Of the experts, [e, ...].
-      tokens: The tokens.
       choices: The numbers of their experts here.
       begin: The first place.
       room: The number of places.
@@ -227,8 +212,6 @@ def _in_rounds(
 
     Args:
       one: Returns the result of a round: of weights, tokens, and its number.
-      weights: Of the experts of this device.
-      tokens: The tokens of this device.
       most: The largest number of rounds.
       needed: int32[], how many rounds are needed: seldom more than the first.
     """
