@@ -254,12 +254,20 @@ def test_an_expert_takes_the_first_tokens_that_it_has_room_for():
 
 
 @pytest.mark.parametrize("draw", [jax.random.bernoulli, jax.jit(jax.random.gamma, static_argnums=2)])
-def test_a_block_that_draws_random_numbers_is_refused(draw):
+def test_a_block_draws_random_numbers_only_where_it_is_called_once(draw):
     def drawing(weights, rows, dot):
         return block(weights, rows, dot) * draw(jax.random.key(0), 0.5, rows.shape)
 
-    with pytest.raises(UsageError, match=r"the block of mw.moe must not draw(.|\n)* dropout after mw.moe"):
-        mw.moe(drawing, *arrays(), top_k=2)
+    for mesh in ("data=8", "expert=8", "sequence=2,tensor=4"):
+        with (
+            mw.sharding.in_mesh(mw.make_mesh(mesh)),
+            pytest.raises(UsageError, match=r"the block of mw.moe must not draw(.|\n)* dropout after mw.moe"),
+        ):
+            mw.moe(drawing, *arrays(), top_k=2)
+    y, _ = mw.moe(drawing, *arrays(), top_k=2)
+    plain, _ = mw.moe(block, *arrays(), top_k=2)
+    assert y.shape == plain.shape
+    assert not np.allclose(y, plain)
 
 
 @pytest.mark.slow

@@ -113,8 +113,7 @@ _warn = functools.cache(log.warning)  # once, as a run looks for steps at each s
 def saved_steps(directory: Directory) -> dict[int, bool]:
     """Return, for each step whose checkpoint was completed, in ascending order, whether it has its manifest.
 
-    A local directory gets the name of its step when it is complete. If it has no manifest, it was damaged, or
-    its copy is in progress.
+    A local directory gets its step's name when complete: without a manifest it is damaged, or half a copy.
     """
     if isinstance(directory, ObjectPath):
         have = {path.parent.name: True for path in directory.glob(f"step_*/{MANIFEST}")}  # one request

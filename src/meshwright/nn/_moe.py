@@ -57,8 +57,8 @@ def moe(
 
     Args:
       block: What an expert computes, `(weights, rows, dot) -> rows`, written as for one expert: `dot(rows,
-        weights["up"])` is its product. A bias of an expert is the product of ones with `b[:, None]`. It must
-        not draw random numbers.
+        weights["up"])` is its product. A bias of an expert is the product of ones with `b[:, None]`. It may
+        draw random numbers only where no mesh axis splits tokens or experts.
       experts: The weights of all experts, a pytree of arrays [E, ...].
       x: The tokens, [..., D], split by example over the mesh.
       logits: The router's logits, [..., E]. They are computed with in float32.
@@ -89,12 +89,13 @@ def moe(
       ((2, 3, 8), [0.5, 0.5, 0.0, 0.0])
     """
     _check(experts, x, logits, top_k, capacity)
-    rows = Arranged.one_block_each(logits.shape[-1], 2)
-    few = jax.ShapeDtypeStruct((rows.num_rows, x.shape[-1]), x.dtype)
-    weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), experts)
-    result_without_draws("the block of mw.moe", lambda w, x: block(w, x, rows.dot), weights, few)
     over = _Over.here(x)
     over.check(logits.shape[-1])
+    if over.manual or in_microbatch():  # otherwise the block is called once, for all tokens
+        rows = Arranged.one_block_each(logits.shape[-1], 2)
+        few = jax.ShapeDtypeStruct((rows.num_rows, x.shape[-1]), x.dtype)
+        weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), experts)
+        result_without_draws("the block of mw.moe", lambda w, x: block(w, x, rows.dot), weights, few)
     # XLA would gather the scores of all tokens before it looks for the largest.
     choose = over.mapped(lambda scores: jax.lax.top_k(scores, top_k)[1], 1)
     choice, routing = routed(logits, choose, normalize=normalize, score=score, bias=bias, capacity=capacity)
