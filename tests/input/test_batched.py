@@ -241,6 +241,14 @@ def test_evaluation_counts_the_last_smaller_batch_too(loader):
     assert {len(batch["id"]) for batch, _ in found} == {4}
 
 
+def test_an_example_of_a_loader_and_the_check_of_its_first_batch_start_it_once():
+    starts = []
+    loader = mw.Batched(lambda: starts.append(None) or [{"x": np.arange(8) + 3}, {"x": np.arange(2)}])
+    sharding = mw.Layout(mw.make_mesh("data=8")).batch_sharding
+    assert mw.input.some_rows(loader, 8, sharding)["x"].tolist() == [3]
+    assert len(starts) == 1
+
+
 def test_examples_of_a_loaders_batches_are_their_rows():
     assert [x["id"] for x in mw.input.each_example(mw.Batched(dataset(10).batch(4)))] == list(range(10))
     assert [x["id"] for x in mw.input.each_example({"id": np.arange(3)})] == [0, 1, 2]

@@ -1,6 +1,5 @@
 """Every example once, in order, in batches of one shape: for evaluation and prediction."""
 
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -150,13 +149,13 @@ def some_rows(examples: Any, batch_size: int, sharding: NamedSharding | None = N
       >>> mw.input.some_rows([{"x": [1, 2, 3]}], 8)["x"].shape
       (1, 3)
     """
-    if isinstance(examples, Batched):
-        if sharding is not None:
-            deque(islice(ordered(examples, batch_size, local_rows(batch_size, sharding), 0), 2), maxlen=0)
+    read, first = reader(examples, None), np.zeros(1, np.int64)
+    if isinstance(examples, Batched) and sharding is None:
         for example in each_example(examples):
             return jax.tree.map(lambda x: x[None], example)
-        raise ExamplesError("there are no examples: the loader has no batches.")
-    read = reader(examples, None)
-    for part, _ in ordered(examples, batch_size, np.zeros(1, np.int64), 0):
-        return read([part])
-    raise ExamplesError("there are no examples: the source's length is 0.")
+    else:
+        is_loader = isinstance(examples, Batched)
+        rows = local_rows(batch_size, sharding) if is_loader and sharding else first
+        for part, _ in list(islice(ordered(examples, batch_size, rows, 0), 1 + is_loader)):
+            return read([part._replace(ids=first)])
+    raise ExamplesError("there are no examples: the source's length is 0, or the loader has no batches.")
