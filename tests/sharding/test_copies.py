@@ -9,6 +9,12 @@ from meshwright import process
 from meshwright.sharding import _copies
 
 
+@pytest.fixture(autouse=True)
+def on_an_accelerator(monkeypatch):
+    """Take the arrays of the CPU for those of another device, whose copies to the host take time."""
+    monkeypatch.setattr(_copies, "_is_on_host", lambda x: False)
+
+
 @pytest.mark.parametrize(
     "dtype", ["bool", "int8", "uint32", "bfloat16", "float8_e4m3fn", "float32", "complex64"]
 )
