@@ -15,9 +15,7 @@ def on_an_accelerator(monkeypatch):
     monkeypatch.setattr(_copies, "_is_on_host", lambda x: False)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "uint32", "bfloat16", "float8_e4m3fn", "float32", "complex64"]
-)
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "complex64"])
 def test_an_array_on_devices_is_known_by_a_sum_of_its_bits_in_their_order(dtype, monkeypatch):
     monkeypatch.setattr(process, "digest_of", pytest.fail)  # which copies all to the host
     bits = np.random.default_rng(0).integers(0, 2, (4, 6, 8))
