@@ -769,6 +769,30 @@ def mode_that_is_a_field():
 
 @finding(
     "modes",
+    "review 1",
+    before="value -1.564 in training, value -0.168 in evaluation",
+    test="tests/adapters/test_functional.py::test_the_order_of_a_field_is_the_same_in_evaluation",
+)
+def fields_in_another_order():
+    class Net(linen.Module):
+        heads: dict
+
+        @linen.compact
+        def __call__(self, x):
+            return {name: linen.Dense(1)(x) for name in self.heads}
+
+    ones, key = jnp.ones((1, 4)), jax.random.key(0)
+    model = mw.functional(Net({"value": 1, "policy": 1}), ones)
+    params = model.init(key)
+    outs = {
+        mode: model.apply(params, ones, key=key, train=mode == "training")
+        for mode in ("training", "evaluation")
+    }
+    return ", ".join(f"value {out['value'].item():.3f} in {mode}" for mode, out in outs.items())
+
+
+@finding(
+    "modes",
     "publicbugs2 3",
     before="2 different rows of 16",
     test="tests/nn/test_moe.py::test_a_block_that_draws_random_numbers_is_refused",

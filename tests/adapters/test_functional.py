@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import sys
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,10 +10,12 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from flax.core import FrozenDict
 
 import meshwright as mw
 from adapters import models
 from meshwright.adapters import functional
+from meshwright.adapters._library import in_evaluation
 from meshwright.errors import UsageError
 from meshwright.train import Variables
 
@@ -254,3 +257,37 @@ def test_a_mode_that_is_a_field_of_the_module_is_off_in_evaluation(model):
     trained, evaluated = (model.apply({}, X, key=KEY, train=train) for train in (True, False))
     assert (trained == 0).any()
     assert (evaluated == X).all()
+
+
+class LinenHeads(linen.Module):
+    heads: dict
+    training: bool = True
+
+    @linen.compact
+    def __call__(self, x):
+        return {name: linen.Dense(width)(x) for name, width in self.heads.items()}
+
+
+@pytest.mark.parametrize("freeze", [dict, FrozenDict])
+def test_the_order_of_a_field_is_the_same_in_evaluation(freeze):
+    model = functional(LinenHeads(freeze({"value": 3, "policy": 3, 1: 2})), models.INPUTS)
+    params = model.init(KEY)
+    trained, evaluated = (model.apply(params, X, key=KEY, train=train) for train in (True, False))
+    assert all((trained[name] == evaluated[name]).all() for name in ("value", "policy", 1))
+
+
+class Pair(NamedTuple):
+    first: Settings
+    second: Settings
+
+
+def test_only_the_parts_of_a_module_that_have_a_mode_are_copied_for_evaluation():
+    plain = LinenHeads({"b": [3, (4,)], "a": {}}, training=False)
+    assert in_evaluation(plain) is plain
+    one = Settings()
+    new = in_evaluation(LinenHeads({"b": [Pair(one, one)], "a": FrozenDict({"c": {"d": one}})}))
+    pair, of_frozen = new.heads["b"][0], new.heads["a"]["c"]["d"]
+    assert list(new.heads) == ["b", "a"]
+    assert type(pair) is Pair
+    assert pair.first is pair.second
+    assert of_frozen.deterministic

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -59,21 +60,35 @@ def in_evaluation(model: Any) -> Any:
     Also those of its modules and configs. A field is set if it is true or false; if it is None, a call says.
     """
     mode = mode_and_key(train=False, key=None)
-    parts: dict[int, Any] = {}  # a module that is in two fields stays one
+    parts: dict[int, tuple[Any, Any]] = {}  # a module that is in two fields stays one
 
     def one(part: Any) -> Any:
+        if isinstance(part, Mapping | list | tuple):
+            return every(part)
         if not dataclasses.is_dataclass(part) or isinstance(part, type):
             return part
         if id(part) not in parts:
-            parts[id(part)] = new = copy.copy(part)  # by its class it may have more to do, or be frozen
+            new = copy.copy(part)  # by its class it may have more to do, or be frozen
+            parts[id(part)] = part, new
+            is_same = True
             for name in {field.name for field in dataclasses.fields(part)} - {"parent"}:
-                value = getattr(part, name, None)
-                is_mode = name in mode and isinstance(value, bool)
-                object.__setattr__(new, name, mode[name] if is_mode else every(value))
-        return parts[id(part)]
+                old = getattr(part, name, None)
+                value = mode[name] if name in mode and isinstance(old, bool) else one(old)
+                is_same &= value is old
+                object.__setattr__(new, name, value)
+            parts[id(part)] = part, part if is_same else new
+        return parts[id(part)][1]
 
-    def every(values: Any) -> Any:
-        return jax.tree.map(one, values, is_leaf=dataclasses.is_dataclass)
+    def every(values: Any) -> Any:  # not by `jax.tree.map`, which sorts the keys of a dict
+        old = list(values.values() if isinstance(values, Mapping) else values)
+        new = [one(value) for value in old]
+        if all(map(operator.is_, old, new)):
+            return values
+        make: Callable[[Any], Any] = getattr(values, "_make", type(values))
+        if isinstance(values, Mapping):
+            named = dict(zip(values, new, strict=True))
+            return values | named if isinstance(values, dict) else make(named)
+        return make(new)
 
     return one(model)
 
