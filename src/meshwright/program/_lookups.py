@@ -2,15 +2,16 @@
 
 JAX takes the last row where an index is too large, without a word. So the traced step is followed, with the
 arrays of the first batch as they are: an index counts that is computed from them alone, after all that the
-loss does to it. One that it wraps, clips or replaces is within its table, and is fine.
+loss does to it. One that it wraps, clips or replaces is within its table, and is fine. So are rows that it
+replaces, or multiplies with 0, by what it computes from the batch alone: padding, and labels of -100.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
@@ -35,15 +36,18 @@ def check_lookups(jaxpr: Any, state: Any, batch: Any, rows: Any) -> None:
     Raises:
       UsageError: It does.
     """
-    names, structs = tree.leaf_names(state), jax.tree.leaves(batch)
-    if not any(jnp.issubdtype(x.dtype, jnp.integer) for x in structs):
-        return
-    known = [
-        cache(partial(_whole, struct, some)) if jnp.issubdtype(struct.dtype, jnp.integer) else None
-        for struct, some in zip(structs, jax.tree.leaves(rows), strict=True)
-    ]
+    names, leaves = tree.leaf_names(state), zip(*map(jax.tree.leaves, (batch, rows)), strict=True)
+    known = [cache(partial(_whole, struct, some)) for struct, some in leaves]
     others = [None] * (len(_inner(jaxpr).invars) - len(names) - len(known))
-    evaluate(jaxpr, [*names, *known, *others], _followed)
+    missing, masks = [], []
+    evaluate(jaxpr, [*names, *known, *others], partial(_followed, missing, masks))
+    for is_missing, row, table, size in missing:
+        if not any(_removes(mask, is_missing) for mask in masks):
+            raise UsageError(
+                f"the first batch looks up row {row} of {table}, which has {size}, from 0 on.\n"
+                "  Are these tokens, or numbers, of another model? If you mean it, mask what they give with "
+                f"jnp.where, or bound them: jnp.clip(ids, 0, {size - 1})."
+            )
 
 
 def _whole(struct: Any, rows: Any) -> np.ndarray:
@@ -51,37 +55,47 @@ def _whole(struct: Any, rows: Any) -> np.ndarray:
     return np.resize(rows, struct.shape).astype(jax.dtypes.canonicalize_dtype(struct.dtype))
 
 
-def _followed(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-    """Return the results of an equation, as far as they are known; check it if it is a lookup.
+def _followed(missing: list, masks: list, eqn: Any, operands: list[Any]) -> Sequence[Any]:
+    """Return the results of an equation, as far as they are known; note lookups of rows that a table lacks.
 
-    An operand or result is a function that computes it, if it has integers that are known; otherwise the name
-    of the state's array that it is made from, or None if the batch has a part in it.
+    An operand or result is a function that computes it, if it is made from the batch alone; the name of the
+    state's array that it is made from; or None if both have a part in it. A constant may be an array.
     """
-    kind, num_results = eqn.primitive.name, len(eqn.outvars)
+    kind, num_results, follow = eqn.primitive.name, len(eqn.outvars), partial(_followed, missing, masks)
+    is_mixed = [x is None for x in operands]
     if kind == "gather" and isinstance(operands[0], str) and callable(operands[1]):
-        _check(eqn, operands[0], np.asarray(operands[1]()))
+        with suppress(Exception):  # an index that cannot be computed here is not known
+            missing += _missing(eqn, operands[0], np.asarray(operands[1]()))
+    elif kind == "select_n" and callable(operands[0]) and any(is_mixed):
+        masks.append(lambda: ~np.array(is_mixed[1:])[np.asarray(operands[0]()).astype(int)])
+    elif kind in ("mul", "dot_general") and any(is_mixed):
+        masks += [lambda x=x: np.asarray(x()) == 0 for x in operands if callable(x)]
     bodies = [x for x in eqn.params.values() if hasattr(_inner(x), "eqns")]
     if kind == "scan":
-        _follow_turns(eqn, bodies[0], operands)
+        _follow_turns(eqn, bodies[0], operands, follow)
     elif bodies and kind not in ("while", "cond", "shard_map", "pallas_call"):
         body = _inner(bodies[0])
         if (len(body.invars), len(body.outvars)) == (len(operands), num_results):
-            return evaluate(bodies[0], operands, _followed)
-    elif all(not isinstance(x, str) and x is not None for x in operands) and _is_whole(eqn):
+            return evaluate(bodies[0], operands, follow)
+    elif all(map(_is_known, operands)):
         if kind in _SAME:
             return operands
         made = cache(lambda: bind(eqn, [x() if callable(x) else x for x in operands]))
         return [lambda i=i: made()[i] for i in range(num_results)]
     names = [x for x in operands if isinstance(x, str)]
-    is_of_batch = any(x is None or callable(x) for x in operands)
+    is_of_batch = any(is_mixed) or any(map(callable, operands))
     return [None if is_of_batch or not names else names[0]] * num_results
+
+
+def _is_known(operand: Any) -> bool:
+    return operand is not None and not isinstance(operand, str)
 
 
 def _inner(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def _follow_turns(scan: Any, body: Any, operands: list[Any]) -> None:
+def _follow_turns(scan: Any, body: Any, operands: list[Any], follow: Callable[..., Any]) -> None:
     """Follow the turns of a loop, as many as the arrays of the batch in it differ in."""
     entering = zip(scan.invars, _inner(body).invars, strict=True)
     leaving = zip(scan.outvars, _inner(body).outvars, strict=True)
@@ -92,17 +106,13 @@ def _follow_turns(scan: Any, body: Any, operands: list[Any]) -> None:
     sliced = operands[num_whole:]
     turns = min(scan.params["length"], _MOST_TURNS) if any(map(callable, sliced)) else 1
     for turn in range(turns):
-        now = [cache(lambda x=x, i=turn: x()[i]) if callable(x) else x for x in sliced]
-        evaluate(body, [*begin, *now], _followed)
+        slices = [cache(lambda x=x, i=turn: (x() if callable(x) else x)[i]) for x in sliced]
+        now = [y if _is_known(x) else x for x, y in zip(sliced, slices, strict=True)]
+        evaluate(body, [*begin, *now], follow)
 
 
-def _is_whole(eqn: Any) -> bool:
-    dtypes = [x.aval.dtype for x in eqn.outvars]
-    return all(jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_ for dtype in dtypes)
-
-
-def _check(eqn: Any, table: str, indices: np.ndarray) -> None:
-    """Raise an error if an index is outside of the table, unless the lookup says what it then gives."""
+def _missing(eqn: Any, table: str, indices: np.ndarray) -> Iterator[Any]:
+    """Yield which indices a table lacks, one of them and its size, unless the lookup says what they give."""
     params, shape = eqn.params, eqn.invars[0].aval.shape
     numbers, mode, fill = params["dimension_numbers"], params["mode"], params["fill_value"]
     is_mapped = mode == GatherScatterMode.CLIP and not numbers.collapsed_slice_dims  # by vmap
@@ -111,10 +121,15 @@ def _check(eqn: Any, table: str, indices: np.ndarray) -> None:
         return
     for part, dim in enumerate(numbers.start_index_map):
         index, size = indices[..., part], shape[dim]
-        others = index[(index < 0) | (index > size - params["slice_sizes"][dim])]
-        if others.size:
-            raise UsageError(
-                f"the first batch looks up row {others.flat[0]} of {table}, which has {size}, from 0 on.\n"
-                "  Are these tokens, or numbers, of another model? If you mean it, say what such an index "
-                'gives: table.at[ids].get(mode="clip").'
-            )
+        is_missing = (index < 0) | (index > size - params["slice_sizes"][dim])
+        if is_missing.any():
+            yield is_missing, index[is_missing][0], table, size
+
+
+def _removes(mask: Callable[[], Any], is_missing: np.ndarray) -> bool:
+    """Return whether a mask, true where it removes values, removes those of all missing rows."""
+    with suppress(Exception):  # a mask that cannot be computed here is not known
+        removed, shape = mask(), is_missing.shape
+        if removed.size == is_missing.size or removed.shape[: len(shape)] == shape:
+            return bool(removed.reshape(*shape, -1)[is_missing].all())
+    return False
