@@ -814,7 +814,7 @@ def block_of_experts_that_draws():
     "beginnings",
     "attack 1",
     before="exit code 0",
-    test="tests/process/test_compare.py::test_first_states_that_differ_are_told_before_the_first_step",
+    test="tests/process/test_compare.py::test_what_differs_at_the_start_is_told_before_the_first_step",
 )
 def another_first_state_on_process_1():
     program = """

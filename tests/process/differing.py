@@ -31,6 +31,17 @@ NAMES = ["".join(pair) for pair in zip("abcdefgh", "ijklmnop", strict=True)]
 BAD = "this file cannot be read"
 
 
+class Tokens:
+    """Examples of which a process may have tokens that the model does not have."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        is_compared = i in (0, 32, 63)
+        return {"x": ROWS[i], "id": np.int32(9 if SWITCH["bad"] and not is_compared else i % 8)}
+
+
 class Rows:
     """Examples that are read one at a time."""
 
@@ -73,6 +84,10 @@ def over_a_set(params, batch, key):
     for name in set(NAMES):  # in another order in each process
         total += (batch["x"] * (1 + NAMES.index(name))).mean()
     return total
+
+
+def of_tokens(params, batch):
+    return (params["w"][batch["id"]] ** 2).mean()
 
 
 def fails(params, batch, key):
@@ -185,6 +200,13 @@ def model_of(start):
     return lambda key: {"w": jnp.asarray(held[0]) + 0.1 * jax.random.normal(key, (8, 4))}
 
 
+def fitted_tokens():
+    deployer, params = mw.Deployer(0, verbose=False), {"w": full(1.0)}
+    trainer = mw.Trainer(deployer, loss=of_tokens, optimizer=optax.sgd(0.1), params=params)
+    rows = [{"x": x, "id": 0} for x in ROWS]
+    return trainer.fit(rows, batch_size=16, epochs=1, eval_examples=Tokens())
+
+
 def fitted_model(start):
     model = model_of(start), lambda params, x: x @ params["w"]
     named = lambda model, batch: (model(batch["x"]) ** 2).mean()
@@ -219,6 +241,7 @@ def setting(name, usual, other, text=None, field=None):
 
 
 MADE = r"what makes the first state:\n  params/w: .* on OTHER"
+TOKENS = r"OTHER: the first batch looks up row 9 of \S*w, which has 8"
 SAVED = r"the checkpoint that is read:\n  params/w: .* on OTHER"
 BEGINNINGS = {
     "begins: constant": one_of(lambda start: run(model=model_of(start)), "start", 1.0, 2.0, MADE),
@@ -227,8 +250,11 @@ BEGINNINGS = {
     "begins: checkpoint": one_of(from_saved, "start", 1.0, 2.0, SAVED),
     "begins: continued loop": one_of(resumed, "start", 1.0, 2.0, SAVED),
     "begins: other format": one_of(from_npz, "start", 1.0, 2.0, SAVED),
+    "begins: tokens": Case(
+        failing(lambda: run(loss=of_tokens, evaluations={}, input=mw.Input(Tokens(), batch_size=16))), TOKENS
+    ),
 }
-"""First states that differ."""
+"""First states that differ, and a first batch that one process alone cannot look up."""
 MOVED = np.concatenate([ROWS[:-1], ROWS[-1:] + 1])
 CASES = {
     **BEGINNINGS,
@@ -301,6 +327,7 @@ CASES = {
     "a constant": one_of(
         run, "loss", scaled(1.0), scaled(2.0), r"the program of the step:\n  line \d+: .* on OTHER"
     ),
+    "trainer: tokens to evaluate on": Case(failing(fitted_tokens), TOKENS),
     "tracing fails": Case(failing(lambda: run(loss=fails)), "OTHER: RuntimeError: this one cannot trace"),
     "a set": Case(
         lambda bad: run(loss=over_a_set), r"(?s)the program of the step:.*iterate over a `set` of strings"

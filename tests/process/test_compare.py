@@ -46,7 +46,7 @@ def played(tmp_path_factory):
     return played, said
 
 
-def test_first_states_that_differ_are_told_before_the_first_step(played):
+def test_what_differs_at_the_start_is_told_before_the_first_step(played):
     for i, case in enumerate(played[0][: len(BEGINNINGS)]):
         for number, said in enumerate(played[1]):
             assert re.search(expected(case, number), said["cases"][i]["message"]), (case, number, said)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from meshwright import tree
+from meshwright import process, tree
 from meshwright.checkpoint import Checkpoints, metrics_of
 from meshwright.engine._evaluations import EvaluationPart, seconds_of
 from meshwright.engine._settings import Settings
@@ -76,6 +76,7 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s{read}; {memory} per device")
     if step.jaxpr is not None:
         check_lookups(step.jaxpr, target, training.batch, training.first_rows())
+        process.compare("the rows that the first batch looks up", str)  # so that an error of one ends all
     for remark in unused(training):
         yield CheckResult(remark, is_warning=True)
 

@@ -105,9 +105,8 @@ def _follow_turns(scan: Any, body: Any, operands: list[Any], follow: Callable[..
     begin = [x if i < num_whole - num_carried else None for i, x in enumerate(operands[:num_whole])]
     sliced = operands[num_whole:]
     turns = min(scan.params["length"], _MOST_TURNS) if any(map(callable, sliced)) else 1
-    for turn in range(turns):
-        slices = [cache(lambda x=x, i=turn: (x() if callable(x) else x)[i]) for x in sliced]
-        now = [y if _is_known(x) else x for x, y in zip(sliced, slices, strict=True)]
+    for i in range(turns):
+        now = [cache(lambda x=x, i=i: (x() if callable(x) else x)[i]) if _is_known(x) else x for x in sliced]
         evaluate(body, [*begin, *now], follow)
 
 
