@@ -21,11 +21,7 @@ from meshwright.errors import ExamplesError
 
 
 def samples(file: File, field: str, start: int) -> Iterator[Record]:
-    """Yield the text of each sample, from sample `start` on.
-
-    Raises:
-      InputError: A sample has no text, or the archive is damaged.
-    """
+    """Yield the text of each sample, from sample `start` on."""
     number = -1
     with naming(file, lambda: f"sample {number + 1}"), decompressed(file) as stream:
         grouped = groupby(members(stream), key=lambda member: _key(member.name))

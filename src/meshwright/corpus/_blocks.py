@@ -89,21 +89,13 @@ def is_written(store: Path, block: int) -> bool:
 
 
 def num_blocks(store: Path) -> int | None:
-    """Return the number of blocks, or None while blocks are written.
-
-    Raises:
-      DamagedError: The file with the number is damaged.
-    """
+    """Return the number of blocks, or None while blocks are written."""
     path = store / COMPLETE
     return _parsed(path, "blocks")["blocks"] if path.exists() else None
 
 
 def after_block(store: Path, block: int) -> Place:
-    """Return the place in the files after a block.
-
-    Raises:
-      DamagedError: Its manifest is damaged.
-    """
+    """Return the place in the files after a block."""
     path = _manifest(store, block)
     after = _parsed(path, "after")["after"]
     numbers = after if isinstance(after, list) else []
@@ -113,11 +105,7 @@ def after_block(store: Path, block: int) -> Place:
 
 
 def read_block(store: Path, block: int) -> Block:
-    """Return a block, mapped into memory, with its checksum verified.
-
-    Raises:
-      DamagedError: It is missing or damaged.
-    """
+    """Return a block, mapped into memory, with its checksum verified."""
     path, known = _file(store, block), _parsed(_manifest(store, block), "tokens", "documents", "crc32")
     try:
         content = np.memmap(path, "<u4", "r")

@@ -15,11 +15,7 @@ _LARGEST_GROUP = 1 << 33
 
 
 def parquet_rows(file: File, field: str, start: int) -> Iterator[Record]:
-    """Yield the value of a column in each row, from row `start` on.
-
-    Raises:
-      InputError: There is no such column, or the file is damaged.
-    """
+    """Yield the value of a column in each row, from row `start` on."""
     parquet, number = pyarrow("pyarrow.parquet"), start
     with naming(file, lambda: f"row {number + 1}"), closing(opened(file)) as stream:
         table = parquet.ParquetFile(stream)
@@ -51,11 +47,7 @@ def _groups_from(metadata: Any, start: int, file: File) -> tuple[list[int], int]
 
 
 def arrow_rows(file: File, field: str, start: int) -> Iterator[Record]:
-    """Yield the value of a column in each row of an Arrow file or stream, from row `start` on.
-
-    Raises:
-      InputError: There is no such column, or the file is damaged.
-    """
+    """Yield the value of a column in each row of an Arrow file or stream, from row `start` on."""
     ipc, number = pyarrow("pyarrow.ipc"), 0
     with naming(file, lambda: f"row {number + 1}"), closing(opened(file)) as stream:
         is_file = stream.read(6) == b"ARROW1"

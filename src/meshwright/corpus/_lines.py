@@ -17,9 +17,6 @@ def json_lines(file: File, field: str, start: int) -> Iterator[Record]:
     """Yield the value of a field of each line, a JSON object, from line `start` on, counted from 0.
 
     Empty lines are passed over.
-
-    Raises:
-      InputError: A line is not a JSON object with this field, or the file cannot be decompressed.
     """
     for number, line in enumerate(_pieces(file, b"\n", "line")):
         if number >= start and not line.isspace() and line:
@@ -38,9 +35,6 @@ def texts(file: File, separator: str | None, start: int) -> Iterator[Record]:
     """Yield the texts between separators, or that of the whole file, from number `start` on.
 
     Empty ones are passed over.
-
-    Raises:
-      InputError: A text is not UTF-8, or the file cannot be decompressed.
     """
     pieces = _pieces(file, separator.encode() if separator else None, "document")
     for number, piece in enumerate(pieces):

@@ -27,11 +27,7 @@ def is_chat(value: Any) -> bool:
 
 
 def record_of(number: int, found: Mapping[str, Any], field: str, where: str) -> Record:
-    """Return the document in a field of a JSON object.
-
-    Raises:
-      ExamplesError: There is no such field.
-    """
+    """Return the document in a field of a JSON object."""
     value = field_of(found, field, where)
     return Record(number, value, found.get(TOOLS) if is_chat(value) else None)
 
@@ -44,11 +40,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def field_of(found: Mapping[str, Any], field: str, where: str) -> Any:
-    """Return the value of a field.
-
-    Raises:
-      ExamplesError: There is no such field.
-    """
+    """Return the value of a field."""
     if field not in found:
         raise no_field(field, [*found], where)
     return found[field]

@@ -106,11 +106,7 @@ class _Worker:
             threading.Thread(target=_send, args=arguments, daemon=True).start()
 
     def is_at_work(self) -> bool:
-        """Return whether the process goes on.
-
-        Raises:
-          MeshwrightError: It has failed.
-        """
+        """Return whether the process goes on."""
         if self._failed:
             self.end()
             raise self._failed[0]

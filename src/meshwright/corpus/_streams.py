@@ -71,12 +71,7 @@ def opened(file: File) -> BinaryIO:
 
 @contextlib.contextmanager
 def decompressed(file: File) -> Iterator[BinaryIO]:
-    """Yield the bytes of a file, decompressed, until the context is left.
-
-    Raises:
-      InputError: It cannot be read.
-      UsageError: The package that decompresses it is not installed.
-    """
+    """Yield the bytes of a file, decompressed, until the context is left."""
     with contextlib.closing(opened(file)) as raw:
         yield _OPENERS[file.compression](raw) if file.compression else raw
 
@@ -95,11 +90,7 @@ _OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
-    """Return pyarrow, or a module of it.
-
-    Raises:
-      UsageError: It is not installed.
-    """
+    """Return pyarrow, or a module of it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:

@@ -32,12 +32,7 @@ class Member(NamedTuple):
 
 
 def members(stream: BinaryIO) -> Iterator[Member]:
-    """Yield the ordinary files of an archive. A reader may take all of a member's content, or none.
-
-    Raises:
-      ValueError: The archive is damaged, is none, or has links or sparse files.
-      EOFError: It ends too early.
-    """
+    """Yield the ordinary files of an archive. A reader may take all of a member's content, or none."""
     name, nbytes = None, None
     while (header := _exactly(stream, _BLOCK)).strip(b"\0"):
         kind, size = _kind_and_size(header)

@@ -27,12 +27,7 @@ class Encoder(NamedTuple):
 
 
 def as_text(tokenizer: Any) -> str:
-    """Return a tokenizer as a text that `encoder` understands.
-
-    Raises:
-      UsageError: It is none of these.
-      InputError: The file cannot be read, or is not that of a tokenizer.
-    """
+    """Return a tokenizer as a text that `encoder` understands."""
     if isinstance(tokenizer, str | Path):
         path = Path(tokenizer).expanduser()
         path = path / "tokenizer.json" if path.is_dir() else path
@@ -94,11 +89,7 @@ def _is_of_program(described: Mapping[str, Any]) -> bool:
 
 
 def digest(text: str) -> str:
-    """Return a digest of a tokenizer as a text, whatever it says of padding and truncation.
-
-    Raises:
-      InputError: The text is not JSON.
-    """
+    """Return a digest of a tokenizer as a text, whatever it says of padding and truncation."""
     try:
         described = parse_object(text)
     except ValueError as error:
@@ -111,10 +102,6 @@ def encoder(text: str) -> Encoder:
     """Return what makes tokens: of texts many at once, on all cores, without special tokens.
 
     Padding and truncation, which a `tokenizer.json` may ask for, are left out: they would lose tokens.
-
-    Raises:
-      InputError: The text is not that of a tokenizer.
-      UsageError: The package `tokenizers` is not installed.
     """
     tokenizer, chat = _made_again(text)
     if not hasattr(tokenizer, "encode_batch_fast"):
@@ -128,11 +115,7 @@ def encoder(text: str) -> Encoder:
 
 
 def token_id(text: str, token: str | int | None) -> int | None:
-    """Return the number of a token of the tokenizer.
-
-    Raises:
-      UsageError: The tokenizer has no such token.
-    """
+    """Return the number of a token of the tokenizer."""
     if token is None or isinstance(token, int):
         return token
     tokenizer, _ = _made_again(text)

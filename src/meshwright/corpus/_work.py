@@ -54,11 +54,7 @@ class Tokens(NamedTuple):
 
 
 def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lambda: None) -> None:
-    """Write the blocks of a store that are not there yet.
-
-    Raises:
-      InputError: A file has changed or is damaged, a document is neither text nor tokens, or there is none.
-    """
+    """Write the blocks of a store that are not there yet."""
     if num_blocks(store) is not None:
         return
     made_of = parse_object(read_file(store / MADE_OF))

@@ -24,11 +24,7 @@ def changes(settings: Settings, directory: Path) -> list[str]:
 
 
 def show_changes(settings: Settings, opened: OpenRun) -> None:
-    """Show the user which settings differ from those of the attempt before. Collective.
-
-    Raises:
-      UsageError: Some settings differ, and `settings.is_strict` is set.
-    """
+    """Show the user which settings differ from those of the attempt before. Collective."""
     directory = opened.directory
     if directory is None:
         return

@@ -44,12 +44,7 @@ class CheckResult:
 
 
 def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]:
-    """Check the parts without a state, then compile the step, and yield the results.
-
-    Raises:
-      UsageError: The parts or settings do not fit each other, or the batch does not fit the state.
-      InputError: The data cannot be read.
-    """
+    """Check the parts without a state, then compile the step, and yield the results."""
     layout, target, step = training.layout, training.target, training.step
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     arrays = "1 array" if num_arrays == 1 else f"{num_arrays} arrays"
@@ -103,10 +98,6 @@ def try_first_state(
 
     Evaluations whose scores are not known yet are tried with a few examples. A new run saves its first state
     if its settings say so; a run that continues has shown that it can save.
-
-    Raises:
-      UsageError: The parts or settings do not fit each other.
-      InputError: The data cannot be read.
     """
     scores: Scores = {}
     unknown = [one for one in training.evaluations if one.names() is None]

@@ -37,11 +37,7 @@ class Deadline:
 def deadline(
     max_seconds: float | None, started: float, job_margin_seconds: float | None, say: Callable[[str], None]
 ) -> Deadline:
-    """Return the time limits of a run, and show the user those of the scheduler. Collective.
-
-    Raises:
-      UsageError: The scheduler's variable is not a number.
-    """
+    """Return the time limits of a run, and show the user those of the scheduler. Collective."""
     limits = [] if max_seconds is None else [Limit(started + max_seconds, "max_seconds is over")]
     job = None if job_margin_seconds is None else process.on_lead(process.job_end)
     if job is not None and job_margin_seconds is not None:

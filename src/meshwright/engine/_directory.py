@@ -66,10 +66,6 @@ def open_directory(
     For a URL, each process writes to a temporary directory of its own, which is uploaded in the background;
     see `storage.mirrored`. A local directory is locked by process 0, and the function does nothing. Stores
     have no locks.
-
-    Raises:
-      UsageError: Another run uses the directory, it cannot be written to, or the processes do not share it.
-      MeshwrightError: At the end, if some files could not be uploaded.
     """
     with contextlib.ExitStack() as stack:
         if is_address(place):

@@ -28,11 +28,7 @@ def errors_naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> 
 
 @contextlib.contextmanager
 def explaining_full_disk(directory: Path) -> Iterator[None]:
-    """Replace the error of a full disk in the block by one that says how to go on.
-
-    Raises:
-      MeshwrightError: A disk is full.
-    """
+    """Replace the error of a full disk in the block by one that says how to go on."""
     try:
         yield
     except OSError as error:

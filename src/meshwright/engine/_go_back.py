@@ -32,9 +32,6 @@ def step_to_go_back_to(settings: Settings, opened: OpenRun) -> int | None:
     """Return the step to which the run goes back, or None if it does not. Collective.
 
     If the run went back and was then interrupted, the same command continues it and does not go back again.
-
-    Raises:
-      UsageError: `from_step` is not a number, or there is no checkpoint of that step.
     """
     step, checkpoints, directory = settings.from_step, opened.checkpoints, opened.directory
     if step is None:

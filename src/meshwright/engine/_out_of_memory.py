@@ -32,11 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explaining_out_of_memory(settings: Settings, training: Training) -> Iterator[None]:
-    """Replace XLA's error of a full memory by one that says what held it, and what helps.
-
-    Raises:
-      OutOfMemoryError: The memory was full, when a program was compiled or run.
-    """
+    """Replace XLA's error of a full memory by one that says what held it, and what helps."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -59,9 +59,6 @@ def writers(
     """Return the writer of reports. It has already reported the sizes of the state and the compile time.
 
     Process 0 writes. All processes check that the loss is finite. Collective.
-
-    Raises:
-      UsageError: On every process, if the package of a tracker is not installed.
     """
     halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
     opening = partial(_files_and_trackers, settings, opened, after)

@@ -89,11 +89,7 @@ def then_of(engine: str, name: str) -> Then:
 
 
 def begin(ends: Ends, number: int, host: str) -> None:
-    """Say that a process begins, and remove what an earlier JobSet of the same name left of it.
-
-    Raises:
-      MeshwrightError: The place cannot be written to.
-    """
+    """Say that a process begins, and remove what an earlier JobSet of the same name left of it."""
     try:
         ends.folder.mkdir(parents=True, exist_ok=True)
         old = list(ends.folder.glob(f"{number}.*"))

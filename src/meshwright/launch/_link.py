@@ -29,11 +29,7 @@ _MOST_WAITING = 1000
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return host and port of the address `host:port`.
-
-    Raises:
-      UsageError: It has another form.
-    """
+    """Return host and port of the address `host:port`."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"launch hosts: --at is {address!r}; expected HOST:PORT, such as node1:29400.")
@@ -174,11 +170,7 @@ class Member:
 
 
 def listening(at: tuple[str, int]) -> socket.socket | None:
-    """Return a socket that listens at an address; None if another program does, or another machine has it.
-
-    Raises:
-      UsageError: The name of the host is not known.
-    """
+    """Return a socket that listens at an address; None if another program does, or another machine has it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(*at, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:

@@ -18,11 +18,7 @@ def pod_command(job: Job, engine: str, shared: str) -> list[str]:
 
 
 def shared_place(engine: str, mount: str, paths: Sequence[str], shared: str) -> str | None:
-    """Return the place that all processes see, or None for a program that saves nothing.
-
-    Raises:
-      UsageError: The next start would see nothing of what this one saves, or the place is none.
-    """
+    """Return the place that all processes see, or None for a program that saves nothing."""
     if shared == NOTHING:
         return None
     if is_address(shared):

@@ -88,11 +88,7 @@ def supervise(
 
 
 def check(grace_seconds: float, num_processes: int, restarts: int, min_processes: int | None) -> None:
-    """Check the numbers of a launch.
-
-    Raises:
-      UsageError: One of them is not possible.
-    """
+    """Check the numbers of a launch."""
     if not grace_seconds >= 0:
         raise UsageError(f"launch: --grace is {grace_seconds:g} seconds; it must be at least 0.")
     if num_processes < 1:

@@ -191,11 +191,7 @@ def _check_capacity(capacity: Any, experts: int | None) -> None:
 
 
 def check_sizes(cfg: Any, *names: str) -> None:
-    """Check that the named fields of a config are whole numbers from 1, or None.
-
-    Raises:
-      UsageError: Some are not; all of them are listed.
-    """
+    """Check that the named fields of a config are whole numbers from 1, or None."""
     values = {name: getattr(cfg, name) for name in names if getattr(cfg, name) is not None}
     wrong = [f"Config.{name} is {x!r}" for name, x in values.items() if not isinstance(x, Integral) or x < 1]
     if wrong:

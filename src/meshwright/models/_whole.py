@@ -18,11 +18,7 @@ _INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
 
 
 def check_whole(source: Source, cfg: decoder.Config | gpt2.Config | t5.Config) -> None:
-    """Check names and shapes, as loaders fill missing parameters with random numbers. Dtypes may differ.
-
-    Raises:
-      CheckpointError: Something is missing, does not belong to the model or has another shape.
-    """
+    """Check names and shapes, as loaders fill missing parameters with random numbers. Dtypes may differ."""
     saved = source.arrays()
     wanted = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
     structs = {

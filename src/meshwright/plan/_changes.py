@@ -75,11 +75,7 @@ def tried(site: Site, candidates: Iterable[Settings]) -> Iterator[Change]:
 
 
 def with_settings(site: Site, settings: Settings) -> Change:
-    """Return the plan of the step with some settings.
-
-    Raises:
-      UsageError: The step cannot have them; an `AxisError` if an axis of the mesh is the reason.
-    """
+    """Return the plan of the step with some settings."""
     return Change(settings, replace(site, experiment=changed(site.experiment, settings)).plan())
 
 

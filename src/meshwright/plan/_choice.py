@@ -80,11 +80,7 @@ def choose(
 
 
 def best_estimate(site: Site, names: Sequence[str]) -> Experiment:
-    """Return the experiment with the settings that are estimated to be the best, without compiling.
-
-    Raises:
-      LayoutError: The experiment cannot be on its mesh.
-    """
+    """Return the experiment with the settings that are estimated to be the best, without compiling."""
     found = _searched(site, names)
     return replace(site.experiment, **found.ranked()[0].settings)
 

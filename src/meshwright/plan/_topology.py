@@ -34,12 +34,7 @@ def missing_compiler(hardware: Hardware) -> str | None:
 
 
 def described_devices(hardware: Hardware) -> Sequence[jax.Device]:
-    """Return devices that can be compiled for; no program can run on them, unless they are CPUs.
-
-    Raises:
-      UsageError: This process has fewer CPU devices than the hardware.
-      JaxRuntimeError: The compiler does not know the topology.
-    """
+    """Return devices that can be compiled for; no program can run on them, unless they are CPUs."""
     target = hardware.chip.target
     if isinstance(target, Gpu):
         return _gpus(hardware, target)

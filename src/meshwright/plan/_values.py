@@ -38,11 +38,7 @@ def checkpoint_cost(
     bandwidth: float,
     names: Callable[[str], str | None] | None = None,
 ) -> CheckpointCost:
-    """Return the cost of a checkpoint of `state`.
-
-    Raises:
-      UsageError: A cast matches no leaf or cannot be applied, as when saving.
-    """
+    """Return the cost of a checkpoint of `state`."""
     leaves = tree.named_leaves(state)
     dtypes = cast_dtypes(leaves, casts) if casts else {}
     saved = {name: x for name, x in leaves.items() if names is None or names(name) is not None}

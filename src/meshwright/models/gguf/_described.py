@@ -25,11 +25,7 @@ _BY_MODEL_SIZE = {("gemma2", 46), ("gemma3", 62)}
 
 
 def architecture_of(cfg: Config) -> str:
-    """Return the name of the architecture in GGUF.
-
-    Raises:
-      UsageError: GGUF has none for this config; all that differs is listed.
-    """
+    """Return the name of the architecture in GGUF."""
     if isinstance(cfg, gpt2.Config):
         return "gpt2"
     if not isinstance(cfg, decoder.Config):

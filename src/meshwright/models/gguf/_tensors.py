@@ -49,11 +49,7 @@ class Tensor(NamedTuple):
 
 
 def tensors_of(package: Any, source: Source, cfg: decoder.Config | gpt2.Config, kind: str) -> list[Tensor]:
-    """Return all arrays of a model.
-
-    Raises:
-      UsageError: An array has a dtype that is not written.
-    """
+    """Return all arrays of a model."""
     kinds = {name: each for each, name in package.MODEL_ARCH_NAMES.items()}
     names = package.get_tensor_name_map(kinds[kind], cfg.layers)
     found = []

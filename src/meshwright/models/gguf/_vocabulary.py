@@ -21,11 +21,7 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_tok
 
 
 def add_vocabulary(package: Any, writer: Any, tokenizer: str | Path | None, size: int) -> None:
-    """Write the tokens of a tokenizer, and its template for chats.
-
-    Raises:
-      UsageError: The tokenizer is of a kind that is not known here, or has more tokens than the model.
-    """
+    """Write the tokens of a tokenizer, and its template for chats."""
     if tokenizer is None:
         writer.add_tokenizer_model("none")
         return

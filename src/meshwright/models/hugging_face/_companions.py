@@ -33,9 +33,6 @@ def companions(directory: Path) -> dict[str, bytes]:
     """Return the contents of a model's known files, by name. Links, and what is no file, are left out.
 
     A link may lead to any file of this machine, so it is not followed, and the log says so.
-
-    Raises:
-      CheckpointError: A file cannot be read.
     """
     found: dict[str, bytes] = {}
     for path in (directory / name for name in NAMES):
@@ -51,11 +48,7 @@ def companions(directory: Path) -> dict[str, bytes]:
 
 
 def check_companions(directory: Path, contents: Mapping[str, bytes]) -> None:
-    """Check that files can be written to a directory, or are there already.
-
-    Raises:
-      UsageError: The directory has another file of one of the names.
-    """
+    """Check that files can be written to a directory, or are there already."""
     for name, content in contents.items():
         path = directory / name
         if os.path.lexists(path) and (

@@ -48,11 +48,7 @@ _FLAGS = ("tie_word_embeddings", "scale_decoder_outputs", "use_sliding_window", 
 
 
 def check_keys(said: Mapping[str, Any], known: Collection[str], pairs: Mapping[str, str]) -> None:
-    """Check that all keys of a `config.json` are known, have values of their type, and do not contradict.
-
-    Raises:
-      CheckpointError: Some are not; all of them are listed.
-    """
+    """Check that all keys of a `config.json` are known, have values of their type, and do not contradict."""
     known = {*known, *_HARMLESS, *pairs, *pairs.values()}
     if unknown := [f"{key}={x!r}" for key, x in said.items() if x and key not in known]:
         raise CheckpointError(
