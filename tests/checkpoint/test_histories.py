@@ -14,7 +14,7 @@ from soak import cases, play_many
 
 @pytest.mark.soak
 def test_no_checkpoint_is_lost_or_half_whatever_dies():
-    play_many(play, "saving", cases(few=60, many=100_000))
+    play_many(play, "saving", cases(few=120, many=100_000))
 
 
 def do_nothing(*_, **__):
