@@ -187,7 +187,7 @@ def a_carry_that_cannot_be_restored():
 
 @finding(
     "wish",
-    "wishes after the end of a run",
+    "own, wishes after the end of a run",
     before="[]",
     test="tests/experiment/test_unscored.py::test_what_is_asked_for_after_the_end_of_a_run_is_a_warning",
 )
@@ -210,7 +210,7 @@ def wishes_after_the_end():
 
 @finding(
     "wish",
-    "spikes that are never found",
+    "own, spikes that are never found",
     before="a loss of 1e9 is a spike: False",
     test="tests/experiment/test_spikes.py::test_a_window_that_never_holds_enough_values_is_refused",
 )
@@ -302,7 +302,7 @@ def muon_on_stacked_layers():
 
 @finding(
     "wish",
-    "search eval_when",
+    "own, eval_when",
     before="{}",
     test="tests/trainer/test_checks.py::test_settings_that_cannot_be_are_told_by_name",
 )
@@ -769,7 +769,7 @@ def mode_that_is_a_field():
 
 @finding(
     "modes",
-    "review 1",
+    "own, fields that are dicts",
     before="value -1.564 in training, value -0.168 in evaluation",
     test="tests/adapters/test_functional.py::test_the_order_of_a_field_is_the_same_in_evaluation",
 )
