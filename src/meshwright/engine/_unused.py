@@ -67,6 +67,22 @@ def unused(training: Training) -> Iterator[str]:
             f"dimension, as over stacks of vectors. Name the dimensions: {remedy}"
         )
     of_batch = dict(zip(tree.leaf_names(training.batch), program.inputs[len(names) :], strict=False))
+    yield from _of_examples(training, of_batch, used)
+    if training.has_dropout and inputs["seed"] not in used:
+        yield (
+            "the model has dropout, but the loss draws no random numbers. If it should, call the model in "
+            "training mode in the loss, for example model(x, train=True)"
+        )
+    fixed = list(_fixed(inputs, dict(zip(names, program.outputs, strict=False)), training.frozen))
+    if fixed:
+        yield (
+            f"training does not change the batch statistics: {listed(fixed, _MOST)}. If it should, call the "
+            "model in training mode in the loss, for example model(x, train=True), and return its new state"
+        )
+
+
+def _of_examples(training: Training, of_batch: Mapping[str, Value], used: Collection[Value]) -> Iterator[str]:
+    """Yield warnings about arrays of the batch, by name, that are not among the used values, and segments."""
     unread = [name for name, value in of_batch.items() if value not in used]
     if others := [name for name in unread if name.split("/")[-1] != SEGMENTS]:
         yield (
@@ -86,17 +102,6 @@ def unused(training: Training) -> Iterator[str]:
                 f"{(first == 0).sum()} of {first.size} rows of the first batch begin with segment 0. It is "
                 "padding in mw.models, so no token of it counts in their losses. Number segments from 1"
             )
-    if training.has_dropout and inputs["seed"] not in used:
-        yield (
-            "the model has dropout, but the loss draws no random numbers. If it should, call the model in "
-            "training mode in the loss, for example model(x, train=True)"
-        )
-    fixed = list(_fixed(inputs, dict(zip(names, program.outputs, strict=False)), training.frozen))
-    if fixed:
-        yield (
-            f"training does not change the batch statistics: {listed(fixed, _MOST)}. If it should, call the "
-            "model in training mode in the loss, for example model(x, train=True), and return its new state"
-        )
 
 
 def _stacks_as_matrices(
