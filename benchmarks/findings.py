@@ -106,6 +106,19 @@ def measure_squares(params, batch):
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 
 
+def run(**settings):
+    """Run an experiment, which is of one step where the settings do not say otherwise."""
+    usual = {
+        "workdir": "run",
+        "model": lambda key: {"w": jnp.ones(4)},
+        "loss": squares,
+        "optimizer": optax.sgd(0.01),
+        "max_steps": 1,
+        "input": mw.Input({"x": X}, batch_size=16),
+    }
+    return mw.run(mw.Experiment(**{**usual, **settings}))
+
+
 # --- wishes that were dropped
 
 
@@ -193,17 +206,9 @@ def a_carry_that_cannot_be_restored():
 )
 def wishes_after_the_end():
     with lines_logged("the run ends") as lines:
-        mw.run(
-            mw.Experiment(
-                workdir="run",
-                model=lambda key: {"w": jnp.ones(4)},
-                loss=squares,
-                optimizer=optax.sgd(0.01),
-                max_steps=1,
-                input=mw.Input({"x": X}, batch_size=16),
-                evaluations={"test": mw.Evaluation(measure_squares, {"x": X}, when=500, at_end=False)},
-                profile=mw.Profile(steps=(100,)),
-            )
+        run(
+            evaluations={"test": mw.Evaluation(measure_squares, {"x": X}, when=500, at_end=False)},
+            profile=mw.Profile(steps=(100,)),
         )
     return lines
 
@@ -287,15 +292,11 @@ def gradients_of_examples_from_their_mean():
 def muon_on_stacked_layers():
     cfg = mw.models.decoder.Config(vocabulary=16, model=16, layers=2, heads=2, feed_forward=32)
     with lines_logged("Muon") as lines:
-        mw.run(
-            mw.Experiment(
-                workdir="run",
-                model=lambda key: mw.models.decoder.init(cfg, key),
-                loss=lambda params, batch: mw.models.decoder.loss(cfg, params, batch),
-                optimizer=optax.contrib.muon(1e-3),
-                max_steps=1,
-                input=mw.Input({"tokens": np.ones((16, 8), np.int32)}, batch_size=8),
-            )
+        run(
+            model=lambda key: mw.models.decoder.init(cfg, key),
+            loss=lambda params, batch: mw.models.decoder.loss(cfg, params, batch),
+            optimizer=optax.contrib.muon(1e-3),
+            input=mw.Input({"tokens": np.ones((16, 8), np.int32)}, batch_size=8),
         )
     return lines
 
@@ -581,16 +582,7 @@ def prompt_that_begins_otherwise():
 )
 def segments_under_another_name():
     with lines_logged("no influence") as lines:
-        mw.run(
-            mw.Experiment(
-                workdir="run",
-                model=lambda key: {"w": jnp.ones(4)},
-                loss=squares,
-                optimizer=optax.sgd(0.01),
-                max_steps=1,
-                input=mw.Input({"x": X, "segment_ids": np.ones(64, np.int32)}, batch_size=16),
-            )
-        )
+        run(input=mw.Input({"x": X, "segment_ids": np.ones(64, np.int32)}, batch_size=16))
     return lines
 
 
@@ -610,15 +602,10 @@ def tokens_outside_the_vocabulary():
     except mw.errors.UsageError as error:
         said.append(str(error).splitlines()[0])
     try:
-        outcome = mw.run(
-            mw.Experiment(
-                workdir="run",
-                model=lambda key: decoder.init(cfg, key),
-                loss=lambda params, batch: decoder.loss(cfg, params, batch),
-                optimizer=optax.sgd(0.01),
-                max_steps=1,
-                input=mw.Input({"tokens": np.full((16, 9), 64, np.int32)}, batch_size=16),
-            )
+        outcome = run(
+            model=lambda key: decoder.init(cfg, key),
+            loss=lambda params, batch: decoder.loss(cfg, params, batch),
+            input=mw.Input({"tokens": np.full((16, 9), 64, np.int32)}, batch_size=16),
         )
         said.append(f"trained {outcome.step} step")
     except mw.errors.UsageError as error:
@@ -636,15 +623,10 @@ def segments_from_0():
     cfg = decoder.Config(vocabulary=64, model=32, layers=1, heads=2, feed_forward=64)
     segments = np.tile(np.repeat(np.arange(3, dtype=np.int32), 3), (16, 1))
     with lines_logged("segment 0") as lines:
-        mw.run(
-            mw.Experiment(
-                workdir="run",
-                model=lambda key: decoder.init(cfg, key),
-                loss=lambda params, batch: decoder.loss(cfg, params, batch),
-                optimizer=optax.sgd(0.01),
-                max_steps=1,
-                input=mw.Input({"tokens": np.ones((16, 9), np.int32), "segments": segments}, batch_size=16),
-            )
+        run(
+            model=lambda key: decoder.init(cfg, key),
+            loss=lambda params, batch: decoder.loss(cfg, params, batch),
+            input=mw.Input({"tokens": np.ones((16, 9), np.int32), "segments": segments}, batch_size=16),
         )
     return lines
 
@@ -827,7 +809,9 @@ def another_first_state_on_process_1():
             optimizer=optax.sgd(0.01), input=mw.Input({"x": np.ones((16, 4), np.float32)}, batch_size=16),
         ))"""
     launch = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", sys.executable, "-c"]
-    return f"exit code {subprocess.run([*launch, textwrap.dedent(program)], capture_output=True).returncode}"
+    ended = subprocess.run([*launch, textwrap.dedent(program)], capture_output=True, text=True)
+    differences = [line.strip() for line in ended.stderr.splitlines() if "params/w" in line]
+    return ", ".join([f"exit code {ended.returncode}", *differences[:1]])
 
 
 # --- checks that promise
@@ -843,18 +827,11 @@ class Loader:
 def run_with_an_evaluation(measure, examples):
     """Return how many checkpoints and steps there are, and the error, of a run of six steps."""
     try:
-        mw.run(
-            mw.Experiment(
-                workdir="run",
-                model=lambda key: {"w": jnp.ones(4)},
-                loss=squares,
-                optimizer=optax.sgd(0.01),
-                max_steps=6,
-                input=mw.Input({"x": X}, batch_size=16),
-                evaluations={"test": mw.Evaluation(measure, examples, when=3)},
-                save=mw.Save(when=3),
-                logging=mw.Logging(every=1),
-            )
+        run(
+            max_steps=6,
+            evaluations={"test": mw.Evaluation(measure, examples, when=3)},
+            save=mw.Save(when=3),
+            logging=mw.Logging(every=1),
         )
         error = "no error"
     except Exception as raised:
@@ -915,19 +892,12 @@ def an_evaluation_that_raises():
     test="tests/profiles/test_trace.py::test_a_window_that_ends_while_a_save_is_written_ends_no_run",
 )
 def profile_beside_a_save():
-    mw.run(
-        mw.Experiment(
-            workdir="run",
-            model=lambda key: {
-                f"w{i}": jax.random.normal(jax.random.fold_in(key, i), (4, 2)) for i in range(20)
-            },
-            loss=lambda params, batch: sum(((batch["x"] @ w) ** 2).mean() for w in params.values()),
-            optimizer=optax.sgd(0.01),
-            max_steps=20,
-            input=mw.Input({"x": X}, batch_size=16),
-            save=mw.Save(when=1),
-            profile=mw.Profile(steps=tuple(range(2, 18, 3)), num_steps=1),
-        )
+    run(
+        model=lambda key: {f"w{i}": jax.random.normal(jax.random.fold_in(key, i), (4, 2)) for i in range(20)},
+        loss=lambda params, batch: sum(((batch["x"] @ w) ** 2).mean() for w in params.values()),
+        max_steps=20,
+        save=mw.Save(when=1),
+        profile=mw.Profile(steps=tuple(range(2, 18, 3)), num_steps=1),
     )
     return "the run ends well"
 
