@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.launch import _ends
-from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress, then_of
+from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
 from meshwright.launch._members import End
 from meshwright.storage import location, read_text
 
@@ -29,7 +29,7 @@ def told(ends, *failed, capsys):
     for number, exit_code in failed:
         leave(ends, End(number, f"node-{number}", exit_code, (f"last of {number}",)))
     for number, _ in failed:
-        tell(ends, number, 3, then_of("jobset", "gpt"))
+        tell(ends, number, 3, "gpt")
     return capsys.readouterr().err
 
 

@@ -1,18 +1,13 @@
 """What is submitted to schedulers, and from the command line."""
 
-import json
-import lzma
 import subprocess
 import sys
-from pathlib import Path
 
-import jsonschema
 import pytest
-import yaml
 
 from meshwright.cli import main
 from meshwright.errors import UsageError
-from meshwright.launch import Job, name_of, sky_task, slurm_script
+from meshwright.launch import Job, name_of, slurm_script
 
 
 def test_a_script_of_slurm_is_one_of_bash(tmp_path):
@@ -40,33 +35,6 @@ def test_options_that_the_script_sets_are_refused(option):
         slurm_script(Job(("true",)), [option])
 
 
-def test_a_task_of_skypilot_starts_one_process_on_each_machine():
-    task = yaml.safe_load(
-        sky_task(
-            Job(("python", "train.py"), 2),
-            accelerators="H100:8",
-            spot=True,
-            setup="pip install meshwright",
-            mounts=("s3://bucket/runs:/runs",),
-        )
-    )
-    assert task["num_nodes"] == 2
-    assert task["file_mounts"] == {"/runs": {"source": "s3://bucket/runs", "mode": "MOUNT"}}
-    environ = {
-        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
-        "SKYPILOT_NUM_NODES": "2",
-        "SKYPILOT_NODE_RANK": "1",
-    }
-    assert "exec meshwright launch pod --of sky --name train --shared /runs -- python train.py" in task["run"]
-    script = task["run"].partition("exec")[0] + "env"
-    said = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=True)
-    assert {
-        "JAX_COORDINATOR_ADDRESS=10.0.0.1:8476",
-        "JAX_NUM_PROCESSES=2",
-        "JAX_PROCESS_ID=1",
-    } <= set(said.stdout.splitlines())
-
-
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
@@ -89,43 +57,17 @@ def test_a_job_is_named_after_its_program():
     assert name_of(("./program",)) == "train"
 
 
-SKY = json.loads(lzma.decompress(Path(__file__).with_name("sky.schema.json.xz").read_bytes()))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"shared": "none"},
-        {"accelerators": "H100:8", "spot": True, "setup": "pip install x", "mounts": ("s3://b/runs:/runs",)},
-    ],
-    ids=["plain", "with all options"],
-)
-def test_a_task_has_only_what_skypilot_knows(options):
-    task = yaml.safe_load(sky_task(Job(("python", "train.py"), 2), **options))
-    jsonschema.validate(task, SKY["task"])
-    jsonschema.validate(task["resources"], SKY["resources"])
-
-
-def test_a_task_whose_next_start_would_see_nothing_is_refused():
-    with pytest.raises(UsageError, match=r"launch sky: neither --mount nor --shared is given"):
-        sky_task(Job(("python", "train.py"), 2))
-
-
-def test_a_field_that_skypilot_does_not_know_is_found():
-    task = yaml.safe_load(sky_task(Job(("python", "train.py"), 2), shared="none"))
-    with pytest.raises(jsonschema.ValidationError, match="num_hosts"):
-        jsonschema.validate(task | {"num_hosts": 2}, SKY["task"])
-
-
-@pytest.mark.parametrize("place", ["slurm", "jobset", "sky"])
+@pytest.mark.parametrize("place", ["slurm", "jobset"])
 def test_print_shows_what_would_be_submitted_and_submits_nothing(place, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    options = {"slurm": [], "jobset": ["--image", "r/x:1", "--shared", "none"], "sky": ["--shared", "none"]}
+    options = {"slurm": [], "jobset": ["--image", "r/x:1", "--shared", "none"]}
     assert main(["launch", place, "-n", "2", *options[place], "--print", "--", "python", "train.py"]) == 0
     assert "train.py" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("place", "program"), [("slurm", "sbatch"), ("sky --shared none", "sky")])
+@pytest.mark.parametrize(
+    ("place", "program"), [("slurm", "sbatch"), ("jobset --image r/x:1 --shared none", "kubectl")]
+)
 def test_without_the_schedulers_program_nothing_is_submitted(place, program, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert main(["launch", *place.split(), "-n", "2", "--", "python", "train.py"]) == 2
@@ -189,16 +131,3 @@ def test_after_a_jobset_is_created_the_command_that_shows_its_output_is_told(tmp
     assert main(["launch", "jobset", *words]) == 0
     shown = "logs -f -l jobset.sigs.k8s.io/jobset-name=gpt --prefix --tail=-1 --max-log-requests=9 -n lab"
     assert f"to follow it: kubectl {shown}\n" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("tail", [True, False], ids=["shown", "not shown"])
-def test_a_job_of_skypilot_is_shown_or_the_command_that_shows_it_told(tail, tmp_path, capfd, monkeypatch):
-    (tmp_path / "sky").write_text('#!/bin/sh\necho "$1 $2 $3 $4"\n')
-    (tmp_path / "sky").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    options = ["--name", "gpt", "--shared", "none", *["--tail"][:tail]]
-    assert main(["launch", "sky", "-n", "2", *options, "--", "true"]) == 0
-    out, err = capfd.readouterr()
-    assert out.startswith("jobs launch --yes ")
-    assert ("--detach-run" in out) == (not tail)  # SkyPilot shows the output by itself
-    assert ("to follow it: sky jobs logs --name gpt\n" in err) == (not tail)

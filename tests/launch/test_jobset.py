@@ -73,7 +73,7 @@ def command(pods):
     ],
 )
 def test_each_pod_leaves_its_end_where_all_see_it_with_no_shell_between_it_and_its_signals(pods, place):
-    before = ["meshwright", "launch", "pod", "--of", "jobset", "--name", "gpt", "--shared", place, "--"]
+    before = ["meshwright", "launch", "pod", "--name", "gpt", "--shared", place, "--"]
     assert command(pods) == [*before, *COMMAND]
 
 

@@ -4,13 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import yaml
 
 from eventually import eventually
-from meshwright.launch import Job, sky_task
 from meshwright.storage import read_text
 
 PROGRAM = """
@@ -77,28 +74,6 @@ def test_one_pod_tells_which_process_failed_first_and_what_was_saved(pod, shared
     ):
         assert told in said[0]
     assert read_text(f"{shared}/train.launch/summary-1.txt").startswith("start 1: process 2 of 3")
-
-
-@pytest.mark.slow
-def test_one_machine_of_a_task_of_skypilot_tells_which_process_failed_first(tmp_path):
-    job = Job((sys.executable, "-c", PROGRAM, str(tmp_path)), 3)
-    task = yaml.safe_load(sky_task(job, mounts=(f"s3://bucket/runs:{tmp_path}",)))
-    given = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3", "SKYPILOT_NUM_NODES": "3"}
-    given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    machines = [
-        subprocess.Popen(
-            ["bash", "-c", task["run"]],
-            env={**os.environ, **given, "SKYPILOT_NODE_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    said = [each.communicate(timeout=400)[1] for each in machines]
-    assert [each.returncode for each in machines] == [6, 6, 1], said
-    assert "process 2 of 3 failed first, with exit code 1" in said[0]
-    assert "SkyPilot starts all machines again, as often as the task says; to go on" in said[0]
-    assert not said[1] + said[2]
 
 
 def test_each_signal_reaches_the_process_and_its_exit_code_the_pod(pod, tmp_path):

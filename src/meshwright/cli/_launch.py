@@ -23,7 +23,6 @@ from meshwright.launch import (
     launch_ray,
     name_of,
     run_pod,
-    sky_task,
     slurm_script,
     tail_jobset,
     tail_slurm,
@@ -32,10 +31,9 @@ from meshwright.launch import (
 _SUBMIT = {
     "slurm": ("sbatch",),
     "jobset": ("kubectl", "create", "-f"),
-    "sky": ("sky", "jobs", "launch", "--yes"),
 }
 """The command that submits a file, without the file's name."""
-_SUFFIX = {"slurm": ".sbatch", "jobset": ".yaml", "sky": ".yaml"}
+_SUFFIX = {"slurm": ".sbatch", "jobset": ".yaml"}
 
 
 def local(options: argparse.Namespace) -> int:
@@ -148,34 +146,7 @@ def jobset(options: argparse.Namespace) -> int:
 
 def pod(options: argparse.Namespace) -> int:
     """Run `meshwright launch pod`."""
-    return run_pod(options.command_line, options.name, options.shared, options.of)
-
-
-def sky(options: argparse.Namespace) -> int:
-    """Run `meshwright launch sky`."""
-    job = _job(options)
-    task = sky_task(
-        job,
-        accelerators=options.accelerators,
-        spot=options.spot,
-        setup=options.setup,
-        mounts=options.mount,
-        shared=options.shared,
-    )
-    if options.print:
-        return _submit(options, "sky", task)
-    try:
-        exit_code = _give("sky", task, *([] if options.tail else ["--detach-run"])).returncode
-    except KeyboardInterrupt:
-        cancel = shlex.join(["sky", "jobs", "cancel", "--name", job.name])
-        print(f"meshwright launch: a job that was submitted goes on; to end it: {cancel}", file=sys.stderr)
-        return EXIT_CTRL_C
-    if options.tail:
-        return _say_how_to_go_on(options, exit_code)
-    if exit_code == EXIT_DONE:
-        follow = shlex.join(["sky", "jobs", "logs", "--name", job.name])
-        print(f"meshwright launch: to follow it: {follow}", file=sys.stderr)
-    return exit_code
+    return run_pod(options.command_line, options.name, options.shared)
 
 
 def _job(options: argparse.Namespace, processes_per_host: int = 1) -> Job:

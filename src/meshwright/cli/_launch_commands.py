@@ -23,7 +23,6 @@ def add_launch(commands: Commands) -> None:
     _add_slurm(places)
     _add_jobset(places)
     _add_pod(places)
-    _add_sky(places)
 
 
 def _add_local(places: Commands) -> None:
@@ -190,7 +189,14 @@ def _add_volumes(jobset: argparse.ArgumentParser) -> None:
         metavar="CLAIM:PATH",
         help="mount a PersistentVolumeClaim in all pods; may be repeated",
     )
-    _add_shared(jobset, "pods leave their ends")
+    jobset.add_argument(
+        "--shared",
+        default="",
+        metavar="PATH_OR_URL",
+        help="where pods leave their ends, for the summary of a start that failed: a directory below a "
+        "--mount, or the URL of a store, gs://bucket/runs (default: the path of the first --mount). `none` "
+        "for a program that saves nothing, such as meshwright doctor: no summary",
+    )
 
 
 def _add_pod(places: Commands) -> None:
@@ -201,10 +207,7 @@ def _add_pod(places: Commands) -> None:
         epilog="Example: meshwright launch pod --name gpt --shared /runs -- meshwright train gpt:experiment. "
         "After a failure, one pod prints which process failed first.",
     )
-    pod.add_argument("--name", required=True, help="name of the JobSet or of the task")
-    pod.add_argument(
-        "--of", choices=("jobset", "sky"), default="jobset", help="what starts it (default: jobset)"
-    )
+    pod.add_argument("--name", required=True, help="name of the JobSet")
     pod.add_argument(
         "--shared",
         required=True,
@@ -212,50 +215,6 @@ def _add_pod(places: Commands) -> None:
         help="a directory that all pods see, or the URL of a store",
     )
     pod.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
-
-
-def _add_sky(places: Commands) -> None:
-    sky = places.add(
-        "sky",
-        "_launch",
-        "Start one program as a managed job of SkyPilot, on machines of any cloud.",
-        epilog="Example: meshwright launch sky -n 2 --accelerators H100:8 --spot --mount s3://b/runs:/runs "
-        "-- meshwright train gpt.py:experiment workdir=/runs/gpt",
-    )
-    _add_job(sky)
-    sky.add_argument(
-        "--accelerators",
-        default="",
-        metavar="NAME:COUNT",
-        help="accelerators of each machine, such as H100:8",
-    )
-    sky.add_argument(
-        "--spot", action="store_true", help="take cheaper machines, which the cloud may take away"
-    )
-    sky.add_argument(
-        "--setup", default="", metavar="COMMAND", help="install what the program needs by this command"
-    )
-    sky.add_argument(
-        "--mount",
-        action="append",
-        default=[],
-        metavar="ADDRESS:PATH",
-        help="mount a bucket in all machines: s3://bucket/runs:/runs; may be repeated",
-    )
-    _add_shared(sky, "processes leave their ends")
-    _add_tail(sky, f"as SkyPilot writes it; {_ELSE_PRINTED}")
-    sky.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
-
-
-def _add_shared(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "--shared",
-        default="",
-        metavar="PATH_OR_URL",
-        help=f"where {what}, for the summary of a start that failed: a directory below a --mount, "
-        "or the URL of a store, gs://bucket/runs (default: the path of the first --mount). `none` for a "
-        "program that saves nothing, such as meshwright doctor: no summary",
-    )
 
 
 def _add_tail(parser: argparse.ArgumentParser, how: str) -> None:

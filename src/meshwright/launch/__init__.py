@@ -1,10 +1,10 @@
-"""Starting the processes of a run: on this machine, on Ray, or as a job of SLURM, Kubernetes or SkyPilot.
+"""Starting the processes of a run: on this machine, on Ray, or as a job of SLURM or Kubernetes.
 
 `_local` and `_ray` start processes; `_supervise` passes signals on, and starts all again as long as
 `_restarts` allows; `_summary` says which failed first.
 `_hosts` lets launchers on several machines act together: `_members` has their messages, `_lead` and `_follow`
 the rules, `_link` the connections.
-`_job` describes a job for a scheduler; `_slurm`, `_jobset` and `_sky` write it as a script or manifest.
+`_job` describes a job for a scheduler; `_slurm` and `_jobset` write it as a script or manifest.
 `_pod` runs a process in a pod of a JobSet; `_ends` has what pods tell each other of their ends. `_tail` shows
 the output of a job of SLURM, `_tail_jobset` that of a JobSet, of which
 `_kubectl` tells.
@@ -18,7 +18,6 @@ from meshwright.launch._jobset import Pods, jobset_manifest
 from meshwright.launch._local import launch_local
 from meshwright.launch._pod import run_pod
 from meshwright.launch._ray import launch_ray
-from meshwright.launch._sky import sky_task
 from meshwright.launch._slurm import slurm_script
 from meshwright.launch._tail import tail_slurm
 from meshwright.launch._tail_jobset import tail_jobset
@@ -32,7 +31,6 @@ __all__ = [
     "launch_ray",
     "name_of",
     "run_pod",
-    "sky_task",
     "slurm_script",
     "tail_jobset",
     "tail_slurm",

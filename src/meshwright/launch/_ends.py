@@ -1,8 +1,7 @@
 """The ends of a JobSet's pods, as small files which all see, and the summary that one of them writes.
 
-The pods of a JobSet end one by one, and Kubernetes deletes those of a start before the next one. So do the
-machines of a SkyPilot task, which count as pods here. So each leaves a file when it begins and one when it
-ends, on a volume or in a store:
+The pods of a JobSet end one by one, and Kubernetes deletes those of a start before the next one. So each
+leaves a file when it begins and one when it ends, on a volume or in a store:
 
     /runs/gpt.launch/ends-1/3.begun      process 3 has begun in start 1; contains where it runs
     /runs/gpt.launch/ends-1/3.1.json     it has ended with exit code 1 (-n: signal n); contains its last lines
@@ -22,7 +21,6 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from meshwright.durable import write_whole
 from meshwright.errors import (
@@ -63,29 +61,6 @@ class Ends:
     def progress(self) -> Directory:
         """The file with the newest step that is saved."""
         return self.place / "progress"
-
-
-class Then(NamedTuple):
-    """What follows a failure, in words."""
-
-    again: str
-    """If the next start may succeed."""
-    repeats: str
-    """If it would fail in the same way."""
-    go_on: str
-    """How a person goes on after the end of all starts."""
-
-
-def then_of(engine: str, name: str) -> Then:
-    """Return what follows a failure of a process that an engine has started."""
-    if engine == "sky":
-        again = "SkyPilot starts all machines again, as often as the task says"
-        return Then(again, f"this would happen again: correct it. {again}", "the same launch")
-    return Then(
-        "the JobSet starts all pods again by its rules",
-        "the JobSet ends, as this would happen again. Correct it",
-        f"kubectl delete jobset {name}, and the same launch",
-    )
 
 
 def begin(ends: Ends, number: int, host: str) -> None:
@@ -135,10 +110,10 @@ def leave(ends: Ends, end: End) -> None:
     _put(ends.folder / f"{end.number}.{end.exit_code}.json", json.dumps(content).encode())
 
 
-def tell(ends: Ends, number: int, total: int, then: Then) -> None:
+def tell(ends: Ends, number: int, total: int, name: str) -> None:
     """Wait until all have ended, or for a while; then print the summary, if this process is the one to.
 
-    It is the one with the lowest number of those that failed.
+    It is the one with the lowest number of those that failed. `name` is that of the JobSet.
     """
     until = time.monotonic() + _OTHERS_SECONDS
     while len(paths := _of_these(ends, "*.json", total)) < total and time.monotonic() < until:
@@ -147,12 +122,12 @@ def tell(ends: Ends, number: int, total: int, then: Then) -> None:
     codes = {int(process): int(code) for process, code, _ in named}
     if min(process for process in codes if has_failed(End(process, "", codes[process]))) != number:
         return
-    text = _summary(_silent(ends, codes, total), _read(paths), total, _saved(ends), then)
+    text = _summary(_silent(ends, codes, total), _read(paths), total, _saved(ends), name)
     _put(ends.place / f"summary-{ends.start}.txt", f"start {ends.start}: {text}\n".encode())
     print_line(f"meshwright launch: {text}", sys.stderr)
 
 
-def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | None, then: Then) -> str:
+def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | None, name: str) -> str:
     """Return the summary of a start."""
     every = {number: End(number, "a pod that did not begin", EXIT_FAILED) for number in range(total)}
     gone = {
@@ -164,7 +139,11 @@ def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | 
     every |= gone | {end.number: end for end in ended}
     text = summary(list(every.values()), ended, saved, silent="no word of its end")
     would_repeat = code_of(causes(ended)[0]) in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED)
-    return f"{text}\n  {then.repeats if would_repeat else then.again}; to go on after its end: {then.go_on}"
+    if would_repeat:
+        follows = "the JobSet ends, as this would happen again. Correct it"
+    else:
+        follows = "the JobSet starts all pods again by its rules"
+    return f"{text}\n  {follows}; to go on after its end: kubectl delete jobset {name}, and the same launch"
 
 
 def _of_these(ends: Ends, pattern: str, total: int) -> list[Directory]:

@@ -15,13 +15,14 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-polic
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DIVERGED, EXIT_INPUT, EXIT_USAGE, UsageError
 from meshwright.launch._job import Job
-from meshwright.launch._shared import pod_command, shared_place
+from meshwright.storage import check_address, is_address
 
 _PORT = 55527
 WORKERS = "workers"
@@ -30,6 +31,8 @@ CONTAINER = "main"
 """Name of the container in which the program runs."""
 _FOR_GOOD = (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED, EXIT_CTRL_C)
 _LONGEST_NAME = 63
+_NOTHING = "none"
+"""The word of `--shared` for programs that save nothing."""
 
 
 @dataclass(frozen=True)
@@ -205,16 +208,35 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
 
 
 def _shared(pods: Pods) -> str | None:
-    """Return the place where pods leave their ends."""
-    return shared_place(
-        "jobset", "CLAIM:PATH", [mount.split(":", 1)[1] for mount in pods.mounts], pods.shared
-    )
+    """Return the place where pods leave their ends, or None for a program that saves nothing."""
+    shared, paths = pods.shared, [mount.split(":", 1)[1] for mount in pods.mounts]
+    if shared == _NOTHING:
+        return None
+    if is_address(shared):
+        check_address(shared)
+        return shared
+    if not shared and not paths:
+        raise UsageError(
+            "launch jobset: neither --mount nor --shared is given. The disk of a pod ends with it: the next "
+            "start would see no checkpoint, and no process how the others ended. Give what all see, "
+            "--mount CLAIM:PATH; or, if workdir is in a store, --shared and a folder there, such as "
+            "gs://bucket/runs. "
+            f"For a program that saves nothing, such as `meshwright doctor`: --shared {_NOTHING}."
+        )
+    if shared and not any(Path(shared).is_relative_to(path) for path in paths or ["/"]):
+        raise UsageError(
+            f"launch jobset: --shared is {shared!r}; expected a directory below a --mount "
+            f"({', '.join(paths) or 'such as /runs'}), the URL of a store, or {_NOTHING}."
+        )
+    return shared or paths[0]
 
 
 def _command(job: Job, pods: Pods) -> list[str]:
     """Return the command of a pod, which leaves its end where all see it."""
     shared = _shared(pods)
-    return list(job.command if shared is None else pod_command(job, "jobset", shared))
+    if shared is None:
+        return list(job.command)
+    return ["meshwright", "launch", "pod", "--name", job.name, "--shared", shared, "--", *job.command]
 
 
 def _variables(job: Job, pods: Pods, per_job: int) -> list[dict[str, Any]]:

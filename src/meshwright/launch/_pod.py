@@ -1,4 +1,4 @@
-"""A process of a JobSet in its pod, or of a SkyPilot task on its machine.
+"""A process of a JobSet in its pod.
 
 `_ends` has what it leaves for the others, and the summary of all.
 """
@@ -16,7 +16,7 @@ from typing import TextIO
 
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.launch._child import Child
-from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress, then_of
+from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
 from meshwright.launch._local import check_command
 from meshwright.launch._members import End
 from meshwright.launch._process import News
@@ -30,17 +30,16 @@ _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 2
 
 
-def run_pod(command: Sequence[str], name: str, shared: str | Path, engine: str = "jobset") -> int:
-    """Run a process of a JobSet or a SkyPilot task, and return its exit code; 128 + n if signal n ended it.
+def run_pod(command: Sequence[str], name: str, shared: str | Path) -> int:
+    """Run a process of a JobSet, and return its exit code; 128 + n if signal n ended it.
 
     Its output is passed on as it is. After a failure, the process with the lowest number of those that failed
     prints the summary of all. All signals are passed on; Kubernetes kills a pod that takes too long.
 
     Args:
       command: The program and its arguments.
-      name: The name of the JobSet or of the task.
+      name: The name of the JobSet.
       shared: A directory that all pods see, or the URL of a store.
-      engine: What starts it, "jobset" or "sky".
 
     Raises:
       UsageError: The command cannot be run, this is no pod of a JobSet, or the URL cannot be opened.
@@ -64,7 +63,7 @@ def run_pod(command: Sequence[str], name: str, shared: str | Path, engine: str =
     try:
         leave(ends, end)
         if has_failed(end):
-            tell(ends, number, total, then_of(engine, name))
+            tell(ends, number, total, name)
     except (OSError, MeshwrightError) as error:  # must not hide how the process ended
         say(f"process {number} ended, but the other pods cannot be told: {error}")
     return code_of(end) if end.exit_code < 0 else end.exit_code
@@ -88,8 +87,7 @@ def _place(environ: Mapping[str, str]) -> tuple[int, int]:
     except KeyError as error:
         raise UsageError(
             f"launch pod: the environment variable {error.args[0]} is not set. This command runs in the pods "
-            "of a JobSet or on the machines of SkyPilot; `meshwright launch jobset --print` shows a manifest "
-            "with all that it needs."
+            "of a JobSet; `meshwright launch jobset --print` shows a manifest with all that it needs."
         ) from error
 
 
