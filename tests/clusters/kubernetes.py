@@ -1,4 +1,4 @@
-"""A stand-in for Kubernetes's API server, as far as `kubectl` asks it for JobSets, pods and their output.
+"""A stand-in for Kubernetes's API server, as far as `kubectl` creates a JobSet and shows the output of pods.
 
 A JobSet that is created is played by `clusters.pods`.
 """
@@ -101,12 +101,6 @@ class Kubernetes:
         self._controller.start()
         started.wait()
 
-    def described(self):
-        """Return the JobSet as the server tells of it."""
-        ended, restarts = self.jobset.ended, self.jobset.log.count("started") - 1
-        conditions = [{"type": ended, "status": "True", "message": "as played"}] if ended else []
-        return self.jobset.manifest | {"status": {"restarts": restarts, "conditions": conditions}}
-
     def pods(self):
         """Return the pods of the newest start: the process, the file of its output, and where that begins."""
         start, found = self.jobset.log.count("started") - 1, {}
@@ -142,8 +136,6 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.endswith("/pods"):
             pods = [described_pod(name, pod[0]) for name, pod in self.kubernetes.pods().items()]
             self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
-        elif path.endswith("/jobsets/digits"):
-            self._answer(self.kubernetes.described())
         else:
             self._answer({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}, 404)
 
@@ -161,20 +153,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _stream(self, name):
-        """Send the output of a pod until it has ended, each line with a time that only grows."""
+        """Send the output of a pod until it has ended."""
         process, path, begin = self.kubernetes.pods()[name]
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        number = 0
         with path.open("rb") as file:
             file.seek(begin)
             while True:
                 has_ended = process.poll() is not None
                 for line in iter(file.readline, b""):
-                    number += 1
-                    self._chunk(b"2026-11-27T10:00:00.%09dZ %s" % (number, line))
+                    self._chunk(line)
                 if has_ended:
                     return self._chunk(b"")
                 time.sleep(0.05)

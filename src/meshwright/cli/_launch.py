@@ -9,11 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 
 from meshwright.cli._output import show
 from meshwright.cli._train import use_fake_devices
-from meshwright.errors import EXIT_CTRL_C, EXIT_DIVERGED, EXIT_DONE, EXIT_INPUT, EXIT_USAGE, UsageError
+from meshwright.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_INPUT, EXIT_USAGE, UsageError
 from meshwright.launch import (
     Job,
     Pods,
@@ -24,7 +23,6 @@ from meshwright.launch import (
     name_of,
     run_pod,
     slurm_script,
-    tail_jobset,
     tail_slurm,
 )
 
@@ -89,11 +87,11 @@ def ray(options: argparse.Namespace) -> int:
     return _say_how_to_go_on(options, exit_code)
 
 
-def _say_how_to_go_on(options: argparse.Namespace, exit_code: int, before: Sequence[str] = ()) -> int:
+def _say_how_to_go_on(options: argparse.Namespace, exit_code: int) -> int:
     """Print the command that continues a run that is not complete, and return its exit code."""
     if exit_code != EXIT_DONE:
         first = "correct that, and then " if exit_code in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED) else ""
-        command = " && ".join(map(shlex.join, filter(None, [before, ["meshwright", *options.words]])))
+        command = shlex.join(["meshwright", *options.words])
         print(f"meshwright launch: exit code {exit_code}; to go on, {first}run: {command}", file=sys.stderr)
     return exit_code
 
@@ -131,12 +129,6 @@ def jobset(options: argparse.Namespace) -> int:
     if options.print or exit_code != EXIT_DONE:
         return exit_code
     namespace = ["-n", options.namespace] if options.namespace else []
-    if options.tail:
-        exit_code = tail_jobset(job, pods)
-        if exit_code == EXIT_CTRL_C:  # it goes on
-            return exit_code
-        delete = ["kubectl", "delete", "--ignore-not-found", "jobset", job.name, *namespace]
-        return _say_how_to_go_on(options, exit_code, before=delete)
     pods_of_all = ["-l", f"jobset.sigs.k8s.io/jobset-name={job.name}", "--prefix", "--tail=-1"]
     most = f"--max-log-requests={job.num_processes}"
     command = shlex.join(["kubectl", "logs", "-f", *pods_of_all, most, *namespace])

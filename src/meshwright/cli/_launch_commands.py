@@ -4,7 +4,6 @@ import argparse
 
 from meshwright.cli._parser import Commands
 
-_ELSE_PRINTED = "without --tail, the command that shows it is printed"
 _AFTER_DASHES = "the program to start and its arguments, after --"
 
 
@@ -143,7 +142,12 @@ def _add_slurm(places: Commands) -> None:
         metavar="OPTIONS",
         help="further options of srun without dashes: 'container-image=IMAGE'",
     )
-    _add_tail(slurm, "equal lines of its processes once")
+    slurm.add_argument(
+        "--tail",
+        action="store_true",
+        help="stay, and show the output of the job until it is over, equal lines of its processes once. "
+        "Ctrl-C ends only the showing",
+    )
     slurm.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 
@@ -159,7 +163,6 @@ def _add_jobset(places: Commands) -> None:
     _add_machines(jobset)
     _add_volumes(jobset)
     jobset.add_argument("--namespace", default="", help="namespace (default: that of kubectl's context)")
-    _add_tail(jobset, f"equal lines of its processes once; {_ELSE_PRINTED}")
     jobset.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 
@@ -215,15 +218,6 @@ def _add_pod(places: Commands) -> None:
         help="a directory that all pods see, or the URL of a store",
     )
     pod.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
-
-
-def _add_tail(parser: argparse.ArgumentParser, how: str) -> None:
-    """Add the option that shows the output of a submitted job, and how it does."""
-    parser.add_argument(
-        "--tail",
-        action="store_true",
-        help=f"stay, and show the output of the job until it is over, {how}. Ctrl-C ends only the showing",
-    )
 
 
 def _add_number(parser: argparse.ArgumentParser) -> None:

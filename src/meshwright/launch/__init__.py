@@ -6,8 +6,7 @@
 the rules, `_link` the connections.
 `_job` describes a job for a scheduler; `_slurm` and `_jobset` write it as a script or manifest.
 `_pod` runs a process in a pod of a JobSet; `_ends` has what pods tell each other of their ends. `_tail` shows
-the output of a job of SLURM, `_tail_jobset` that of a JobSet, of which
-`_kubectl` tells.
+the output of a job of SLURM.
 May import ground rooms; nothing here imports JAX. Add a scheduler as a file with a function from a `Job` to
 the text to submit, and its options in `cli/_launch_commands.py`.
 """
@@ -20,7 +19,6 @@ from meshwright.launch._pod import run_pod
 from meshwright.launch._ray import launch_ray
 from meshwright.launch._slurm import slurm_script
 from meshwright.launch._tail import tail_slurm
-from meshwright.launch._tail_jobset import tail_jobset
 
 __all__ = [
     "Job",
@@ -32,6 +30,5 @@ __all__ = [
     "name_of",
     "run_pod",
     "slurm_script",
-    "tail_jobset",
     "tail_slurm",
 ]

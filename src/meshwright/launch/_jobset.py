@@ -25,9 +25,9 @@ from meshwright.launch._job import Job
 from meshwright.storage import check_address, is_address
 
 _PORT = 55527
-WORKERS = "workers"
+_WORKERS = "workers"
 """Name of the Jobs, in the names of pods."""
-CONTAINER = "main"
+_CONTAINER = "main"
 """Name of the container in which the program runs."""
 _FOR_GOOD = (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED, EXIT_CTRL_C)
 _LONGEST_NAME = 63
@@ -96,7 +96,7 @@ def jobset_manifest(job: Job, pods: Pods) -> str:
             "failurePolicy": {"maxRestarts": job.restarts, "rules": _jobset_rules()},
             "replicatedJobs": [
                 {
-                    "name": WORKERS,
+                    "name": _WORKERS,
                     "replicas": pods.replicas,
                     "template": {
                         "spec": {
@@ -138,7 +138,7 @@ def _check(job: Job, pods: Pods) -> None:
             raise UsageError(f"launch jobset: --mount is {mount!r}; expected CLAIM:PATH, such as runs:/runs.")
     _shared(pods)
     # Kubernetes appends a random suffix to the names of pods.
-    longest = f"{job.name}-{WORKERS}-{pods.replicas - 1}-{job.num_processes // pods.replicas - 1}-abcde"
+    longest = f"{job.name}-{_WORKERS}-{pods.replicas - 1}-{job.num_processes // pods.replicas - 1}-abcde"
     if len(longest) > _LONGEST_NAME:
         raise UsageError(
             f"launch jobset: --name {job.name!r} is too long: the name of a pod would be {longest!r}, "
@@ -165,7 +165,7 @@ def _jobset_rules() -> list[dict[str, Any]]:
 
 
 def _pod_rules() -> list[dict[str, Any]]:
-    codes = {"containerName": CONTAINER, "operator": "In", "values": sorted((*_FOR_GOOD, EXIT_AGAIN))}
+    codes = {"containerName": _CONTAINER, "operator": "In", "values": sorted((*_FOR_GOOD, EXIT_AGAIN))}
     return [
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "FailJob", "onExitCodes": codes},
@@ -184,7 +184,7 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
         }
     mounts = dict(mount.split(":", 1) for mount in pods.mounts)
     container = {
-        "name": CONTAINER,
+        "name": _CONTAINER,
         "image": pods.image,
         # No shell: as the container's first process it would not pass SIGTERM on.
         "command": _command(job, pods),
@@ -242,7 +242,7 @@ def _command(job: Job, pods: Pods) -> list[str]:
 def _variables(job: Job, pods: Pods, per_job: int) -> list[dict[str, Any]]:
     start = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
     variables = [
-        {"name": "JAX_COORDINATOR_ADDRESS", "value": f"{job.name}-{WORKERS}-0-0.{job.name}:{_PORT}"},
+        {"name": "JAX_COORDINATOR_ADDRESS", "value": f"{job.name}-{_WORKERS}-0-0.{job.name}:{_PORT}"},
         {"name": "JAX_NUM_PROCESSES", "value": str(job.num_processes)},
         {"name": "MESHWRIGHT_START", "valueFrom": {"fieldRef": {"fieldPath": start}}},
         {"name": "MESHWRIGHT_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
