@@ -46,7 +46,7 @@ LIBRARIES = {
     "pyarrow",
     "pynvml",
 }
-TRACKERS = {"wandb", "clearml", "mlflow", "trackio", "opentelemetry"}
+TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS
 
 

@@ -74,3 +74,14 @@ def test_a_ledger_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog, 
     monkeypatch.setattr("meshwright.engine._ledger.LEDGER", "not/there.json")
     assert mw.run(experiment(tmp_path)).step == 10
     assert caplog.text.count("there.json could not be written") == 1
+
+
+def test_trackers_are_sent_the_seconds_of_the_ledger_and_the_file_of_metrics_is_not(tmp_path):
+    sent = {}
+
+    def collect(step, values):
+        sent.update(values)
+
+    mw.run(experiment(tmp_path, logging=mw.Logging(every=5, trackers=(collect,))))
+    assert {"ledger/step", "ledger/compile", "ledger/start"} <= sent.keys()
+    assert "ledger/step" not in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")[-1]

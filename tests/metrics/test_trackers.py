@@ -98,7 +98,7 @@ def test_trackio_has_all_kinds(found):
     assert late["picture"]["file_path"].endswith(".png")
 
 
-@pytest.mark.parametrize("name", ["wandb", "clearml", "mlflow", "trackio", "opentelemetry"])
+@pytest.mark.parametrize("name", ["wandb", "clearml", "mlflow", "trackio"])
 def test_where_it_is_not_installed_that_is_said(name, tmp_path, monkeypatch):
     (tmp_path / name).mkdir()  # as its runs may leave behind
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

@@ -17,7 +17,6 @@ from meshwright.metrics._log import Log, logger
 from meshwright.metrics._mean import Mean, widened
 from meshwright.metrics._mlflow import mlflow
 from meshwright.metrics._numbers import duration, number
-from meshwright.metrics._opentelemetry import opentelemetry
 from meshwright.metrics._speed import StepTime
 from meshwright.metrics._tensorboard import TensorBoard, tensorboard
 from meshwright.metrics._trackers import Tracker, is_writer, open_trackers
@@ -54,7 +53,6 @@ __all__ = [
     "number",
     "numbers",
     "open_trackers",
-    "opentelemetry",
     "read_jsonl",
     "salvage_jsonl",
     "screens_of",

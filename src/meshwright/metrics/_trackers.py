@@ -138,10 +138,9 @@ def installed(package: str, attribute: str) -> Any:
     try:
         found = importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{package}.".startswith(f"{error.name}."):
+        if error.name != package:
             raise
         found = None
     if not hasattr(found, attribute):
-        extra = package.partition(".")[0]
-        raise UsageError(f"{package} is not installed.\n  Install it: pip install 'meshwright[{extra}]'.")
+        raise UsageError(f"{package} is not installed.\n  Install it: pip install 'meshwright[{package}]'.")
     return found
