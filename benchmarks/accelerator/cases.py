@@ -5,7 +5,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +65,10 @@ def share_of_peak(flops: float, seconds: float) -> float | None:
     return flops / seconds / peak if peak else None
 
 
-def measured_by_name() -> list[str]:
-    """Return the forms that are not chosen by themselves, and that are installed."""
-    return ["tokamax"] if find_spec("tokamax") else []
-
-
 def attention(size: str | None = None) -> list[dict[str, Any]]:
     """The gradient of causal attention, forward pass included, of what is chosen here and of the blocks."""
     rows = []
-    for shape, form in itertools.product(ATTENTION[size], (None, "blockwise", *measured_by_name())):
+    for shape, form in itertools.product(ATTENTION[size], (None, "blockwise")):
         B, T, N, K, H = shape
         sizes = ((B, T, N, H), (B, T, K, H), (B, T, K, H))
         arrays = [jax.random.normal(jax.random.key(i), each, jnp.bfloat16) for i, each in enumerate(sizes)]

@@ -1,8 +1,5 @@
 """Attention in every form is what its definition says: values, gradients, logarithms of sums."""
 
-import importlib.machinery
-import sys
-import types
 from functools import partial
 
 import jax
@@ -300,50 +297,6 @@ def test_a_plan_traces_a_kernel_without_its_library(form, no, why):
     products = [x for x in walk(program_of(traced)) if x.kind == "dot_general"]
     assert products
     assert all(x.is_fused_attention for x in products)
-
-
-@pytest.fixture
-def tokamax(monkeypatch):
-    """A stand-in for the package, which records its arguments; `doctor --attention` asks the real one."""
-    calls = []
-
-    def dot_product_attention(q, k, v, **asked):
-        calls.append(asked)
-        return jax.nn.dot_product_attention(q, k, v, is_causal=asked["is_causal"], scale=asked["scale"])
-
-    package = types.ModuleType("tokamax")
-    package.__spec__ = importlib.machinery.ModuleSpec("tokamax", None)
-    package.dot_product_attention = dot_product_attention
-    monkeypatch.setitem(sys.modules, "tokamax", package)
-    return calls
-
-
-def test_tokamax_is_asked_by_name_only_and_over_the_mesh(tokamax):
-    q, k, v = arrays((2, 1024, 2, 64))
-    with mw.sharding.in_mesh(mw.make_mesh("data=2,tensor=2", jax.devices()[:4])):
-        chosen_form = jax.jit(partial(mw.attention, causal=True))(q, k, v)
-        assert tokamax == []
-        asked = jax.jit(partial(mw.attention, causal=True, window=9, softcap=2.0, form="tokamax"))
-        whole = jax.jit(partial(mw.attention, causal=True, form="tokamax"))(q, k, v)
-        assert "shard_map" in str(jax.make_jaxpr(asked)(q, k, v))
-    np.testing.assert_allclose(whole, chosen_form, atol=1e-5)
-    assert {**tokamax[-1]} == {
-        "scale": 0.125,
-        "is_causal": True,
-        "local_window_size": (8, 0),
-        "logits_soft_cap": 2.0,
-        "implementation": ("mosaic", "triton", "xla_chunked"),
-    }
-
-
-def test_what_tokamax_does_not_compute_or_lacks_is_refused(tokamax, monkeypatch):
-    q, k, v = arrays((1, 128, 2, 64))
-    with mw.sharding.in_mesh(mw.make_mesh("data=1", jax.devices()[:1])):
-        with pytest.raises(UsageError, match="segments only as a mask"):
-            mw.attention(q, k, v, segments=jnp.zeros((1, 128), int), form="tokamax")
-        monkeypatch.delitem(sys.modules, "tokamax")
-        with pytest.raises(UsageError, match=r"tokamax is not installed.*meshwright\[tokamax\]"):
-            mw.attention(q, k, v, form="tokamax")
 
 
 def drawn(operand, t, s):

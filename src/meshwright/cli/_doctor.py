@@ -8,7 +8,6 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +67,13 @@ def doctor(options: argparse.Namespace) -> Result:
 
 
 def _proved() -> list[Any]:
-    """Return cases of attention on one device: of the chosen forms, and of tokamax if it is installed."""
+    """Return cases of attention on one device: of the forms that are chosen."""
     import jax
 
     from meshwright import nn, sharding
 
     with sharding.in_mesh(sharding.make_mesh("data=1", jax.local_devices()[:1])):
-        by_name = nn.proofs(form="tokamax") if find_spec("tokamax") else ()
-        return [*nn.proofs(), *by_name]
+        return [*nn.proofs()]
 
 
 def _table(proved: list[Any]) -> str:

@@ -17,17 +17,14 @@ from meshwright.nn._parts_of_rows import FORMS as _OF_PARTS
 from meshwright.nn._parts_of_rows import check_lengths, chosen_of_parts, exchanged, why_not_exchanged
 from meshwright.nn._ring import ring
 from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
-from meshwright.nn._tokamax import tokamax, why_not_tokamax
 from meshwright.sharding import sequence_ways
 
 _LARGEST_DENSE = 512 * 512
 """The largest number of queries × keys for which all scores of a head are held at once: one block of the
 blockwise form."""
-_FORMS = ("dense", "blockwise", "cudnn", "splash", "tokamax")
-_CHOSEN = {"cudnn": (cudnn, why_not_cudnn), "splash": (splash, why_not_splash)}
+_FORMS = ("dense", "blockwise", "cudnn", "splash")
+_KERNELS = {"cudnn": (cudnn, why_not_cudnn), "splash": (splash, why_not_splash)}
 """Kernels of vendors in the order in which they are tried, with functions that say what they cannot do."""
-_KERNELS = {**_CHOSEN, "tokamax": (tokamax, why_not_tokamax)}
-"""All kernels. Those that are not in `_CHOSEN` are taken by name only."""
 _PLATFORMS = {"cudnn": "gpu", "splash": "tpu"}
 _NEWEST = (9, 0)
 """The compute capability that is assumed of GPUs that are not here: that of H100s."""
@@ -45,7 +42,7 @@ def attention(
     scale: float | None = None,
     bias: jax.Array | Bias | None = None,
     with_lse: bool = False,
-    form: Literal["dense", "blockwise", "cudnn", "splash", "tokamax", "ring", "all-to-all"] | None = None,
+    form: Literal["dense", "blockwise", "cudnn", "splash", "ring", "all-to-all"] | None = None,
 ) -> Any:
     """Return, for each query, the mean of the values, weighted by the softmax of the query's scores.
 
@@ -73,9 +70,8 @@ def attention(
         NVIDIA's kernel and "splash" JAX's kernel for TPUs; they have no second derivative. None chooses:
         "dense" for short rows, a kernel where the hardware has it and it supports these arguments, and
         "blockwise" otherwise. "splash" is split over the mesh of the step, rows over its batch axes and heads
-        over `tensor`, and so is "tokamax", kernels of the package of this name for GPUs and TPUs. They are
-        taken by name only, as they were not measured yet. A plan for GPUs that are not here computes "cudnn"
-        block by block, and counts it as one kernel: it needs no cuDNN.
+        over `tensor`. A plan for GPUs that are not here computes "cudnn" block by block, and counts it as
+        one kernel: it needs no cuDNN.
         On a mesh with the axis `sequence`, which splits rows along their length, there are two
         forms: "ring" sends keys and values from device to device, and "all-to-all" gives each device some
         heads of whole rows. None chooses the one that sends fewer bytes.
@@ -138,7 +134,7 @@ def chosen(given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
         return "dense"  # exported for any length, of which blocks cannot be counted
     if math.prod(sizes) <= _LARGEST_DENSE and not with_lse:
         return "dense"
-    fitting = (name for name, (_, why_not) in _CHOSEN.items() if not why_not(given, with_lse, hardware))
+    fitting = (name for name, (_, why_not) in _KERNELS.items() if not why_not(given, with_lse, hardware))
     return next(fitting, "blockwise")
 
 

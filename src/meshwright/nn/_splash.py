@@ -40,10 +40,10 @@ def why_not_splash(given: AttentionInputs, _with_lse: bool, hardware: Hardware) 
         "its window must be a number": not (given.window is None or isinstance(given.window, int)),
         "it takes no bias": given.bias is not None,
     }
-    return next((reason for reason, holds in reasons.items() if holds), why_not_over_mesh(given, hardware))
+    return next((reason for reason, holds in reasons.items() if holds), _why_not_over_mesh(given, hardware))
 
 
-def why_not_over_mesh(given: AttentionInputs, hardware: Hardware) -> str | None:
+def _why_not_over_mesh(given: AttentionInputs, hardware: Hardware) -> str | None:
     """Return the reason why a kernel cannot be mapped over the mesh; None if it can."""
     B, K, mesh = given.q.shape[0], given.k.shape[2], dict(hardware.mesh)
     heads_over = mesh.get(_TENSOR, 1)
@@ -91,7 +91,7 @@ def _over_mesh(given: AttentionInputs, interpret: bool, *, with_lse: bool = Fals
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, given.k, given.v))
     segments = None if given.segments is None else _kernels().SegmentIds(*map(_int32, given.segments))
     local = partial(_on_one_device, given, interpret, with_lse)
-    rows, heads = axes_of_mesh(given)
+    rows, heads = _axes_of_mesh(given)
     if rows or heads:
         heads_spec, rows_spec = P(rows or None, heads), P(rows or None)
         specs = (heads_spec, heads_spec, heads_spec, None if segments is None else rows_spec)
@@ -113,7 +113,7 @@ def _int32(segments: jax.Array) -> jax.Array:
     return segments.astype(jnp.int32)
 
 
-def axes_of_mesh(given: AttentionInputs) -> tuple[tuple[str, ...], str | None]:
+def _axes_of_mesh(given: AttentionInputs) -> tuple[tuple[str, ...], str | None]:
     """Return the axes of the surrounding mesh that split rows, and the one that splits heads."""
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes}
