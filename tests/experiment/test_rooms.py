@@ -391,11 +391,6 @@ def test_the_share_of_a_gpu_s_memory_is_told(monkeypatch):
     assert [*found.told()] == ["72 GiB of a device's memory for arrays: XLA_PYTHON_CLIENT_MEM_FRACTION=0.9"]
 
 
-def test_a_run_says_that_nothing_is_recommended_for_its_devices(tmp_path, caplog):
-    mw.run(experiment(tmp_path, max_steps=1, compile=mw.Compile(recommended=True)))
-    assert "there are no recommended options for cpu; none is set" in caplog.text
-
-
 def test_a_mesh_rule_sets_options_for_one_kind_of_device(tmp_path):
     rule = ("cpu.*", mw.override({"compile.options": {"xla_fast": True}}))
     with pytest.raises(UsageError, match="xla_fast"):

@@ -256,14 +256,6 @@ def test_times_are_told_in_units_of_their_size(value, text):
     assert plan.seconds(value) == text
 
 
-@pytest.mark.parametrize(("on", "has"), [("h100:8", True), ("v5e:2x4", True), ("cpu:8", False)])
-def test_a_plan_lists_the_options_that_are_recommended_for_the_hardware(on, has):
-    found = planned(on)
-    text = plan.described(found)
-    assert bool(found.recommended) == has == ("compile.recommended=True" in text)
-    assert all(f"  {name}={value}" in text for name, value in found.recommended.items())
-
-
 def attending(attend):
     """A loss of 1,024 tokens a row, with one layer of attention."""
 

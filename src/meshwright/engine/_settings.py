@@ -155,10 +155,6 @@ class Compile:
     options: CompilerOptions = field(default_factory=dict)
     """XLA's options by name, without dashes. They have precedence over those of `XLA_FLAGS`. Set options for
     one kind of device with `mesh_rules`."""
-    recommended: bool = False
-    """True to set also what `mw.train.recommended_options` recommends for the devices of the run. `options`
-    have precedence. A recommendation that the installed compiler does not know is left out. The first lines
-    of the run say what is set and what is left out."""
     cache: bool | str = True
     """The folder that keeps compiled programs, so that a run that continues, and any other run of the same
     program, need not compile again. True means the user's folder (see `mw.train.user_compile_cache`) or, if

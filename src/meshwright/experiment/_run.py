@@ -192,7 +192,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         evaluations=evaluations_of(experiment, parts.layout),
         facts=partial(_facts, experiment, parts, data),
         told=[*chosen, *parts.compiler.told()],
-        remarks=[*parts.compiler.warnings(), *([f"compute_dtype: {wider}"] if wider else [])],
+        remarks=[f"compute_dtype: {wider}"] if wider else [],
     )
 
 

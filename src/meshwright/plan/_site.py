@@ -35,7 +35,7 @@ from meshwright.sharding import (
     mesh_rule,
 )
 from meshwright.shown import human_bytes
-from meshwright.train import OneForwardOneBackward, Ring, recommended_for
+from meshwright.train import OneForwardOneBackward, Ring
 from meshwright.tree import PyTree, nbytes
 
 _AMPLE = 0.76
@@ -192,7 +192,6 @@ class Site:
             assumptions=self.rates.source,
             checkpoint=self._checkpoint(),
             pipeline=_schedule(self.experiment, self.parts.layout.mesh),
-            recommended=recommended_for(self.hardware.chip.device_kind, self.hardware.num_slices),
             notes=(
                 *(() if compiled is None else compiled.notes),
                 *self.ruled,

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from meshwright import tree
 from meshwright.arrays import Casts, cast_dtypes
 from meshwright.plan._roofline import StepTime
-from meshwright.train import CompilerOptions, OneForwardOneBackward, Ring
+from meshwright.train import OneForwardOneBackward, Ring
 from meshwright.tree import PyTree
 
 
@@ -134,8 +134,6 @@ class Plan:
     """Remarks for the reader, such as work that was not counted, and why the step was not compiled."""
     pipeline: Ring | OneForwardOneBackward | None = None
     """The schedule of the stages; None without the axis `pipeline`."""
-    recommended: CompilerOptions = field(default_factory=dict)
-    """XLA options that `mw.train.recommended_options` recommends for this hardware."""
     planning_seconds: float = 0.0
     """Seconds that planning took."""
     planning_bytes: int = 0

@@ -26,7 +26,6 @@ def described(plan: Plan) -> str:
         _time(plan),
         [] if plan.pipeline is None else _pipeline(plan.pipeline),
         _checkpoint(plan),
-        _recommended(plan),
     ]
     return "\n\n".join(["\n".join(lines) for lines in [*sections, [*plan.notes]] if lines])
 
@@ -148,13 +147,6 @@ def _checkpoint(plan: Plan) -> list[str]:
     cost = plan.checkpoint
     each = f"{human_bytes(cost.host_nbytes)} per host: {seconds(cost.seconds)}"
     return [f"A checkpoint is {human_bytes(cost.nbytes)}, {each} at {cost.bandwidth / 1e9:.3g} GB/s"]
-
-
-def _recommended(plan: Plan) -> list[str]:
-    if not plan.recommended:
-        return []
-    head = "XLA options recommended for this hardware, which compile.recommended=True sets"
-    return [head, *(f"  {name}={value}" for name, value in plan.recommended.items())]
 
 
 def _table(changes: Iterable[Change]) -> list[str]:

@@ -211,7 +211,7 @@ def advice(summary: Summary) -> str:
         (
             exposed,
             "devices wait for communication: plan another mesh (`meshwright plan --search`), or let it "
-            "overlap with `compile.recommended=True`.",
+            "overlap by `compile.options`.",
         ),
         (
             idle,

@@ -90,7 +90,7 @@ def _alone(experiment: Experiment, orders: Orders) -> Experiment:
         max_steps=orders.steps,
         save=save,
         logging=Logging(every=1, norms=experiment.logging.norms),
-        compile=Compile(options=experiment.compile.options, recommended=experiment.compile.recommended),
+        compile=Compile(options=experiment.compile.options),
         evaluations={},
         generation=None,
         profile=Profile(),

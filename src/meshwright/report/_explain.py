@@ -34,7 +34,7 @@ _ADVICE = {
     "stall": "look into the logs at the times of stalls, and ask `meshwright doctor RUN` in the next one",
     "lost": "save more often: what is lost is the work since the last save",
     "waiting": "start failed attempts at once: `meshwright launch local --restarts 3`, or a scheduler",
-    "exchanges": "another mesh (`meshwright plan --search`), or `compile.recommended=True`",
+    "exchanges": "another mesh (`meshwright plan --search`), or `compile.options`, which let them overlap",
     "idle": "a larger batch, as the step is small; or find what waits for a value in each step, `float(x)`",
 }
 """What helps against each cause."""

@@ -8,7 +8,7 @@ and `_noise`.
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path, tables_in
 from meshwright.train._compile_cache import compile_cache, user_compile_cache
-from meshwright.train._compiler_options import CompilerOptions, check_compiler_options, known_options
+from meshwright.train._compiler_options import CompilerOptions, check_compiler_options
 from meshwright.train._divergence import check_finite, halt_on_divergence, not_finite
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
 from meshwright.train._given import Builder, InitialArrays, check_given, fill_state, state_around
@@ -23,7 +23,6 @@ from meshwright.train._noise import Std, relative_std, with_parameter_noise
 from meshwright.train._on_board import on_board
 from meshwright.train._phase_clock import PHASES, PhaseClock
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
-from meshwright.train._recommended import recommended_for, recommended_options
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._ring import Ring
 from meshwright.train._schedule import OneForwardOneBackward, PipelineSchedule
@@ -107,7 +106,6 @@ __all__ = [
     "init_state",
     "keep_ema",
     "key_of",
-    "known_options",
     "learning_rates",
     "make_step",
     "mean_plus_std",
@@ -121,8 +119,6 @@ __all__ = [
     "offload_opt_state",
     "on_board",
     "only_averages",
-    "recommended_for",
-    "recommended_options",
     "relative_std",
     "remat",
     "remat_policy",

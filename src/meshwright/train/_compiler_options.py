@@ -53,29 +53,6 @@ def check_compiler_options(options: CompilerOptions, devices: Sequence[jax.Devic
         raise UsageError(f"{why}, of the compiler for {kind}.\n  {_hint()}") from None
 
 
-def known_options(
-    options: CompilerOptions, devices: Sequence[jax.Device]
-) -> tuple[CompilerOptions, list[str]]:
-    """Return those `options` that the compiler of `devices` accepts, and the names of the others.
-
-    Args:
-      options: The options.
-      devices: The devices of the run, or descriptions of devices that are not here.
-    """
-    if _are_known(options, devices):
-        return options, []
-    known = {name: value for name, value in options.items() if _are_known({name: value}, devices)}
-    return known, [name for name in options if name not in known]
-
-
-def _are_known(options: CompilerOptions, devices: Sequence[jax.Device]) -> bool:
-    try:
-        check_compiler_options(options, devices)
-    except UsageError:
-        return False
-    return True
-
-
 def _refusal(error: jax.errors.JaxRuntimeError) -> str | None:
     """Return what the compiler says about an option that it refuses; None if the error is another one."""
     why = str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ").rstrip(".")

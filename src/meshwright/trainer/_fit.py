@@ -187,7 +187,7 @@ def _training_of(
         evaluations=_evaluations(recipe, call, calls),
         facts=partial(_facts, calls, call.evaluated.examples),
         told=[*recipe.compiler.told()],
-        remarks=[*recipe.compiler.warnings(), *([f"compute_dtype: {wider}"] if wider else [])],
+        remarks=[f"compute_dtype: {wider}"] if wider else [],
         frozen=frozen_names(recipe.tx, recipe.target.params, recipe.target.model_state),
         has_dropout=recipe.model is not None and recipe.model.has_dropout,
         reached=reached,
