@@ -16,7 +16,7 @@ DAILY = (
     "spike: scale",
     "resume: loader",
 )
-"""One for each command: `explain`, `train`, `doctor`, `nan`, `report` and `verify-resume`."""
+"""One for each command: `inspect`, `train`, `doctor`, `nan`, `report` and `verify-resume`."""
 
 
 def marked(fault):

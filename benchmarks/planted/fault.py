@@ -129,9 +129,9 @@ TRAIN = ("train", "PROGRAM", "workdir=RUN")
 
 
 def explained(program: str) -> Callable[[str, str], Fault]:
-    """Return a maker of faults that `meshwright explain` must name, from a name and a pattern."""
+    """Return a maker of faults that `meshwright inspect` must name, from a name and a pattern."""
     return lambda name, says, **more: Fault(
-        name, Path(program), ("explain", "RUN"), f"What would help most: {says}", first=(TRAIN,), **more
+        name, Path(program), ("inspect", "RUN"), f"What would help most: {says}", first=(TRAIN,), **more
     )
 
 

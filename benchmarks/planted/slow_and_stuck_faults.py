@@ -17,14 +17,14 @@ FAULTS = (
     Fault(
         "dies_late",
         PROGRAM,
-        ("explain", "RUN"),
+        ("inspect", "RUN"),
         r"What would help most: lost, \d+.\d % of the run: save more often",
         first=(TRAIN, TRAIN),
     ),
     Fault(
         "waits_for_machines",
         PROGRAM,
-        ("explain", "RUN"),
+        ("inspect", "RUN"),
         r"What would help most: waiting, \d+.\d % of the run: start failed attempts at once",
         first=(TRAIN, TRAIN),
         pause_seconds=8,
@@ -32,7 +32,7 @@ FAULTS = (
     Fault(
         "much_to_exchange",
         PROGRAM,
-        ("explain", "RUN"),
+        ("inspect", "RUN"),
         r"Exchanges: fsdp \d+.\d % of a profiled step.*most: exchanges, most of all over fsdp",
         first=((*TRAIN, *_FOUR),),
     ),

@@ -105,7 +105,6 @@ def commands(run: Path, good: Path, out: Path, chance: random.Random) -> list[li
         ["report", str(run), *chance.choice(([], [str(good), "--to", str(out / "both.html")]))],
         ["runs", str(run.parent)],
         ["trace", str(run)],
-        ["explain", str(run)],
         ["diff", chance.choice(where), str(good)],
         ["convert", chance.choice(where), str(out / "x.npz"), "--to", chance.choice(FORMATS)],
         ["pin", str(run), str(STEPS[0])],

@@ -37,7 +37,6 @@ def test_names_of_metrics_and_errors_are_shown_so_too(tmp_path, capsys):
         ["inspect", run],
         ["report", run],
         ["runs", tmp_path],
-        ["explain", run],
         ["report", run, run, "--to", run / "x"],
     ):
         code, said = called(capsys, *words)

@@ -7,7 +7,6 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.errors import EXIT_INPUT
 from meshwright.profile import exchange_seconds, find_profiles, summarize
 from meshwright.report import Ledger, explain, read_run
 from report import profiled
@@ -62,7 +61,7 @@ def test_a_slow_process_is_told_among_what_the_host_does(tmp_path):
 
 def test_what_is_missing_is_said_with_how_to_get_it(tmp_path, capsys):
     write_run(tmp_path)
-    assert main(["explain", str(tmp_path)]) == 0
+    assert main(["inspect", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "There is no ledger.json" in said
     assert "There is no profile: `profile.steps=100`" in said
@@ -74,8 +73,8 @@ def test_a_plan_stands_beside_what_was_measured(tmp_path, capsys):
     write_run(tmp_path)
     plan = {"time": {"seconds": 0.02, "network": {"data+fsdp": 0.004}}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    assert main(["explain", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["explanation"]
     assert found["sentences"]["exchanges"].endswith("planned are data+fsdp 4 ms.")
     assert "planned are 20 ms" in found["sentences"]["kernels"]
     assert len(found["missing"]) == 2
@@ -84,11 +83,13 @@ def test_a_plan_stands_beside_what_was_measured(tmp_path, capsys):
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"time": {"seconds": -1, "network": {}}}', '{"time": 3}']
 )
-def test_what_is_no_plan_is_refused_by_name(tmp_path, capsys, content):
+def test_what_is_no_plan_is_told_beside_what_the_run_shows(tmp_path, capsys, content):
     write_run(tmp_path)
-    (tmp_path / "other.json").write_text(content)
-    assert main(["explain", str(tmp_path), "--plan", str(tmp_path / "other.json")]) == EXIT_INPUT
-    assert "other.json is no plan" in capsys.readouterr().err
+    (tmp_path / "plan.json").write_text(content)
+    assert main(["inspect", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "plan.json is no plan" in said
+    assert said.startswith("Input: ")
 
 
 def axes_of_step(experiment):

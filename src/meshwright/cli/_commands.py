@@ -227,7 +227,6 @@ def _add_looks_at_runs(commands: Commands) -> None:
         metavar="N",
         help="tell apart N scopes of the model, one inside the other (default: 2)",
     )
-    _add_explain(commands)
     hlo = commands.with_settings(
         "hlo", "_hlo", "Compile an experiment's step and write the optimised program (HLO)."
     )
@@ -237,20 +236,6 @@ def _add_looks_at_runs(commands: Commands) -> None:
         metavar="DIR",
         required=True,
         help="directory or URL to write to: the HLO as text, its graph as DOT and SVG",
-    )
-
-
-def _add_explain(commands: Commands) -> None:
-    explain = commands.add(
-        "explain",
-        "_explain",
-        "Say in five sentences where the time of a run goes, and what would help most.",
-    )
-    explain.add_argument("path", metavar="RUN", help="the directory or URL of a run, also while it trains")
-    explain.add_argument(
-        "--plan",
-        metavar="FILE",
-        help="what `meshwright plan --json` printed of the run's step (default: plan.json in RUN, if there)",
     )
 
 

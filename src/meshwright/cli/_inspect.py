@@ -1,15 +1,19 @@
-"""`meshwright inspect`: show the contents of a run or a checkpoint, from its files alone."""
+"""`meshwright inspect`: show the contents of a run or a checkpoint, from its files alone.
+
+Of a run it first says where its time goes, and what would help most.
+"""
 
 import argparse
 import dataclasses
 from pathlib import Path
 from typing import Any
 
+from meshwright import report
 from meshwright.arrays import LazyArray
 from meshwright.checkpoint import checkpoints_of, why_aside
 from meshwright.cli._asked import step_asked
 from meshwright.cli._train import Result
-from meshwright.documents import read_file
+from meshwright.documents import parse_object, read_file
 from meshwright.errors import printable
 from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
@@ -22,16 +26,37 @@ BEGAN_FROM = "began_from.txt"
 
 
 def inspect(options: argparse.Namespace) -> Result:
-    """Show the checkpoints under a path and the arrays of one of them; for a run, also its newest report."""
+    """Show the checkpoints under a path and the arrays of one of them; of a run, also its newest report.
+
+    If no step is asked for, a run is also explained.
+    """
+    explanation: list[str] = []
     place, step = checkpoints_of(options.path), step_asked(options, options.path)
     if place == options.path:
         found = _checkpoints(place, step)
     else:
         has_some = step is not None or contents(place).checkpoints
         newest = _checkpoints(place, step) if has_some else {"checkpoint": None}
-        with local_copy(options.path, lambda name: name in (METRICS, BEGAN_FROM)) as run:
+        wanted = (lambda name: True) if step is None else (lambda name: name in (METRICS, BEGAN_FROM))
+        with local_copy(options.path, wanted) as run:
             found = {"run": options.path, **_began_from(run), "reported": _newest_report(run), **newest}
-    return _text(found, screen_width()), found
+            if step is None:
+                explanation, found["explanation"] = _explained(run, options.path)
+    return "\n".join([*explanation, _text(found, screen_width())]), found
+
+
+def _explained(directory: Path, place: str) -> tuple[list[str], dict[str, Any]]:
+    """Return where the time of a run goes, as lines and as a document, by its files and a plan among them."""
+    planned, file, problems = None, directory / report.PLAN, []
+    if file.is_file():
+        try:
+            planned = report.planned_from(parse_object(read_file(file)))
+        except (OSError, ValueError) as error:
+            command = "`meshwright plan MODULE:FUNCTION --on HARDWARE --json`"
+            problems.append(f"{file.name} is no plan, as {command} prints it: {error}")
+    found = report.explain(report.read_run(directory, place), planned)
+    lines = [*str(found).splitlines(), *problems]
+    return [*(wrapped(line, width=screen_width(), indent="    ") for line in lines), ""], found.document()
 
 
 def _checkpoints(place: str, step: int | None) -> dict[str, Any]:
@@ -79,7 +104,7 @@ def _newest_report(run: Path) -> dict[str, Any]:
 
 
 def _text(found: dict[str, Any], width: int | None) -> str:
-    tables = ("arrays", "bytes", "checkpoints", "set_aside", "is_ours")
+    tables = ("arrays", "bytes", "checkpoints", "set_aside", "is_ours", "explanation")
     unknown = {key for key in ("step", "writer", "extra") if found.get(key) in (None, "", {})}
     told = {key: value for key, value in found.items() if key not in {*tables, *unknown}}
     lines = [wrapped(f"{key:11} {_flat(value)}", width=width, indent=" " * 12) for key, value in told.items()]
