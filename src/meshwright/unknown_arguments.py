@@ -55,6 +55,8 @@ def _instead(*groups: tuple[tuple[str, ...], str]) -> dict[str, str]:
     return {name: text for names, text in groups for name in names}
 
 
+_RULES = ("params_sharding_rules",), "Write rules=."
+_UPDATE_KEY = ("update_rng",), "Write update_key=."
 _OF_LEARNING = ((_RATE, _OPTIMIZER), (_TX, "Write optimizer=."), (_LOSS, "Write loss=."))
 _OF_SIZES = (
     (_VOCABULARY, "Write vocabulary=."),
@@ -93,6 +95,18 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         (("n_processes",), "Write num_processes=."),
         (("n_local_devices", "devices"), "Write num_local_devices=, or mesh='data=-1'."),
     ),
+    "Deployer.get_accumulate_grad_batches": _instead((_BATCH, "Write batch_size=.")),
+    "Deployer.get_model_input_batches": _instead(
+        (("collate_fn",), "Write collate=."),
+        (("shuffle_rng",), "Write shuffle_key=."),
+        (_ACCUMULATE, "Write microbatches=."),
+    ),
+    "Deployer.get_lr_schedule_fn": _instead(
+        (_EPOCHS, "Write epochs=."), (_ACCUMULATE, "Write microbatches=.")
+    ),
+    "Deployer.get_params_spec": _instead(_RULES),
+    "Deployer.load_ckpt": _instead(_RULES, _UPDATE_KEY),
+    "Deployer.load_last_ckpt": _instead(_RULES, _UPDATE_KEY),
     "Experiment": _instead(
         *_OF_LEARNING,
         (_WORKDIR, "Write workdir=."),
@@ -138,6 +152,8 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
          "`predict` takes it: predictor.predict(examples, per_device_batch_size=64, params=params)."),
         (("predict_fn", "pred_fn", "output_fn"), "Write predict=, and output= for what each row becomes."),
     ),
+    "Predictor.predict": _instead((("batch_size",), "Write per_device_batch_size=.")),
+    "Trainer.evaluate": _instead(((*_DATA, *_TEST), "The examples are the first argument.")),
     "fit": _instead(
         (_STEPS, "Write max_steps=."),
         (("epochs", *_EPOCHS), "The data have it: mw.batches(examples, 64, sharding, epochs=3)."),
@@ -206,6 +222,8 @@ def explained_as(path: str) -> Callable[[F], F]:
 
 def _explained(function: F, path: str) -> F:
     called = function.__init__ if isinstance(function, type) else function
+    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(called).parameters.values()):
+        return function  # it takes any
     names = [each.name for each in inspect.signature(called).parameters.values() if each.name != "self"]
 
     @functools.wraps(called)

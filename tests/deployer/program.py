@@ -1,6 +1,6 @@
 """A training loop around redco's Deployer and nothing else of it, in the manner of its documents.
 
-It ran as it stands with redco 0.4.23's `Deployer`; the tests run it with ours.
+With redco's names of arguments it ran with redco 0.4.23's `Deployer`; the tests run it with ours.
 """
 
 import jax

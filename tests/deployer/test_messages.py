@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import unknown_arguments
 from meshwright.errors import UsageError
 from meshwright.events import read_scalars
 
@@ -152,3 +154,42 @@ def test_without_a_workdir_nothing_is_written(make_deployer, tmp_path, monkeypat
     deployer.log_metrics({"loss": 1.0}, step=1)
     deployer.save_outputs([1], desc="test", step=1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "answer"),
+    [
+        ("get_accumulate_grad_batches", "global_batch_size", "Write batch_size=."),
+        ("get_model_input_batches", "collate_fn", "Write collate=."),
+        ("get_model_input_batches", "shuffle_rng", "Write shuffle_key=."),
+        ("get_model_input_batches", "accumulate_grad_batches", "Write microbatches=."),
+        ("get_lr_schedule_fn", "n_epochs", "Write epochs=."),
+        ("get_lr_schedule_fn", "accumulate_grad_batches", "Write microbatches=."),
+        ("get_params_spec", "params_sharding_rules", "Write rules=."),
+        ("load_ckpt", "params_sharding_rules", "Write rules=."),
+        ("load_ckpt", "update_rng", "Write update_key=."),
+        ("load_last_ckpt", "update_rng", "Write update_key=."),
+        ("shard_params", "descr", "Did you mean desc?"),
+    ],
+)
+def test_an_argument_that_redco_calls_otherwise_is_answered_by_the_methods_too(
+    make_deployer, method, argument, answer
+):
+    with pytest.raises(UsageError) as error:
+        getattr(make_deployer(), method)(**{argument: 1})
+    assert str(error.value).startswith(f"mw.Deployer.{method} has no argument {argument!r}. {answer}")
+
+
+def test_each_argument_that_the_page_calls_renamed_is_answered_by_its_new_name():
+    page = (Path(__file__).parents[2] / "docs/coming-from-redco.md").read_text()
+    renamed = re.findall(r"`(\w+)` is\s`(\w+)`", page)
+    answers = [of for path, of in unknown_arguments._INSTEAD.items() if path.startswith("Deployer")]
+    assert len(renamed) == 11
+    for old, new in renamed:
+        found = [of[old] for of in answers if old in of]
+        assert found, old
+        assert all(f"Write {new}=" in answer for answer in found), found
+
+
+def test_what_a_checkpoint_is_told_besides_may_have_any_name(make_deployer, tmp_path):
+    make_deployer(workdir=tmp_path).save_ckpt("a", {"w": np.ones(2, np.float32)}, n_epochs=3)

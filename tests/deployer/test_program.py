@@ -1,4 +1,4 @@
-"""A program written for redco's Deployer runs unchanged."""
+"""A program written for redco's Deployer runs, with its arguments renamed."""
 
 import json
 

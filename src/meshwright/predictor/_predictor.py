@@ -92,6 +92,7 @@ class Predictor:
         }
         self._settings |= {} if generation is None else {"generation": generation}
 
+    @explained
     @process.shared_work()
     def predict(
         self,

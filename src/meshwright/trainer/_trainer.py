@@ -299,6 +299,7 @@ class Trainer(Generic[Params]):
             described = lambda: self._described + describe({"fit": given})  # noqa: E731
             return fit(self._recipe, self._progress, call, lambda: self.state, place, described)
 
+    @explained
     @process.shared_work()
     def evaluate(
         self,
