@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
-
 from meshwright import process
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._open_run import OpenRun
@@ -128,15 +126,14 @@ class Hooks:
             raise failure
 
     def _save_before(self, failure: Exception, step: int) -> None:
-        """Save the state, if an evaluation raised an error: the evaluation is owed then, as if interrupted.
-
-        With several processes it is not known whether all of them raised one, and a save is collective.
-        """
-        if jax.process_count() > 1 or self._context.opened.checkpoints is None:
+        """Save the state if an evaluation raised an error: the evaluation is owed then, as if interrupted."""
+        checkpoints = self._context.opened.checkpoints
+        if checkpoints is None:
             return
         try:
+            process.check_all_failed()  # a save is collective
             self.save(Tick(step, last=True), self._state)
-            self._context.opened.checkpoints.wait()
+            checkpoints.wait()
         except Exception as error:
             failure.add_note(f"The state of step {step} was not saved: {error}")
         else:

@@ -18,6 +18,7 @@ from meshwright.process._clocks import describe_clocks
 from meshwright.process._cluster import Cluster
 from meshwright.process._compare import (
     Compared,
+    check_all_failed,
     compare,
     compare_devices,
     compare_over,
@@ -53,6 +54,7 @@ __all__ = [
     "agree",
     "announce_exit",
     "barrier",
+    "check_all_failed",
     "compare",
     "compare_devices",
     "compare_over",

@@ -7,6 +7,7 @@ processes nothing is done at each step.
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from meshwright.errors import UsageError
+from meshwright.errors import PeersError, UsageError
 from meshwright.process._connect import connect_processes
 from meshwright.process._differences import describe_difference, lines_of, shortened
 from meshwright.process._environment import hardware
-from meshwright.process._exchange import Exchange
+from meshwright.process._exchange import DeviceExchange, Exchange
 from meshwright.process._failures import failure_of
 from meshwright.process._member import member
 from meshwright.process._program import program_text
@@ -26,6 +27,8 @@ from meshwright.process._program import program_text
 Text = str | Mapping[str, str]
 """The thing to compare: a text, or settings by name."""
 
+_FAILURE_SECONDS = 5
+"""The seconds in which all processes raise an error if it has the same cause on all."""
 _MOST_GROUPS = 8
 """The number of groups of equal processes that send their texts in full."""
 
@@ -125,6 +128,35 @@ def gather_on_hosts(about: str, value: Any) -> list[Any]:
     exchange = _exchange()
     with _noting_error():
         return exchange.all_reduce(about, {"about": about, "value": value}, _values)
+
+
+def check_all_failed() -> None:
+    """Check that all processes call this within some seconds, each because of an error. Collective.
+
+    Process 0 decides, so that the result is the same on all that call this.
+
+    Raises:
+      PeersError: A process has not called this. It has no error, or has ended.
+      UsageError: A process compares another thing.
+    """
+    if not _are_several():
+        return
+    exchange = member.exchange
+    if exchange is None or isinstance(exchange, DeviceExchange):
+        raise PeersError("the processes are not connected, so none knows whether all have an error")
+    seconds = _FAILURE_SECONDS * (1 if exchange.process_id == 0 else 2)
+    deadline, while_waiting = time.monotonic() + seconds, exchange.while_waiting
+
+    def check_deadline() -> None:
+        while_waiting()
+        if time.monotonic() > deadline:
+            raise PeersError(f"not all processes raised an error within {seconds} s")
+
+    exchange.while_waiting = check_deadline
+    try:
+        exchange.all_reduce("errors", {"about": "an error", "value": None}, _values)
+    finally:
+        exchange.while_waiting = while_waiting
 
 
 class Compared:
