@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import re
 import shlex
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import meshwright as mw
 from experiment import runs
 from input.loaders import DataLoader
+from meshwright.cli import main
 from meshwright.cli._commands import grammar
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS
@@ -45,6 +47,17 @@ def test_the_commands_in_the_readme_are_commands(tmp_path):
         words, settings = split(shlex.split(command)[1:], FLAGS)
         grammar().top.parse_args(words)
         assert settings.keys() <= {"mesh", "learning_rate", "workdir"}
+
+
+def test_the_plan_in_the_readme_can_be_made_as_it_is_shown(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "README.md").read_text()
+    (tmp_path / "first.py").write_text(re.search(r"```python\n(.*?)```", page, re.S)[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (command,) = re.findall(r"`(meshwright plan [^`]+)`", page)
+    assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
+    sys.modules.pop("first", None)
+    assert "NVIDIA H100 80GB HBM3:8 · 8 devices" in capsys.readouterr().out
 
 
 def test_the_first_thing_in_the_readme_is_how_to_install_it():
