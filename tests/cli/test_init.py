@@ -33,6 +33,11 @@ def test_the_first_program_is_short_and_learns_what_it_makes_up(here, capsys, ki
     assert json.loads(capsys.readouterr().out)["scores"]["test/loss"] < 0.2
 
 
+def test_a_file_without_a_kind_is_answered_by_the_order_of_the_two(here, capsys):
+    assert main(["init", "mine.py"]) == 2
+    assert "the kind comes first: meshwright init plain mine.py" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "npz"])
 @pytest.mark.daily(1)

@@ -133,6 +133,12 @@ def test_how_long_each_took_is_reported_and_is_no_score(evaluated):
     assert outcome.scores.keys() == {"all/loss", "all/large", "few/loss", "few/large"}
 
 
+def test_the_learning_rate_of_a_step_is_reported_once(tmp_path):
+    run(tmp_path, logging=mw.Logging(every=2), evaluations={"e": mw.Evaluation(measure, FEW, when=3)})
+    assert steps(tmp_path, "e/loss") == [3, 6, 8]
+    assert steps(tmp_path, "learning_rate") == [2, 3, 4, 6, 8]
+
+
 def test_how_long_one_took_is_not_on_the_screen(tmp_path, capsys):
     run(tmp_path, evaluations={"all": WHOLE}, max_steps=2)
     shown = capsys.readouterr().err

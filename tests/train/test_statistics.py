@@ -33,10 +33,11 @@ def test_sizes_are_of_each_part_and_of_one_device(state):
     }
 
 
-def test_the_table_has_each_parameter_and_the_sizes(state):
+def test_the_table_has_each_array_of_parameters_optimizer_and_model_and_the_sizes(state):
     table = [line.split() for line in describe_state(state).splitlines()]
     assert ["params/w", "8", "×", "3", "float32", "fsdp", "24", "48", "B"] in table
     assert ["params/b", "3", "bfloat16", "replicated", "3", "6", "B"] in table
+    assert ["opt_state/0/mu/w", "8", "×", "3", "float32", "fsdp", "24", "48", "B"] in table
     assert ["model_state/mean", "2", "float32", "replicated", "2", "8", "B"] in table
     assert ["num_params:", "27"] in table
     assert ["opt_state:", "208", "B,", "112", "B", "per", "device"] in table

@@ -56,6 +56,7 @@ def _add_first(commands: Commands) -> None:
     init.add_argument(
         "kind",
         nargs="?",
+        type=_kind,
         choices=("nnx", "linen", "equinox", "plain"),
         default="plain",
         help="library of the model: Flax NNX, Flax Linen, Equinox or none (default: plain)",
@@ -71,6 +72,12 @@ def _add_first(commands: Commands) -> None:
         'completion zsh)"; for fish: meshwright completion fish > ~/.config/fish/completions/meshwright.fish',
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to complete in")
+
+
+def _kind(word: str) -> str:
+    if word.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"the kind comes first: meshwright init plain {word}")
+    return word
 
 
 def _add_runs(commands: Commands) -> None:

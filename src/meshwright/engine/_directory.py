@@ -4,7 +4,7 @@ experiment.txt            the settings, one line each
 attempts/step_….txt       the settings of each attempt, by the step from which it continued
 attempts/went_back.jsonl  the times when the run went back to an earlier step; see `_go_back.py`
 experiment.json           how the run was started, for `meshwright resume`
-state.txt                 the parameters, the sharding of each, and the memory of the state
+state.txt                 the arrays of the state, the sharding of each, and their memory
 began_from.txt            the checkpoints that the first state was made from, if there are any
 programs.json             digests of the step's program; see `_programs.py`
 environment.json          versions, devices, mesh, commit, command line; where checkpoints are, if elsewhere

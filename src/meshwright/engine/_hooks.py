@@ -118,7 +118,9 @@ class Hooks:
             failure = error
         if self._is_by_scores and not (self._pending or tick.last) and self._when_saved(tick.step):
             self._gather(Tick(tick.step, last=True), {}, None)  # the rest, before the state is saved
-        report = self._pending.pop() if self._pending else self._rate() if found else {}
+        # The last tick repeats a step, of which the rate is told already if nothing is left to report.
+        rate = self._rate() if found and not tick.last else {}
+        report = self._pending.pop() if self._pending else rate
         if report or found:
             self._write(tick.step, {**report, **found}, found)
         if failure is not None:

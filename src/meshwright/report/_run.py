@@ -61,7 +61,7 @@ class Run:
     began_from: Sequence[str]
     """The checkpoints that the first state was made from."""
     parameters: str
-    """Table of the parameters, from `state.txt`."""
+    """Table of the parameters and the other arrays of the state, from `state.txt`."""
     history: History
     """The run's reports, as curves and attempts."""
     ledger: Ledger | None

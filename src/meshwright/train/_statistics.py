@@ -32,18 +32,18 @@ def state_sizes(state: TrainState) -> dict[str, int]:
 
 
 def describe_state(state: TrainState, frozen: Collection[str] = ()) -> str:
-    """Return the table of the parameters and of the model's state, then the size of each part.
+    """Return the table of the parameters, the optimizer's state and the model's, then the size of each part.
 
     Args:
       state: The state, as arrays or as the structs with shardings that `abstract_state` returns.
       frozen: The names of arrays that are not trained, `params/encoder/w`. The table marks them.
     """
-    model = {name: part for name, part in _parts(state).items() if name != "opt_state"}
+    parts = _parts(state)
     sizes = [
         f"{name}: {human_bytes(tree.nbytes(part))}, {human_bytes(_device_bytes(part))} per device"
-        for name, part in _parts(state).items()
+        for name, part in parts.items()
     ]
-    table = explain(model, jax.tree.map(lambda x: x.sharding, model), frozen=frozen)
+    table = explain(parts, jax.tree.map(lambda x: x.sharding, parts), frozen=frozen)
     return "\n".join([table, f"num_params: {num_params(state.params):,}", *sizes])
 
 
