@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,7 @@ import tokenizers
 from flax import linen
 
 import meshwright as mw
+from meshwright import cli
 from meshwright.engine._spikes import Rule
 from meshwright.models import decoder
 
@@ -900,6 +902,118 @@ def profile_beside_a_save():
         profile=mw.Profile(steps=tuple(range(2, 18, 3)), num_steps=1),
     )
     return "the run ends well"
+
+
+# --- pages that name what is not there or deny what is, and answers in words of another library
+
+
+def page_of(name: str) -> str:
+    return (ROOT / f"docs/coming-from-{name}.md").read_text()
+
+
+def exit_of(*words: str) -> str:
+    """Run a command in this process; return its exit code and the first line of its error."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        code = cli.main([*words])
+    return f"exit code {code} {errors.getvalue().partition(chr(10))[0]}".strip()
+
+
+@finding(
+    "pages",
+    "field 0.4",
+    before="denied: Ray, evaluation harness, mixtures, serving, emergency checkpoints, pipelines, ring",
+    test="tests/test_migration_pages.py::test_what_a_page_denies_is_listed_and_has_no_door",
+)
+def denials_of_what_there_is():
+    levanter, maxtext = page_of("levanter"), page_of("maxtext")
+    left_out = maxtext.partition("## Left out")[2]
+    denied = {
+        "Ray": "| Ray on TPUs | not there" in levanter,
+        "evaluation harness": "| evaluation harness (`eval_harness`) | not there" in levanter,
+        "mixtures": "mixtures as a setting;" in levanter,
+        "serving": "\nserving; emergency" in left_out,
+        "emergency checkpoints": "multi-tier checkpoints | not there" in maxtext,
+        "pipelines": "pipeline parallelism as a" in left_out,
+        "ring": "ring and paged attention" in left_out,
+    }
+    return f"denied: {', '.join(name for name, is_denied in denied.items() if is_denied) or 'nothing'}"
+
+
+@finding(
+    "pages",
+    "seeds F3",
+    before="TypeError: truncate() takes from 0 to 1 positional arguments but 2 were given",
+    test="tests/test_migration_pages.py"
+    "::test_what_the_tables_name_is_there_and_takes_the_arguments_that_they_write",
+)
+def row_about_adapting():
+    rows = re.search(r"`adapt=(\[.*?\])`", page_of("axlearn"))[1]
+    [(_, adapt)] = eval(rows, {"mw": mw})
+    return adapt(np.zeros((4, 2)), jax.ShapeDtypeStruct((3, 2), np.float32)).shape
+
+
+@finding(
+    "pages",
+    "seeds F2",
+    before="TypeError: Batching.get_lr_schedule_fn() got an unexpected keyword argument 'n_epochs'. "
+    "Did you mean 'epochs'?",
+    test="tests/deployer/test_messages.py"
+    "::test_an_argument_that_redco_calls_otherwise_is_answered_by_the_methods_too",
+)
+def an_argument_of_redco():
+    deployer = mw.Deployer(seed=0, verbose=False)
+    return deployer.get_lr_schedule_fn(train_size=64, per_device_batch_size=1, n_epochs=2, learning_rate=1.0)
+
+
+@finding(
+    "pages",
+    "newcomer B6",
+    before="exit code 2 error: batch leaf 'image' of shape (64, 64) does not divide: "
+    "its first dimension must be a multiple of 512",
+    test="tests/test_docs.py::test_the_plan_in_the_readme_can_be_made_as_it_is_shown",
+)
+def plan_of_the_readme():
+    page = (ROOT / "README.md").read_text()
+    Path("first.py").write_text(re.search(r"```python\n(.*?)```", page, re.S)[1])
+    words = re.search(r"`meshwright (plan [^`]+)`", page)[1].replace("first:", "first.py:").split()
+    return exit_of(*words)
+
+
+@finding(
+    "pages",
+    "seeds F5",
+    before="2 reports of step 4 have the learning rate",
+    test="tests/experiment/test_evaluations.py::test_the_learning_rate_of_a_step_is_reported_once",
+)
+def learning_rate_of_the_last_step():
+    evaluations = {"test": mw.Evaluation(measure_squares, {"x": X}, when=3, batch_size=16)}
+    run(max_steps=4, logging=mw.Logging(every=2), evaluations=evaluations)
+    last = [each for each in mw.metrics.read_jsonl("run/metrics.jsonl") if each["step"] == 4]
+    return f"{sum('learning_rate' in each for each in last)} reports of step 4 have the learning rate"
+
+
+@finding(
+    "pages",
+    "seeds F6",
+    before="0 arrays of the optimizer in state.txt",
+    test="tests/train/test_statistics.py"
+    "::test_the_table_has_each_array_of_parameters_optimizer_and_model_and_the_sizes",
+)
+def arrays_of_the_optimizer():
+    run(max_steps=1, optimizer=optax.adam(1e-2))
+    return f"{Path('run/state.txt').read_text().count('opt_state/')} arrays of the optimizer in state.txt"
+
+
+@finding(
+    "pages",
+    "seeds F7",
+    before="exit code 2 error: meshwright init: argument kind: invalid choice: 'mine.py' "
+    "(choose from 'nnx', 'linen', 'equinox', 'plain')",
+    test="tests/cli/test_init.py::test_a_file_without_a_kind_is_answered_by_the_order_of_the_two",
+)
+def init_of_a_file_alone():
+    return exit_of("init", "mine.py")
 
 
 def main() -> None:
