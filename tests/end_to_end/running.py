@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import meshwright as mw
+from meshwright.errors import InputError
 from flags import FAST
 from meshwright.metrics import read_jsonl
 
@@ -81,7 +82,10 @@ def processes_of(launcher: subprocess.Popen) -> list[int]:
 def reached(run: Path, step: int) -> Callable[[], bool]:
     def happened() -> bool:
         metrics = run / "metrics.jsonl"
-        return metrics.exists() and any(report["step"] >= step for report in read_jsonl(metrics))
+        try:
+            return metrics.exists() and any(report["step"] >= step for report in read_jsonl(metrics))
+        except InputError:  # it was cut at the step that is continued, between two blocks that were read
+            return False
 
     return happened
 
