@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import meshwright as mw
-from meshwright.errors import InputError
 from flags import FAST
+from meshwright.errors import InputError
 from meshwright.metrics import read_jsonl
 
 STEPS = 120
