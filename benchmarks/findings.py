@@ -543,6 +543,21 @@ def token_that_is_not_in_the_tokenizer():
 
 @finding(
     "files",
+    "own, keys of tokenizers",
+    before="split_special_tokens and suppress_tokens: taken",
+    test="tests/tokens/test_known_keys.py::test_a_key_that_is_not_known_is_refused_with_its_value",
+)
+def keys_that_nobody_knows():
+    folder = shutil.copytree(ROOT / "tests/tokens/golden/tokenizer", "tokenizer")
+    Path(folder, "generation_config.json").write_text('{"suppress_tokens": [1]}')
+    mw.tokens.end_tokens(folder)
+    Path(folder, "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    mw.chat(folder)
+    return "split_special_tokens and suppress_tokens: taken"
+
+
+@finding(
+    "files",
     "own, tar",
     before="of texts a and b, the second a link: ['ab']",
     test="tests/corpus/test_documents.py::test_members_of_a_tar_that_would_be_passed_over_are_refused",

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.documents import parse_object
 from meshwright.errors import UsageError
+from meshwright.tokens import check_keys
 
 
 class Tokenizer(Protocol):
@@ -140,6 +141,7 @@ def _check_ends(file: Path, tokenizer: Any) -> None:
         said = parse_object(config.read_bytes()) if config.is_file() else {}
     except ValueError as error:
         raise UsageError(f"{config} is not a tokenizer's config: {error}.") from None
+    check_keys(config, said)
     if str(said.get("tokenizer_class")).startswith(("PreTrained", "GPT2")):
         return  # which pass over these flags
     for kind, at in (("bos", slice(1)), ("eos", slice(-1, None))):

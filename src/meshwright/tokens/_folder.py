@@ -4,7 +4,7 @@ tokenizer.json            the vocabulary and the rules, read by the package `tok
 tokenizer_config.json     the special tokens, and often the template of chats
 special_tokens_map.json   special tokens that tokenizer_config.json lacks, of older versions
 chat_template.jinja       the template, before the one in tokenizer_config.json
-generation_config.json    tokens that end a text, before those in config.json; the rest is not read
+generation_config.json    tokens that end a text, before those in config.json; how they are drawn is not taken
 """
 
 import importlib
@@ -16,6 +16,7 @@ from typing import Any
 from meshwright.documents import parse_object, read_file
 from meshwright.errors import UsageError, listed
 from meshwright.storage import local_path
+from meshwright.tokens._known_keys import check_keys
 
 CONFIG, TEMPLATE, TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
 ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
@@ -41,8 +42,8 @@ def read_folder(path: str | Path) -> Files:
     """Read the files of a tokenizer.
 
     Raises:
-      UsageError: A file is missing or damaged, files contradict each other, the path is a URL, or
-        `tokenizers` is not installed.
+      UsageError: A file is missing, is damaged or has unknown keys, files contradict each other, the path is
+        a URL, or `tokenizers` is not installed.
     """
     place = local_path(path, "Copy the tokenizer to a disk.")
     config, tokenizer = _object(place / CONFIG), _tokenizer(place)
@@ -60,7 +61,7 @@ def end_tokens(path: str | Path) -> tuple[int, ...]:
       path: The folder of a model or of a tokenizer.
 
     Raises:
-      UsageError: A file is damaged, or the path is a URL.
+      UsageError: A file is damaged or has unknown keys, or the path is a URL.
 
     Example:
       >>> place = mw.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
@@ -106,7 +107,7 @@ def needed(package: str, what: str) -> Any:
 def _object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one if there is no file."""
     try:
-        return parse_object(read_file(file))
+        config = parse_object(read_file(file))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -114,6 +115,8 @@ def _object(file: Path) -> dict[str, Any]:
     except ValueError as error:
         kind = {CONFIG: "a tokenizer's config", TOKENIZER: "a tokenizer"}.get(file.name, "a model's config")
         raise UsageError(f"{file} is not {kind}: {error}.") from None
+    check_keys(file, config)
+    return config
 
 
 def _tokenizer(place: Path) -> Any:
