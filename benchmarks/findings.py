@@ -792,6 +792,30 @@ def fields_in_another_order():
 
 @finding(
     "modes",
+    "own, modules made in methods",
+    before="evaluation draws: True",
+    test="tests/adapters/test_linen.py::test_dropout_of_a_module_that_is_made_in_a_method_does_not_stay_on_in_"
+    "evaluation",
+)
+def dropout_of_a_module_made_in_a_method():
+    class Block(linen.Module):
+        deterministic: bool = False
+
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dropout(0.5, deterministic=self.deterministic)(x)
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return Block()(x)
+
+    model = mw.functional(Net(), jnp.ones((1, 64)))
+    return f"evaluation draws: {bool((model.apply({}, jnp.ones((1, 64)), key=jax.random.key(0)) == 0).any())}"
+
+
+@finding(
+    "modes",
     "publicbugs2 3",
     before="2 different rows of 16",
     test="tests/nn/test_moe.py::test_a_block_draws_random_numbers_only_where_it_is_called_once",

@@ -58,3 +58,26 @@ def test_any_stream_draws_from_the_key():
     one, again, other = (model.apply({}, X, key=jax.random.key(i)) for i in (1, 1, 2))
     assert (one == again).all()
     assert (one != other).all()
+
+
+class Dropping(linen.Module):
+    deterministic: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dropout(0.5, deterministic=self.deterministic)(x)
+
+
+class Holding(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return Dropping()(x)
+
+
+def test_dropout_of_a_module_that_is_made_in_a_method_does_not_stay_on_in_evaluation():
+    model = functional(Holding(), X)
+    with pytest.raises(
+        UsageError, match=r"^Dropping_0/Dropout_0 drops in evaluation.*\n.*deterministic=not train"
+    ):
+        model.apply({}, X, key=KEY)
+    assert (model.apply({}, X, key=KEY, train=True) == 0).any()

@@ -1,5 +1,6 @@
 """Flax Linen models: modules hold no arrays; these lie in collections, one of which is `params`."""
 
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,9 +71,10 @@ class Linen:
         path: str,
     ) -> tuple[Any, PyTree]:
         """Return the output and the new state, which the call wrote into the module's collections."""
-        if kwargs.keys() & {"mutable", "variables"}:
-            return self._with_collections(model, args, options, path, **kwargs), {}
-        out = call(reach(model, path), args, kwargs, options)
+        with contextlib.nullcontext() if options["train"] else linen.intercept_methods(_refuse_dropout):
+            if kwargs.keys() & {"mutable", "variables"}:
+                return self._with_collections(model, args, options, path, **kwargs), {}
+            out = call(reach(model, path), args, kwargs, options)
         moved = {path: leaf for _, path, leaf in _state_leaves(model.variables)}
         return out, unflatten_dict({path: moved[path] for path in self._collection_of})
 
@@ -112,6 +114,24 @@ class Linen:
         """Call a method of a submodule as Linen would, and note whether it is a dropout layer."""
         self.has_dropout |= isinstance(context.module, linen.Dropout) and context.module.rate > 0
         return called(*args, **kwargs)
+
+
+def _refuse_dropout(called: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    """Call a method of a submodule as Linen would, unless it is a dropout layer that draws in evaluation.
+
+    A layer that is made in a `@compact` method is not among the fields that `in_evaluation` sets.
+    """
+    layer = context.module
+    if isinstance(layer, linen.Dropout) and context.method_name == "__call__" and layer.rate > 0:
+        wishes = (layer.deterministic, kwargs.get("deterministic"), *args[1:2])
+        if False in wishes and True not in wishes:
+            name = "/".join(layer.path) or "the dropout layer"
+            raise UsageError(
+                f"{name} drops in evaluation, too: where it is made or called, it gets deterministic=False.\n"
+                "  Give the model's method an argument `train`, and the layer deterministic=not train.\n"
+                "  For draws in evaluation, call the model with train=True."
+            )
+    return called(*args, **kwargs)
 
 
 def _variables(collections: Mapping[str, Any]) -> Variables:
