@@ -38,6 +38,7 @@ from flax import linen
 import meshwright as mw
 from meshwright import cli
 from meshwright.engine._spikes import Rule
+from meshwright.launch._output import Lines, Output
 from meshwright.models import decoder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -1053,6 +1054,39 @@ def arrays_of_the_optimizer():
 )
 def init_of_a_file_alone():
     return exit_of("init", "mine.py")
+# --- the first failure, and the output of many processes
+
+
+@finding(
+    "first",
+    "many_processes 2",
+    before="14 lines of 4 equal tracebacks of 5",
+    test="tests/launch/test_output.py::test_equal_tracebacks_are_shown_once_though_a_line_comes_twice_in_each",
+)
+def equal_tracebacks():
+    lines = Lines()
+    for process in range(4):
+        for line in ("f", "^", "g", "^", "e"):
+            lines.add(process, (line, sys.stderr))
+    return f"{len([*lines.merged()])} lines of 4 equal tracebacks of 5"
+
+
+@finding(
+    "first",
+    "many_processes 7",
+    before="6 lines",
+    test="tests/launch/test_output.py"
+    "::test_what_c_prints_with_time_and_process_is_merged_and_stacks_are_only_in_the_files",
+)
+def lines_of_c():
+    out = io.StringIO()
+    with Output(2) as output:
+        for process in range(2):
+            head = f"1129 06:31:24.94577{process}   1011{process} "
+            output.add(process, f"W{head}preemption_notifier.cc:94] SIGTERM caught at 2026-11-29T06:31", out)
+            output.add(process, f"F{head}client.h:86] Terminating process", out)
+            output.add(process, f"    @     0x7f31c6af817{process}  absl::LogMessage::Flush()", out)
+    return f"{len(out.getvalue().splitlines())} lines"
 
 
 def main() -> None:

@@ -1,12 +1,14 @@
 """The lines of many processes on one screen."""
 
 import io
+import sys
 import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eventually import eventually
+from launched import by_process
 from meshwright.launch._output import Lines, Output, ranges
 
 
@@ -32,6 +34,28 @@ def test_lines_of_1000_processes_cost_little_and_none_is_lost():
         return time.process_time() - begin
 
     assert any(seconds() < 1 for _ in range(3))  # of a core, for 100,000 lines
+
+
+def test_equal_tracebacks_are_shown_once_though_a_line_comes_twice_in_each():
+    lines = Lines()
+    for process in range(16):
+        for line in ("f", "^^^", "g", "^^^", "error"):
+            lines.add(process, (line, sys.stderr))
+    assert [line for _, (line, _) in lines.merged()] == ["f", "^^^", "g", "^^^", "error"]
+
+
+def test_what_c_prints_with_time_and_process_is_merged_and_stacks_are_only_in_the_files(tmp_path):
+    out = io.StringIO()
+    with Output(2, tmp_path) as output:
+        for process in range(2):
+            head = f"1129 06:31:24.94577{process}   1011{process} "
+            output.add(process, f"W{head}preemption_notifier.cc:94] SIGTERM caught at 2026-11-29T06:31", out)
+            output.add(process, f"F{head}client.h:86] Terminating process", out)
+            output.add(process, f"    @     0x7f31c6af817{process}  absl::LogMessage::Flush()", out)
+    assert by_process(out.getvalue()).splitlines() == [
+        f"[{process}] F client.h:86] Terminating process" for process in range(2)
+    ]
+    assert len((tmp_path / "1.log").read_text().splitlines()) == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"))))

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from meshwright.launch._output import shown
+
 LAST_LINES = 20
 """Number of lines of output that are kept for the summary."""
-_CHATTER = "[Gloo] Rank "
-"""Start of the lines that JAX's CPU collectives print, from C++, when they connect. They are not shown."""
 # On Linux a process can ask to be killed when its parent ends (PR_SET_PDEATHSIG). The request survives
 # `exec`, and so do Python's ignoring of SIGPIPE and the blocking of SIGINT by Ray, which are undone here.
 # `preexec_fn` could make the same request, but is not safe where there are threads.
@@ -93,9 +93,8 @@ class Child:
         with stream:
             for line in stream:
                 line = line.rstrip("\n")
-                if line.startswith(_CHATTER):
-                    continue
-                self.last_lines.append(line)
+                if (text := shown(line)) is not None:
+                    self.last_lines.append(text)
                 self._show(self.number, line, out)
 
     def _await(self, news: queue.SimpleQueue[Any]) -> None:

@@ -5,8 +5,10 @@ once. The lines of each process stay in their order.
 """
 
 import contextlib
+import re
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
@@ -14,6 +16,11 @@ from typing import TextIO
 _WAIT_SECONDS = 0.1
 """Longest time for which a line waits for equal lines of other processes."""
 _MOST_RANGES = 3
+_UNSHOWN = re.compile(r"\[Gloo\] Rank |\s*@\s+0x|\*\*\* Check failure stack trace: |.*\] SIGTERM caught at ")
+"""Lines of C++ that differ between processes and say nothing of the run. Only the files of `--logs` have
+them."""
+_STAMP = re.compile(r"^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ")
+"""Time and process in the lines of JAX's C++, because of which no two of them would be equal."""
 
 
 class Output:
@@ -49,8 +56,10 @@ class Output:
         if self._logs:
             with contextlib.suppress(OSError), (self._logs / f"{process}.log").open("a") as file:
                 file.write(f"{line}\n")
+        if (text := shown(line)) is None:
+            return
         with self._lock:
-            self._lines.add(process, (line, out))
+            self._lines.add(process, (text, out))
         self._has_lines.set()
 
     def flush(self) -> None:
@@ -80,21 +89,29 @@ class Lines:
 
     def __init__(self) -> None:
         self._merged: list[tuple[list[int], tuple[str, TextIO]]] = []
-        self._newest: dict[tuple[str, TextIO], int] = {}  # the last position of each line
+        self._positions: dict[tuple[str, TextIO], list[int]] = {}  # of each line, in order
         self._reached: dict[int, int] = {}  # the position of each process's last line
 
     def add(self, process: int, line: tuple[str, TextIO]) -> None:
         """Add the next line of a process."""
-        position = self._newest.get(line, -1)
-        if position <= self._reached.get(process, -1):
-            position = self._newest[line] = len(self._merged)
+        positions = self._positions.setdefault(line, [])
+        # The first one after its line before. A later one would keep it from all lines between these two: in
+        # a traceback the same line of marks comes again and again.
+        index = bisect_right(positions, self._reached.get(process, -1))
+        if index == len(positions):
+            positions.append(len(self._merged))
             self._merged.append(([], line))
-        self._merged[position][0].append(process)
-        self._reached[process] = position
+        self._merged[positions[index]][0].append(process)
+        self._reached[process] = positions[index]
 
     def merged(self) -> Iterable[tuple[list[int], tuple[str, TextIO]]]:
         """Return the lines in order, each with the processes that wrote it."""
         return self._merged
+
+
+def shown(line: str) -> str | None:
+    """Return a line as it is shown on the screen; None if it is not."""
+    return None if _UNSHOWN.match(line) else _STAMP.sub(r"\1 ", line)
 
 
 def ranges(numbers: Iterable[int], total: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from meshwright.errors import EXIT_CTRL_C, Interrupted, UsageError
 from meshwright.launch._child import LAST_LINES, Child
 from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress
+from meshwright.launch._output import shown
 from meshwright.launch._process import News, Process, Show
 from meshwright.launch._supervise import check, supervise
 from meshwright.storage import local_path
@@ -172,7 +173,8 @@ class Remote:
                 lines = [] if self._is_killed else [(f"lost by Ray: {type(error).__name__}", True)]
                 code, saved = -signal.SIGKILL, None
             for line, is_error in lines:
-                self.last_lines.append(line)
+                if (text := shown(line)) is not None:
+                    self.last_lines.append(text)
                 self._show(self.number, line, sys.stderr if is_error else sys.stdout)
             self.saved = self.saved if saved is None else saved
         self.exit_code = code
