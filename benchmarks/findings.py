@@ -38,7 +38,9 @@ from flax import linen
 import meshwright as mw
 from meshwright import cli
 from meshwright.engine._spikes import Rule
+from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
+from meshwright.launch._summary import summary
 from meshwright.models import decoder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -1087,6 +1089,59 @@ def lines_of_c():
             output.add(process, f"F{head}client.h:86] Terminating process", out)
             output.add(process, f"    @     0x7f31c6af817{process}  absl::LogMessage::Flush()", out)
     return f"{len(out.getvalue().splitlines())} lines"
+
+
+NAMED = "tests/launch/test_summary.py::test_the_process_because_of_which_the_others_ended_is_named"
+
+
+@finding(
+    "first",
+    "attack 8: Ctrl-C on process 0 alone",
+    before="process 2 of 3 failed first, with exit code 6 (another process was gone). It ran on a. "
+    "Its last lines:",
+    test=NAMED,
+)
+def ctrl_c_on_one():
+    others = [End(n, "a", 6, ("meshwright: error: process 0 ended with exit code 130, and",)) for n in (2, 1)]
+    ends = [*others, End(0, "a", 130, ("KeyboardInterrupt",))]
+    return summary(ends, ends, None).splitlines()[0]
+
+
+@finding(
+    "first",
+    "many_processes 3: the process that was stopped",
+    before="process 0 of 3 failed first, with signal SIGABRT. It ran on a. Its last lines:",
+    test=NAMED,
+)
+def stopped_process():
+    lines = ("JAX distributed service detected fatal errors: (stopped sending heartbeats):", "1", "The tasks")
+    aborted, killed = [End(number, "a", -6, lines) for number in (0, 2)], End(1, "a", -9)
+    return summary([*aborted, killed], aborted, None).splitlines()[0]
+
+
+@finding(
+    "first",
+    "attack 8: sys.exit while the program is imported",
+    before="exit code 6, process 0 of 2 failed first, with exit code 6 (another process was gone).",
+    test="tests/process/test_compare.py"
+    "::test_a_program_that_leaves_while_it_is_imported_ends_the_run_with_its_exit_code",
+)
+def leaving_while_imported():
+    program = """
+        import os, sys, jax.numpy as jnp, meshwright as mw, optax
+        if os.environ["JAX_PROCESS_ID"] == "1":
+            sys.exit(3)
+        experiment = lambda: mw.Experiment(
+            workdir="run", model=lambda key: {"w": jnp.ones(4)}, max_steps=1, optimizer=optax.sgd(0.1),
+            loss=lambda params, batch: (batch["x"] @ params["w"]).mean(),
+            input=mw.Input({"x": jnp.ones((16, 4))}, batch_size=16),
+        )"""
+    Path("leaving.py").write_text(textwrap.dedent(program))
+    train = [sys.executable, "-m", "meshwright", "train", "leaving.py:experiment"]
+    launch = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", *train]
+    ended = subprocess.run(launch, capture_output=True, text=True)
+    named = ended.stderr.partition("meshwright launch: ")[2].partition(" It ran on")[0]
+    return f"exit code {ended.returncode}, {named}"
 
 
 def main() -> None:

@@ -148,9 +148,11 @@ from meshwright import process
 
 process.start()
 me = os.environ["JAX_PROCESS_ID"]
-for act in (lambda: {}["x"] if me == "1" else 0, lambda: open("/not/there") if me == "1" else 0):
+on_all, on_lead = process.on_all, process.on_lead
+acts = (lambda: {}["x"] if me == "1" else 0, lambda: open("/not/there") if me == "1" else 0, lambda: {}["y"])
+for on, act in zip((on_all, on_all, on_lead), acts):
     try:
-        process.on_all(act)
+        on(act)
     except Exception as error:
         print(type(error).__name__, error, flush=True)
 """
@@ -161,3 +163,29 @@ def test_a_user_s_error_keeps_its_type_where_it_was_raised_and_is_told_elsewhere
     assert "[1] KeyError 'x'" in said
     assert "[0] MeshwrightError process 1: KeyError: 'x'" in said
     assert all(f"[{i}] MeshwrightError process 1: FileNotFoundError" in said for i in range(2))
+    assert "[0] KeyError 'y'" in said
+    assert "[1] MeshwrightError process 0: KeyError: 'y'" in said
+
+
+LEAVING = """
+import os, sys
+import jax.numpy as jnp, optax
+import meshwright as mw
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    sys.exit(3)
+
+def experiment():
+    loss = lambda params, batch: (batch["x"] @ params["w"]).mean()
+    return mw.Experiment(workdir="run", model=lambda key: {"w": jnp.ones(4)}, loss=loss, max_steps=2,
+        optimizer=optax.sgd(0.1), input=mw.Input({"x": jnp.ones((8, 4))}, batch_size=8))
+"""
+TRAIN = "import os, sys; from meshwright.cli import main; os.chdir({!r}); sys.exit(main(['train', {!r}]))"
+
+
+@pytest.mark.slow
+def test_a_program_that_leaves_while_it_is_imported_ends_the_run_with_its_exit_code(python, tmp_path):
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    exit_code, said = launched(python, TRAIN.format(str(tmp_path), "leaving.py:experiment"))
+    assert exit_code == 3
+    assert "process 1 of 2 failed first, with exit code 3" in said

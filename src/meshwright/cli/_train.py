@@ -97,7 +97,7 @@ def made(
     from meshwright.experiment import Experiment
 
     process.start()
-    with process.sharing_errors():
+    with process.shared_work(), process.sharing_errors():
         function = load(target)
         if check is not None:
             check(function)

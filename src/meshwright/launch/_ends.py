@@ -27,12 +27,11 @@ from meshwright.errors import (
     EXIT_DIVERGED,
     EXIT_FAILED,
     EXIT_INPUT,
-    EXIT_PEERS,
     EXIT_USAGE,
     MeshwrightError,
 )
 from meshwright.launch._members import End
-from meshwright.launch._summary import causes, code_of, has_failed, summary
+from meshwright.launch._summary import causes, code_of, fails_for_another, has_failed, summary
 from meshwright.lines import print_line
 from meshwright.storage import Directory, ObjectPath, read_each
 
@@ -134,11 +133,11 @@ def _summary(silent: dict[int, str], ended: list[End], total: int, saved: int | 
         number: End(number, f"{host}, which is gone without a word", -signal.SIGKILL)
         for number, host in silent.items()
     }
-    if all(end.exit_code == EXIT_PEERS for end in causes(ended)):
+    if all(fails_for_another(end) for end in causes(ended)):
         ended = [*gone.values(), *ended]
     every |= gone | {end.number: end for end in ended}
     text = summary(list(every.values()), ended, saved, silent="no word of its end")
-    would_repeat = code_of(causes(ended)[0]) in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED)
+    would_repeat = code_of(ended) in (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED)
     if would_repeat:
         follows = "the JobSet ends, as this would happen again. Correct it"
     else:

@@ -211,18 +211,20 @@ def _outcome(leader: Leader, now: float) -> tuple[int, str]:
     """Return the exit code of the generation that has ended, and the summary if it failed."""
     silent = [name for name in leader.members if leader.seen[name].is_gone or _is_lost(leader, name, now)]
     if silent := [name for name in silent if not _has_all_ended(leader, name)]:
-        hosts = ", ".join(sorted(leader.seen[name].status.host for name in silent))
-        return _EXIT_LOST, f"the launcher on {hosts} is gone, or cannot be reached"
-    total = leader.order.num_processes if leader.order else 0
+        lost = ", ".join(sorted(leader.seen[name].status.host for name in silent))
+        return _EXIT_LOST, f"the launcher on {lost} is gone, or cannot be reached"
+    members = leader.order.members if leader.order else ()
+    hosts = [leader.seen[name].status.host for name, count in members for _ in range(count)]
     ends = [
         end for name in leader.members if _has_ended(leader, name) for end in leader.seen[name].status.ended
     ]
-    if failed := causes(ends):
-        ran = {end.number: end for end in ends}
-        every = [ran.get(number) or End(number, "", 0) for number in range(total)]
+    ran = {end.number: end for end in ends}
+    every = [ran.get(number) or End(number, host, 0) for number, host in enumerate(hosts)]
+    killed = [end for end in every if end.number not in ran]
+    if failed := causes(ends, killed):
         is_asked = -failed[0].exit_code == _stop_of(leader)
-        return code_of(failed[0]), "" if is_asked else summary(every, ends, leader.saved)
-    if len(ends) < total:
+        return code_of(ends, killed), "" if is_asked else summary(every, ends, leader.saved)
+    if killed:
         return (
             _EXIT_LOST,
             f"a machine heard nothing of this one for {LEASE_SECONDS:g} s, and killed its processes",

@@ -20,7 +20,7 @@ from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
 from meshwright.launch._local import check_command
 from meshwright.launch._members import End
 from meshwright.launch._process import News
-from meshwright.launch._summary import code_of, has_failed
+from meshwright.launch._summary import has_failed
 from meshwright.launch._supervise import say
 from meshwright.lines import print_line
 from meshwright.storage import ObjectPath, location
@@ -66,7 +66,7 @@ def run_pod(command: Sequence[str], name: str, shared: str | Path) -> int:
             tell(ends, number, total, name)
     except (OSError, MeshwrightError) as error:  # must not hide how the process ended
         say(f"process {number} ended, but the other pods cannot be told: {error}")
-    return code_of(end) if end.exit_code < 0 else end.exit_code
+    return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code
 
 
 def _host(environ: Mapping[str, str]) -> str:

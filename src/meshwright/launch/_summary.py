@@ -12,8 +12,15 @@ from meshwright.launch._process import Outcome
 _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
 """Exit codes after which the other processes end by themselves, and may still be saving."""
 
-_OF_A_PROCESS = re.compile(r"[Ee]rror: process (\d+): ")
-"""Start of an error that another process reported to this one."""
+_OF_A_PROCESS = re.compile(
+    rf"[Ee]rror: process (\d+)(?:: | is gone| has ended| ended with exit code (?!{EXIT_PEERS}\b))"
+)
+"""Start of an error that names the process of which this one has ended. A process that itself ended because
+of another one is not meant."""
+_SILENT = re.compile(r"\(stopped sending heartbeats\):\n((?:.*\d\n)+)")
+"""The numbers of processes that JAX heard nothing of, each at the end of a line."""
+_LEAD_SILENT = "CoordinationService/Heartbeat"
+"""In the last lines of a process that JAX ended as process 0 did not answer."""
 _OF_A_LOST_PEER = re.compile(
     r"JAX distributed service detected fatal errors|coordination service"
     r"|(Gloo|NCCL) .*(closed by peer|reset by peer|Broken pipe|remote process)"
@@ -26,23 +33,33 @@ def has_failed(process: Outcome) -> bool:
     return process.exit_code not in _ORDERLY
 
 
-def causes(ended: Sequence[Outcome]) -> list[Outcome]:
-    """Return the processes that failed for a cause of their own, in the order of their ends.
+def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = ()) -> list[Outcome]:
+    """Return the processes because of which a run has failed, in the order of their ends; none if it has not.
 
     The order alone does not tell which was first: a process that dies closes its connections before the
     launcher can notice its end, so another one that loses the connection may be seen to end before it.
+
+    Args:
+      ended: The processes that ended by themselves, in the order of their ends.
+      silent: Those that did not. One of them is a cause if the others say that they ended because of it.
     """
     failed = [process for process in ended if has_failed(process)]
-    if not failed:
-        return []
-    own = [process for process in failed if not _fails_for_another(process)]
-    left = [process for process in ended if process.exit_code == EXIT_DONE]
-    return own or left or failed
+    if own := [process for process in failed if not fails_for_another(process)]:
+        return own
+    blamed = {number for process in failed for number in _blamed_by(process)}
+    orderly = [process for process in ended if not has_failed(process)]
+    if named := [process for process in (*silent, *orderly, *failed) if process.number in blamed]:
+        return named
+    left = [process for process in orderly if process.exit_code == EXIT_DONE]
+    return (left or failed) if failed else []
 
 
-def code_of(first: Outcome) -> int:
-    """Return the exit code of a launch in which this process failed first: from 1 to 255."""
-    code = first.exit_code if has_failed(first) else EXIT_PEERS
+def code_of(ended: Sequence[Outcome], silent: Sequence[Outcome] = ()) -> int:
+    """Return the exit code of a launch that failed: from 1 to 255. See `causes`."""
+    first = causes(ended, silent)[0]
+    if first in silent:  # it has no code of its own
+        first = next(process for process in ended if has_failed(process))
+    code = EXIT_PEERS if first.exit_code == EXIT_DONE else first.exit_code
     return code if code > 0 else 128 - code
 
 
@@ -61,20 +78,22 @@ def summary(
       saved: Step of the newest checkpoint; None if the launcher knows of none.
       silent: Says what became of the processes that did not end by themselves.
     """
-    first, total = causes(ended)[0], len(processes)
+    others_ended = [process for process in processes if process not in ended]
+    first, total = causes(ended, others_ended)[0], len(processes)
     end = end_text(first.exit_code)
-    what = (
-        f"failed first, with {end}"
-        if has_failed(first)
-        else f"left with {end} while the others were not done"
-    )
+    if first not in ended:
+        what = "did not answer, and the others ended because of it"
+    elif has_failed(first):
+        what = f"failed first, with {end}"
+    else:
+        what = f"left with {end} while the others were not done"
     lines = [
         f"process {first.number} of {total} {what}. It ran on {first.host}. Its last lines:",
         *(f"  {line}" for line in first.last_lines or ["(none)"]),
     ]
     others = defaultdict(list)
     for process in processes:
-        if process is not first:
+        if process is not first or process not in ended:
             end = end_text(process.exit_code) if process in ended else silent
             others[end].append(process.number)
     lines += [f"process {ranges(numbers, total)}: {end}" for end, numbers in others.items()]
@@ -83,15 +102,20 @@ def summary(
     return "\n  ".join(lines)
 
 
-def _fails_for_another(process: Outcome) -> bool:
+def fails_for_another(process: Outcome) -> bool:
     """Return whether the exit code or the last lines say that it ended because another process failed."""
-    if process.exit_code == EXIT_PEERS:
-        return True
-    failed = (_OF_A_PROCESS.search(line) for line in process.last_lines)
-    if any(found and int(found[1]) != process.number for found in failed):
+    if process.exit_code == EXIT_PEERS or _blamed_by(process):
         return True
     is_told = any(_OF_A_LOST_PEER.search(line) for line in process.last_lines)
     return process.exit_code in (-signal.SIGABRT, EXIT_FAILED) and is_told
+
+
+def _blamed_by(process: Outcome) -> set[int]:
+    """Return the other processes of which this one says that it ended because of them."""
+    text = "\n".join(process.last_lines)
+    lost = [0] if _LEAD_SILENT in text and not _SILENT.search(text) else []
+    silent = [number for block in _SILENT.findall(text) for number in re.findall(r"\d+$", block, re.M)]
+    return {int(number) for number in (*lost, *silent, *_OF_A_PROCESS.findall(text))} - {process.number}
 
 
 def end_text(exit_code: int) -> str:

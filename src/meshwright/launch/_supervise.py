@@ -48,6 +48,11 @@ class Attempt:
     saved: int | None
     """Step of the newest checkpoint of all attempts; None if there is none."""
 
+    @property
+    def silent(self) -> list[Process]:
+        """The processes that did not end by themselves."""
+        return [process for process in self.processes if process not in self.ended]
+
 
 @dataclass(frozen=True)
 class Grace:
@@ -189,12 +194,12 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
     """Print what went wrong, if anything did, and return the exit code for all."""
     if len(received) > 1:
         return 128 + received[-1]
-    if failed := causes(attempt.ended):
+    if failed := causes(attempt.ended, attempt.silent):
         if -failed[0].exit_code not in received:
             say(_summary_of(attempt))
-        return code_of(failed[0])
-    if killed := [process.number for process in attempt.processes if process not in attempt.ended]:
-        numbers = ranges(killed, len(attempt.processes))
+        return code_of(attempt.ended, attempt.silent)
+    if attempt.silent:
+        numbers = ranges((process.number for process in attempt.silent), len(attempt.processes))
         say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
         return 128 + signal.SIGTERM
     codes = [process.exit_code for process in attempt.processes]
@@ -208,7 +213,9 @@ def _summary_of(attempt: Attempt) -> str:
 def _number_left(attempt: Attempt, min_processes: int | None) -> int:
     """Return the number of processes of the next attempt."""
     total = len(attempt.processes)
-    return total if min_processes is None else max(min_processes, total - len(causes(attempt.ended)))
+    left = total - len(causes(attempt.ended, attempt.silent))
+    # If all failed alike, it was not for one of their machines.
+    return total if min_processes is None or left == 0 else max(min_processes, left)
 
 
 def say(text: str) -> None:

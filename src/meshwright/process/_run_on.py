@@ -15,7 +15,8 @@ T = TypeVar("T")
 def on_lead(act: Callable[[], T]) -> T:
     """Call a function on process 0; return its result, or raise its error, on every process. Collective.
 
-    An error of a user's function is raised unchanged on process 0, and as a `MeshwrightError` on the others.
+    An error of a user's function is raised unchanged on process 0, and as a `MeshwrightError` that names
+    process 0 on the others.
     An `OSError` becomes a `MeshwrightError` on all processes.
 
     Args:
@@ -30,7 +31,9 @@ def on_lead(act: Callable[[], T]) -> T:
         return answer["result"]
     if error is not None and _is_users(error):
         raise error
-    raise error_of(answer) from error
+    # The launcher takes an error that names another process for that one's. Errors of ours are equal on all.
+    is_others = not is_lead() and answer["kind"] == MeshwrightError.__name__
+    raise error_of(answer, 0 if is_others else None) from error
 
 
 def on_all(act: Callable[[], T]) -> T:
