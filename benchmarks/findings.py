@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import json
 import logging
@@ -1142,6 +1143,19 @@ def leaving_while_imported():
     ended = subprocess.run(launch, capture_output=True, text=True)
     named = ended.stderr.partition("meshwright launch: ")[2].partition(" It ran on")[0]
     return f"exit code {ended.returncode}, {named}"
+
+
+@finding(
+    "first",
+    "many_processes 3: the order by default",
+    before="told of a stopped process after 30 s, aborted by JAX after 15 to 30 s",
+    test="tests/board/test_board.py"
+    "::test_by_default_a_run_says_which_process_is_stopped_before_jax_ends_the_others",
+)
+def order_by_default():
+    timeout = inspect.signature(mw.process.start).parameters["heartbeat_timeout_seconds"].default
+    told = f"told of a stopped process after {mw.Watchdog().shortest_seconds:g} s"
+    return f"{told}, aborted by JAX after {timeout / 2:g} to {timeout} s"
 
 
 def main() -> None:

@@ -176,6 +176,25 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", …" if names[most:] else "")
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in order as one text, those that follow each other as a range.
+
+    Args:
+      numbers: The numbers, such as those of processes.
+
+    Example:
+      >>> mw.errors.ranges({9, 3, 4, 5})
+      '3-5, 9'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name that a mistyped one was probably meant to be, or None.
 

@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import gc
+import inspect
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -15,7 +17,16 @@ import pytest
 
 import meshwright as mw
 from eventually import eventually
-from meshwright.board import Entry, LookOut, board_directory, look, read_entries, verdict, write_entry
+from meshwright.board import (
+    Entry,
+    LookOut,
+    blamed,
+    board_directory,
+    look,
+    read_entries,
+    verdict,
+    write_entry,
+)
 from meshwright.board._entry import birth_of, namespace
 from meshwright.board._look import compared
 from meshwright.cli import main
@@ -83,6 +94,7 @@ def test_a_process_that_stands_in_its_own_code_is_the_one_that_the_others_wait_f
     rows = verdict(found).splitlines()
     assert rows[1].split()[:4] == ["1", "stands", "input", "41"]
     assert rows[2].startswith("0, 2     waits")
+    assert blamed(found) == [1]
 
 
 def test_a_process_that_tells_nothing_more_does_not_answer():
@@ -103,10 +115,12 @@ def test_processes_that_wait_in_different_places_take_different_branches():
     found = seen({}, {}, {"where": "/home/me/train.py:33 in when", "step": 40})
     assert last(found).startswith("All wait, but process 2 waits elsewhere, in the phase step, at /home/me/")
     assert last(found).endswith("Some are after step 40, others after step 41.")
+    assert blamed(found) == [2]
 
 
 def test_processes_that_all_wait_in_one_place_wait_for_a_device():
     assert "a device or a collective operation does not end" in last(seen({}, {}, {}))
+    assert blamed(seen({}, {}, {})) == []
 
 
 def test_a_run_that_goes_on_is_said_to():
@@ -259,6 +273,35 @@ def test_a_process_that_stands_still_says_where_all_stand(tmp_path, capfd, quick
     assert "Process 0 stands in the phase step, at" in told
     assert told.count("stands still") == 1
     assert not (tmp_path / "board").exists()
+
+
+def test_a_process_is_ended_after_its_look_at_the_others_and_says_for_which_one_it_waited(
+    tmp_path, capfd, quick, monkeypatch
+):
+    clock, go_on, codes = PhaseClock(), threading.Event(), []
+
+    def looking(directory):
+        go_on.wait(60)
+        return seen({}, STANDING, {})
+
+    monkeypatch.setattr("meshwright.train._on_board.look", looking)
+    monkeypatch.setattr("os._exit", codes.append)
+    with on_board(tmp_path / "board", clock, 0.05, kill=True):
+        stepping(clock)
+        eventually(lambda: read_entries(tmp_path / "board"))
+        eventually(lambda: read_entries(tmp_path / "board")[0].still_seconds > 0.3)
+        assert codes == []
+        go_on.set()
+        eventually(lambda: codes)
+    assert set(codes) == {EXIT_HUNG}
+    assert "error: process 1: it stands still, and this process waits for it" in capfd.readouterr().err
+
+
+def test_by_default_a_run_says_which_process_is_stopped_before_jax_ends_the_others():
+    timeout = inspect.signature(mw.process.start).parameters["heartbeat_timeout_seconds"].default
+    within_seconds = 10  # docs/how-to/debugging.md
+    # Counted from the last heartbeat, of which JAX sends two in this time.
+    assert mw.Watchdog().shortest_seconds + within_seconds < timeout / 2
 
 
 def test_nothing_is_said_of_a_run_that_goes_on_nor_of_a_phase_whose_time_is_not_known(tmp_path, capfd, quick):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from eventually import eventually
 from launched import by_process
-from meshwright.launch._output import Lines, Output, ranges
+from meshwright.launch._output import Lines, Output, numbers_text
 
 
 def test_equal_lines_of_many_processes_are_shown_once():
@@ -70,7 +70,7 @@ def test_the_lines_of_each_process_stay_in_their_order(written):
 
 @given(st.sets(st.integers(0, 30)))
 def test_few_ranges_are_written_out_and_many_are_counted(numbers):
-    text = ranges(numbers, 31)
+    text = numbers_text(numbers, 31)
     if text.endswith(" of 31"):
         assert int(text.split()[0]) == len(numbers)
         return

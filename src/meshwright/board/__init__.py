@@ -17,7 +17,7 @@ from meshwright.board._slow import (
     SlowPeers,
     slow_processes,
 )
-from meshwright.board._verdict import verdict
+from meshwright.board._verdict import blamed, verdict
 
 __all__ = [
     "INPUT_SECONDS",
@@ -29,6 +29,7 @@ __all__ = [
     "Seen",
     "Slow",
     "SlowPeers",
+    "blamed",
     "board_directory",
     "here",
     "look",

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from meshwright.board._look import GONE, LEFT, MUTE, STANDS, STOPPED, WAITS, WORKS, Seen
+from meshwright.errors import ranges
 from meshwright.tables import aligned
 
 _HEADS = ("process", "state", "phase", "after step", "for", "where")
@@ -24,7 +25,7 @@ def verdict(seen: Sequence[Seen], *, width: int | None = None) -> str:
     for each in sorted(seen, key=lambda each: (_ORDER.index(each.state), each.process)):
         groups.setdefault(_cells(each), []).append(each)
     for (state, phase, step, where), found in list(groups.items())[:_MOST_ROWS]:
-        rows.append((_numbers([each.process for each in found]), state, phase, step, _longest(found), where))
+        rows.append((ranges([each.process for each in found]), state, phase, step, _longest(found), where))
     left_out = [f"and {len(groups) - _MOST_ROWS} rows more"] if len(groups) > _MOST_ROWS else []
     return "\n".join([*aligned(rows, right=(3, 4), width=width), *left_out, sentence(seen)])
 
@@ -59,12 +60,9 @@ def _of_a_store(stands: Sequence[Seen]) -> str:
 
 def _of_waiting(waiting: Sequence[Seen]) -> str:
     """Return the sentence for processes all of which wait."""
-    places = Counter(_place(each) for each in waiting)
-    if len(places) < 2:
+    if not (odd := _elsewhere(waiting)):
         where = _place_of(waiting)
         return f"All wait in the same place,{where}: a device or a collective operation does not end."
-    usual, _ = places.most_common(1)[0]
-    odd = [each for each in waiting if _place(each) != usual]
     steps = {each.entry.step or 0 for each in waiting if each.entry is not None}
     behind = f" Some are after step {min(steps)}, others after step {max(steps)}." if len(steps) > 1 else ""
     who = _say(odd, "waits", "wait").lower()
@@ -72,6 +70,25 @@ def _of_waiting(waiting: Sequence[Seen]) -> str:
         f"All wait, but {who} elsewhere,{_place_of(odd)}. If it takes a branch "
         f"that the others do not take, or its data end earlier, they wait for each other for ever.{behind}"
     )
+
+
+def blamed(seen: Sequence[Seen]) -> list[int]:
+    """Return the numbers of the processes that the sentence names, for which others wait; none if all wait in
+    one place.
+
+    Args:
+      seen: What each process does, as `look` returns it.
+    """
+    waiting = [each for each in seen if each.state == WAITS]
+    first = min((each.state for each in seen), key=_ORDER.index, default=WAITS)
+    named = _elsewhere(waiting) if first == WAITS else [each for each in seen if each.state == first]
+    return [each.process for each in named] if waiting else []
+
+
+def _elsewhere(waiting: Sequence[Seen]) -> list[Seen]:
+    """Return those of some processes that wait in another place than most."""
+    places = Counter(_place(each) for each in waiting)
+    return [each for each in waiting if _place(each) != places.most_common(1)[0][0]]
 
 
 _ORDER = (GONE, STOPPED, MUTE, STANDS, LEFT, WORKS, WAITS)
@@ -99,7 +116,7 @@ def _place(seen: Seen) -> tuple[str, str, int | None]:
 
 def _say(seen: Sequence[Seen], one: str, many: str) -> str:
     """Return the beginning of a sentence about some processes, with the verb for one of them or for many."""
-    numbers = _numbers([each.process for each in seen])
+    numbers = ranges([each.process for each in seen])
     return f"Process {numbers} {one}" if len(seen) == 1 else f"Processes {numbers} {many}"
 
 
@@ -117,14 +134,3 @@ def _let_go_on(seen: Sequence[Seen]) -> str:
     return "; ".join(
         f"`kill -CONT {each.entry.pid}` on {each.entry.host}" for each in seen[:4] if each.entry is not None
     )
-
-
-def _numbers(processes: Sequence[int]) -> str:
-    """Return numbers as text: `0-3, 7`."""
-    found: list[list[int]] = []
-    for number in sorted(processes):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found)

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
+from meshwright.errors import ranges
+
 _WAIT_SECONDS = 0.1
 """Longest time for which a line waits for equal lines of other processes."""
 _MOST_RANGES = 3
@@ -70,7 +72,7 @@ class Output:
             for processes, (line, out) in lines.merged():
                 # Keep reading even if our own output is closed: a full pipe would block the processes.
                 with contextlib.suppress(OSError, ValueError):
-                    out.write(f"[{ranges(processes, self._num_processes)}] {line}\n")
+                    out.write(f"[{numbers_text(processes, self._num_processes)}] {line}\n")
             for out in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
                     out.flush()
@@ -111,23 +113,17 @@ class Lines:
 
 def shown(line: str) -> str | None:
     """Return a line as it is shown on the screen; None if it is not."""
-    return None if _UNSHOWN.match(line) else _STAMP.sub(r"\1 ", line)
+    return None if _UNSHOWN.match(line) else _STAMP.sub(r"\1 ", line).rstrip()
 
 
-def ranges(numbers: Iterable[int], total: int) -> str:
+def numbers_text(numbers: Iterable[int], total: int) -> str:
     """Return numbers of processes as text: `0-3, 7`; or how many they are, if that is too long.
 
     Example:
-      >>> from meshwright.launch._output import ranges
-      >>> ranges([7, 0, 1, 2, 3], total=8), ranges(range(0, 10, 2), total=10)
+      >>> from meshwright.launch._output import numbers_text
+      >>> numbers_text([7, 0, 1, 2, 3], total=8), numbers_text(range(0, 10, 2), total=10)
       ('0-3, 7', '5 of 10')
     """
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    if len(found) > _MOST_RANGES:
-        return f"{sum(last - first + 1 for first, last in found)} of {total}"
-    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
+    numbers = list(numbers)
+    text = ranges(numbers)
+    return f"{len(numbers)} of {total}" if text.count(",") >= _MOST_RANGES else text

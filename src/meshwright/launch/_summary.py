@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, EXIT_PEERS
-from meshwright.launch._output import ranges
+from meshwright.launch._output import numbers_text
 from meshwright.launch._process import Outcome
 
 _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
@@ -96,7 +96,7 @@ def summary(
         if process is not first or process not in ended:
             end = end_text(process.exit_code) if process in ended else silent
             others[end].append(process.number)
-    lines += [f"process {ranges(numbers, total)}: {end}" for end, numbers in others.items()]
+    lines += [f"process {numbers_text(numbers, total)}: {end}" for end, numbers in others.items()]
     if saved is not None:
         lines.append(f"the newest checkpoint is of step {saved}")
     return "\n  ".join(lines)

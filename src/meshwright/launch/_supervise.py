@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from meshwright.errors import UsageError
-from meshwright.launch._output import Output, ranges
+from meshwright.launch._output import Output, numbers_text
 from meshwright.launch._process import News, Place, Process
 from meshwright.launch._restarts import Restarts
 from meshwright.launch._summary import causes, code_of, has_failed, summary
@@ -199,7 +199,7 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
             say(_summary_of(attempt))
         return code_of(attempt.ended, attempt.silent)
     if attempt.silent:
-        numbers = ranges((process.number for process in attempt.silent), len(attempt.processes))
+        numbers = numbers_text((process.number for process in attempt.silent), len(attempt.processes))
         say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
         return 128 + signal.SIGTERM
     codes = [process.exit_code for process in attempt.processes]

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshwright.process._sockets import ranges
+from meshwright.errors import ranges
 
 Lines = Mapping[str, str]
 """The text of a process: settings by dotted path, or the lines of a program by `line 1`, `line 2`, …."""

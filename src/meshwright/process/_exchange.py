@@ -19,12 +19,11 @@ from typing import Any, Protocol
 
 import jax
 
-from meshwright.errors import PeersError
+from meshwright.errors import PeersError, ranges
 from meshwright.lines import print_line
 from meshwright.process._agree import gather
 from meshwright.process._connections import Connections
 from meshwright.process._failures import Failure, error_of, failure_of
-from meshwright.process._sockets import ranges
 
 _LEAD_NOTICE_AFTER_SECONDS = 10
 _OTHERS_NOTICE_AFTER_SECONDS = 30

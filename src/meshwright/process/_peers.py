@@ -63,12 +63,15 @@ def watch_peers(connections: Connections) -> "Watch":
     return watch
 
 
-def announce_exit(exit_code: int) -> None:
+def announce_exit(exit_code: int, *why: str) -> None:
     """Tell the other processes that this one has failed and ends now. Then they end, too.
 
     Args:
       exit_code: The exit code with which this process ends.
+      why: Lines to print before, if nothing else says why it ends.
     """
+    for line in why:
+        _print(line)
     if member.watch:
         member.watch.over = True
         member.watch.send({"left": exit_code})

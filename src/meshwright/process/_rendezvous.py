@@ -17,10 +17,10 @@ import socket
 import sys
 import time
 
-from meshwright.errors import PeersError
+from meshwright.errors import PeersError, ranges
 from meshwright.process._connections import Connections
 from meshwright.process._exchange import LeadExchange, PeerExchange
-from meshwright.process._sockets import LINE_SECONDS, connect, ranges, read_line, send_line, split_address
+from meshwright.process._sockets import LINE_SECONDS, connect, read_line, send_line, split_address
 
 _NOTICE_AFTER_SECONDS = 10
 _RETRY_SECONDS = 0.2

@@ -53,14 +53,3 @@ def stay_connected(peer: socket.socket) -> None:
     for name, value in _KEEP_ALIVE.items():
         if hasattr(socket, name):  # some systems lack some of them
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Write {3, 4, 5, 9} as `3-5, 9`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)

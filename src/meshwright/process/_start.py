@@ -34,7 +34,7 @@ def start(
     process_id: int | None = None,
     local_device_ids: Sequence[int] | None = None,
     timeout_seconds: float = 300,
-    heartbeat_timeout_seconds: int = 30,
+    heartbeat_timeout_seconds: int = 100,
 ) -> Cluster:
     """Join the other processes of the run, and return the description of all. Collective.
 
@@ -50,7 +50,7 @@ def start(
       timeout_seconds: The most seconds between the start of the first process and the start of the last.
       heartbeat_timeout_seconds: If JAX gets no heartbeat from a process for this time, it aborts all others.
         This is for machines and networks that fail. A process that ends is noticed at once, and the others
-        end with exit code 6.
+        end with exit code 6. Half of this time is more than a run needs to say which process stands still.
 
     Raises:
       UsageError: The values are incomplete, a device was used before, or the processes have different

@@ -18,7 +18,7 @@ import jax
 
 import meshwright
 from meshwright import process
-from meshwright.board import Entry, here, look, verdict, write_entry
+from meshwright.board import Entry, blamed, here, look, verdict, write_entry
 from meshwright.errors import EXIT_HUNG
 from meshwright.lines import print_line
 from meshwright.train._phase_clock import END, SAVE, PhaseClock
@@ -32,6 +32,8 @@ _BEATS = 5
 _PROCESSES_A_SECOND = 50
 """The number of processes that may write in a second, so as not to burden a shared file system."""
 _LONGEST_BEAT_SECONDS = 10.0
+_LOOK_SECONDS = 30.0
+"""The longest time to look where the others stand: some seconds, but a shared disk may not answer."""
 _SAVING = ("checkpoint",)
 """The names of threads of our own that are told when the main thread waits for them, begin so."""
 _OURS = f"{Path(meshwright.__file__ or '').parent}{os.sep}"
@@ -60,7 +62,7 @@ def on_board(
       shortest_seconds: The shortest time without progress that counts as unusual.
       first_seconds: The shortest such time in what happens for the first time.
       kill: If True, a process that then stands still for as long again is ended with exit code 5, but not
-        while it looks where the others stand; at the latest, after three times that time.
+        while it looks where the others stand; at the latest, after three times that time or 30 seconds.
       readings: Returns what this machine tells, to be told on the board, too.
     """
     try:
@@ -75,9 +77,7 @@ def on_board(
     finally:
         teller.over.set()
         thread.join()
-        with contextlib.suppress(OSError):
-            (directory / f"process-{teller.number:05}.json").unlink(missing_ok=True)
-            directory.rmdir()  # the last process can
+        teller.leave()
 
 
 class _Teller:
@@ -93,6 +93,7 @@ class _Teller:
         self.number, self._num_processes = jax.process_index(), jax.process_count()
         self._directory, self._clock, self._readings = directory, clock, readings
         self._limits, self._kill = seconds, kill
+        self._blamed: list[int] = []
         self._main = threading.get_ident()
         beat = self._num_processes / _PROCESSES_A_SECOND
         self._beat_seconds = min(_LONGEST_BEAT_SECONDS, max(min(_BEAT_SECONDS, min(seconds) / _BEATS), beat))
@@ -113,15 +114,28 @@ class _Teller:
             if still > (told + 1) * limit:
                 told += 1
                 if told == 1:
+                    self._blamed = []
                     report = threading.Thread(target=self._report, args=(turns, limit), daemon=True)
                     report.start()
-                elif self._kill and (told > 2 or not report.is_alive()):  # to look takes some seconds
-                    process.announce_exit(EXIT_HUNG)
-                    os._exit(EXIT_HUNG)
+                elif self._kill and (not report.is_alive() or still > max(2 * limit, _LOOK_SECONDS) + limit):
+                    self._end()
             if self.over.wait(self._beat_seconds):
                 return
             still += min(time.monotonic() - before, 2 * self._beat_seconds)
             beat += 1
+
+    def leave(self) -> None:
+        """Remove the entry, and the board with the last one: who leaves is not gone without a word."""
+        with contextlib.suppress(OSError):
+            (self._directory / f"process-{self.number:05}.json").unlink(missing_ok=True)
+            self._directory.rmdir()
+
+    def _end(self) -> None:
+        self.leave()
+        others = [] if self.number in self._blamed else self._blamed[:1]
+        why = [f"error: process {other}: it stands still, and this process waits for it" for other in others]
+        process.announce_exit(EXIT_HUNG, *why)
+        os._exit(EXIT_HUNG)
 
     def _write(self, beat: int, still: float, limit: float) -> None:
         host, pid, born, namespace = here()
@@ -179,6 +193,7 @@ class _Teller:
         why = f"longer than {limit:.0f} s, {usual} in the phase {self._clock.phase}."
         head = f"process {self.number} stands still for {why}"
         said = f"{head}{threat}\n{verdict(seen)}"
+        self._blamed = blamed(seen)
         with contextlib.suppress(ValueError, OSError):
             print_line(f"meshwright: {said}", sys.stderr)
         if log.hasHandlers():
