@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import itertools
 import json
 import logging
 import os
@@ -20,11 +21,13 @@ import sys
 import tarfile
 import tempfile
 import textwrap
+import threading
 import unittest.mock
 import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -43,6 +46,7 @@ from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
 from meshwright.launch._summary import summary
 from meshwright.models import decoder
+from meshwright.storage import _settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1156,6 +1160,80 @@ def order_by_default():
     timeout = inspect.signature(mw.process.start).parameters["heartbeat_timeout_seconds"].default
     told = f"told of a stopped process after {mw.Watchdog().shortest_seconds:g} s"
     return f"{told}, aborted by JAX after {timeout / 2:g} to {timeout} s"
+# --- stores that are away for a while
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler, int], None]):
+    """Answer the GET and HEAD requests to a bucket of S3 by a function of the request and its number."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            answer(self, next(numbers))
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    numbers = itertools.count()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        keys = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "name", "AWS_SECRET_ACCESS_KEY": "secret key"}
+        with unittest.mock.patch.dict(os.environ, keys):
+            yield
+        server.shutdown()
+
+
+@finding(
+    "patience",
+    "attack 3: a store that is away for more than 13 requests",
+    before="MeshwrightError: cannot look for s3://bucket/run: HTTP 503 Service Unavailable",
+    test="tests/checkpoint/test_store_faults.py::test_a_store_may_be_away_for_three_minutes",
+)
+def a_store_that_is_away():
+    def away(request, number):
+        request.send_response(503 if number < 20 else 404)
+        request.end_headers()
+
+    shorter = {"first": 0.001, "longest": 0.002}  # pauses, in seconds
+    with answering(away), unittest.mock.patch.dict(_settings.PATIENCE, shorter):
+        return f"is there: {mw.storage.location('s3://bucket/run').is_file()}"
+
+
+@finding(
+    "patience",
+    "attack 3: a listing that is cut off once",
+    before="MeshwrightError: cannot list s3://bucket/run: Error getting list response body: HTTP error: "
+    "request or response body error",
+    test="tests/checkpoint/test_store_faults.py::test_a_listing_that_is_cut_off_is_asked_for_again",
+)
+def a_listing_that_is_cut_off():
+    content = b"<ListBucketResult><Name>bucket</Name></ListBucketResult>"
+
+    def cut_once(request, number):
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content if number else content[:9])
+
+    with answering(cut_once):
+        return f"holds {mw.storage.location('s3://bucket/run').below()}"
+
+
+@finding(
+    "patience",
+    "attack 3: an old checkpoint that cannot be removed at once",
+    before="MeshwrightError: the save of step 2 failed:",
+    test="tests/checkpoint/test_store_faults.py"
+    "::test_old_checkpoints_that_cannot_be_removed_are_removed_later",
+)
+def an_old_checkpoint_that_stays():
+    effects = itertools.chain([OSError("the disk is away")], itertools.repeat(None))
+    with unittest.mock.patch("shutil.rmtree", side_effect=effects):
+        outcome = run(max_steps=3, save=mw.Save(when=1, keep=1))
+    return f"the run ends at step {outcome.step}"
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """Saves and restores while requests to an S3 server fail, are slow, or are lost on their way."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import DamagedError, MeshwrightError
 from meshwright.formats import open_source, verify
-from meshwright.storage import _settings
+from meshwright.storage import _settings, location
 from storage.stores import objects
 
 STATE = {"x": np.arange(10_000), "y": np.float32([1, np.nan, -0.0])}
@@ -48,6 +50,70 @@ def test_a_connection_that_stands_still_is_given_up_and_asked_again(
     with Checkpoints(s3_run) as checkpoints:
         checkpoints.save(1, STATE)
     assert same_bytes(restore(open_source(s3_run), STATE), STATE)
+
+
+def outage(seconds, fault):
+    """Return a fault that befalls all requests from the first on, for some seconds."""
+    ends = []
+
+    def away(request):
+        ends.extend([time.monotonic() + seconds] * (not ends))
+        return fault if time.monotonic() < ends[0] else None
+
+    return away
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fault"),
+    [
+        pytest.param(3, 503, marks=pytest.mark.slow),
+        *(
+            pytest.param(seconds, fault, marks=pytest.mark.nightly)
+            for seconds in (30, 120)
+            for fault in (503, "drop")
+        ),
+    ],
+)
+def test_a_store_may_be_away_for_three_minutes(s3_faults, s3_run, same_bytes, caplog, seconds, fault):
+    with Checkpoints(s3_run, keep=last(1)) as checkpoints:
+        for step in (1, 2):
+            s3_faults.fault = outage(seconds, fault)
+            checkpoints.save(step, STATE)
+            checkpoints.wait()
+        s3_faults.fault = outage(seconds, fault)
+        restored = checkpoints.resume(STATE, None, otherwise=pytest.fail)
+    assert same_bytes(restored, STATE)
+    assert sorted(checkpoints.scores_by_step()) == [2]
+    assert not caplog.text
+
+
+def test_the_time_of_all_tries_ends_before_their_number():
+    patience = _settings.PATIENCE
+    shortest_pauses = patience["max_retries"] * patience["first"]
+    assert shortest_pauses >= patience["seconds"] == 180
+
+
+@pytest.mark.parametrize("listing", ["iterdir", "below"])
+def test_a_listing_that_is_cut_off_is_asked_for_again(s3_faults, s3_run, listing):
+    path = location(s3_run)
+    (path / "a").put(b"content")
+    first = s3_faults.requests
+    s3_faults.fault = lambda request: "cut" if request.number <= first + 2 else None
+    assert [str(key).rpartition("/")[2] for key in getattr(path, listing)()] == ["a"]
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_removed_later(s3_faults, s3_run, impatient, caplog):
+    with Checkpoints(s3_run, keep=last(1)) as checkpoints:
+        checkpoints.save(1, STATE)
+        checkpoints.wait()
+        s3_faults.fault = to("POST", "?delete", 503)
+        for step in (2, 3):
+            checkpoints.save(step, STATE)
+            checkpoints.wait()
+        assert "step 2 is saved, but older checkpoints could not be removed" in caplog.text
+        assert sorted(checkpoints.scores_by_step()) == [1, 2, 3]
+        s3_faults.fault = lambda request: None
+    assert sorted(checkpoints.scores_by_step()) == [3]  # removed when the run ends
 
 
 @pytest.mark.parametrize("status", [409, 412, "after 409", "after 412"])

@@ -360,3 +360,9 @@ def test_a_model_is_traced_for_its_outline_and_for_its_arrays_and_no_more(tmp_pa
     model = lambda key: traced.append(key) or init(key)
     mw.run(experiment(tmp_path, model=model, max_steps=1))
     assert len(traced) == 2
+
+
+def test_a_finished_run_removes_what_a_killed_attempt_left(tmp_path):
+    mw.run(experiment(tmp_path, save=mw.Save(when=4, keep=mw.checkpoint.everything)))
+    mw.run(experiment(tmp_path, save=mw.Save(when=4, keep=1)))
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_00000010"]

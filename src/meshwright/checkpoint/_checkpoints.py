@@ -114,13 +114,17 @@ class Checkpoints(Saved):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Wait for the save in flight; after an error, only for this process's part of it."""
         try:
-            self._session.leave(error)
+            self._session.leave(error, self._remove_owed)
         except BaseException as failed:
             error = failed
             raise
         finally:
             if self.tier:
                 self.tier.close(error)
+
+    def _remove_owed(self) -> None:
+        if self.is_removal_owed and (latest := self.latest()) is not None:
+            self._remove_old(just_saved=latest)
 
     def has_any(self) -> bool:
         """Return whether there is a checkpoint, on disk or in the memory of this host. Not collective."""
@@ -184,7 +188,7 @@ class Checkpoints(Saved):
         """Wait until the save in flight, if any, is complete.
 
         Raises:
-          MeshwrightError: It failed on some process, or old checkpoints could not be removed.
+          MeshwrightError: It failed on some process, or the policy did.
         """
         self.longest_save_seconds = max(self.longest_save_seconds, self._session.wait())
 

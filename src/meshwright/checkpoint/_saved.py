@@ -1,5 +1,6 @@
 """The saved checkpoints of a directory: the form in which states are saved, their scores, and retention."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from meshwright.process import on_all
 from meshwright.storage import Directory, location
 from meshwright.when import Scores
 
+log = logging.getLogger("meshwright")
 T = TypeVar("T")
 
 
@@ -43,6 +45,8 @@ class Saved:
         self.keep = keep
         self._cast, self._names = cast, names
         self._scores: dict[int, Scores] = {}
+        self.is_removal_owed = False
+        """Whether old checkpoints may still be there, on process 0: leaving the directory removes them."""
 
     @property
     def keep(self) -> Keep:
@@ -148,12 +152,21 @@ class Saved:
             ) from None
 
     def _remove_old(self, *, just_saved: int) -> None:
-        """Remove the checkpoints that the policy does not keep and that are not pinned."""
+        """Remove the checkpoints that the policy does not keep and that are not pinned.
+
+        What the disk or the store does not remove is a warning, and is tried again in the next call.
+        """
+        message = f"step {just_saved} is saved, but older checkpoints could not be removed"
         try:
-            found = self.scores_by_step()
-            kept = self.keep(found) | {just_saved, max(found)}
-            for step in sorted(found.keys() - kept):
+            if self.is_removal_owed:
+                _directory.remove_temporaries(self.directory)
+            scores = self.scores_by_step()
+            kept = self.keep(scores) | {just_saved, max(scores)}
+            for step in sorted(scores.keys() - kept):
                 _directory.remove_step(self.directory, step)
-        except Exception as error:
-            said = f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
-            raise MeshwrightError(said) from error
+            self.is_removal_owed = False
+        except (OSError, MeshwrightError) as error:
+            self.is_removal_owed = True
+            log.warning(f"{message}: {error}. It is tried again after the next save, or at the end.")
+        except Exception as error:  # of the policy, which is the user's
+            raise MeshwrightError(f"{message}: {error}") from error

@@ -1,6 +1,6 @@
 """A directory of checkpoints, while it is open for saving: its lock, a thread, and the save in flight."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -72,11 +72,12 @@ class Session:
             raise MeshwrightError(f"the save of step {saving.step} failed:\n  {failure}") from saving.error()
         return saving.seconds()
 
-    def leave(self, error: BaseException | None) -> None:
-        """Wait for the save in flight; after an error, only for this process's part of it."""
+    def leave(self, error: BaseException | None, last: Callable[[], None]) -> None:
+        """Wait for the save in flight, and call `last`; after an error, only wait for this process's part."""
         try:
             if error is None:
                 self.wait()
+                last()
         except BaseException as failed:  # another process may be gone
             self._join(failed)
             raise

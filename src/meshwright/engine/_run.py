@@ -113,6 +113,8 @@ def _attempt(
         stop = _stopping(settings, opened, evaluate)
         if (reason := _why_over(training, stop, first)) and not (is_resumed and evaluate.has_missing(first)):
             say(f"  {reason}")
+            if checkpoints is not None:  # an attempt that was killed may have left some
+                checkpoints.is_removal_owed = process.is_lead()
             scores = {**evaluate.newest, **(checkpoints.scores() if checkpoints else {})}
             return Outcome(first, scores, 0.0, state)
         _tell(opened, training, first, is_resumed=is_resumed)

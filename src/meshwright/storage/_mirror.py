@@ -14,8 +14,8 @@ from meshwright.storage._path import ObjectPath
 
 PUT_SECONDS = 30
 """Seconds between two uploads."""
-RETRY_SECONDS = (1, 2, 4, 8)
-"""Seconds to wait before each further try of the last upload."""
+RETRY_SECONDS = (1, 2, 4, 8, 15, 30, 60, 60)
+"""Seconds to wait before each further try of the last upload: three minutes, as for other requests."""
 _UNFINISHED = (".part", ".tmp")
 
 Stamp = tuple[int, int]

@@ -1,15 +1,19 @@
 """A bucket of an object store, through obstore, which `meshwright[remote]` installs."""
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from meshwright.storage._s3_listing import S3Listing
 from meshwright.storage._store import Entry
 
 _MULTIPART = {"chunk_size": 1 << 24, "max_concurrency": 4}
 """Larger objects are sent in parts. A part that fails is sent again, the others are not."""
+_CUT_SECONDS = (0.1, 0.4, 1.6, 6.4)
+"""The pauses before a listing whose answer was cut off is asked for again, which obstore does not do."""
+T = TypeVar("T")
 
 
 class Obstore:
@@ -29,17 +33,28 @@ class Obstore:
 
     def below(self, key: str) -> list[Entry]:
         try:
-            found = [each for some in self._obstore.list(self._store, key or None) for each in some]
+            found = self._whole(lambda: self._obstore.list(self._store, key or None).collect())
         except self._errors.InvalidPathError as error:
             return self._leniently(error, key, "")[0]
         return _entries(found, key)
 
     def children(self, key: str) -> tuple[list[Entry], list[str]]:
         try:
-            found = self._obstore.list_with_delimiter(self._store, key or None)
+            found = self._whole(lambda: self._obstore.list_with_delimiter(self._store, key or None))
         except self._errors.InvalidPathError as error:
             return self._leniently(error, key, "/")
         return _entries(found["objects"], key), list(found["common_prefixes"])
+
+    def _whole(self, ask: Callable[[], T]) -> T:
+        """Return an answer, which is asked for again where it was cut off."""
+        for seconds in _CUT_SECONDS:
+            try:
+                return ask()
+            except self._errors.GenericError as error:
+                if "kind: Interrupted" not in str(error):
+                    raise
+            time.sleep(seconds)
+        return ask()
 
     def _leniently(self, error: Exception, key: str, delimiter: str) -> tuple[list[Entry], list[str]]:
         """List a bucket in which a key is no path; obstore fails on a single such key."""

@@ -5,9 +5,11 @@ So this module sends the list requests itself, with URLs that obstore signs. obs
 objects: the endpoint given to it is therefore the whole query.
 """
 
+import http.client
 import importlib
 import logging
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from meshwright.storage._store import Entry
 
 log = logging.getLogger("meshwright")
 
-_SECONDS, _TRIES = 60, 3
+_SECONDS, _PAUSES = 60, (0.1, 0.5, 2, 8, 30, 60, 60)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -63,13 +65,15 @@ class S3Listing:
         endpoint = f"{self._url}?{urlencode(query)}&end="
         store = self._opened(aws_endpoint_url_s3=endpoint, virtual_hosted_style_request=True)
         url = importlib.import_module("obstore").sign(store, "GET", "", timedelta(seconds=10 * _SECONDS))
-        for again in range(_TRIES - 1, -1, -1):
+        for pause in (*_PAUSES, None):
             try:
                 with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
                     return ElementTree.fromstring(answer.read())
-            except (urllib.error.URLError, ElementTree.ParseError):
-                if not again:
+            except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
+                is_refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+                if is_refused or pause is None:
                     raise
+                time.sleep(pause)
         raise AssertionError
 
 

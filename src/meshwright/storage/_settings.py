@@ -27,11 +27,11 @@ BUCKETS = ("s3", "gs", "az", "abfs")
 """The schemes of URLs that begin with a bucket, which Azure calls a container."""
 SCHEMES = (*BUCKETS, "https", "http", "memory")
 
-PATIENCE = {"max_retries": 12, "first": 0.1, "longest": 15.0, "seconds": 180.0, "stalled": 60.0}
+PATIENCE = {"max_retries": 1800, "first": 0.1, "longest": 15.0, "seconds": 180.0, "stalled": 60.0}
 IMPATIENCE = {"max_retries": 3, "first": 0.05, "longest": 0.5, "seconds": 20.0, "stalled": 30.0}
 """Retries of a request: their number, the first and the longest pause, and the total time, in seconds;
-`stalled` is the time for which a connection may transfer nothing. IMPATIENCE is for callers that try again
-themselves, or need to see an error soon."""
+`stalled` is the time for which a connection may transfer nothing. PATIENCE has enough tries for its time.
+IMPATIENCE is for callers that try again themselves, or need to see an error soon."""
 
 _REQUEST_SECONDS = 3600
 _KNOWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "AZURE_", "HOME")
@@ -101,7 +101,7 @@ def _client(patience: Mapping[str, float]) -> dict[str, Any]:
             "backoff": {
                 "init_backoff": timedelta(seconds=patience["first"]),
                 "max_backoff": timedelta(seconds=patience["longest"]),
-                "base": 2,
+                "base": 4,  # a pause is drawn from `first` to the last one times this: they double
             },
         },
     }

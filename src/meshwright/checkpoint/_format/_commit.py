@@ -176,4 +176,4 @@ def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> Non
     if not (final / MANIFEST).create(manifest_text(manifest)):
         raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
     with suppress(MeshwrightError):  # it is committed; part files that remain are removed together with it
-        temporary.remove_tree("part-*.json")
+        temporary.impatient().remove_tree("part-*.json")
