@@ -1,10 +1,15 @@
 """What an error tells of another process, and what it does not."""
 
+import os
+import time
+
 import jax
 import pytest
 
 from meshwright import process
 from meshwright.errors import EXIT_PEERS, PeersError
+from meshwright.process import _peers
+from meshwright.process._member import member
 
 GLOO = "UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547]"
 OF_ANOTHER = [
@@ -38,3 +43,70 @@ def test_all_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error)) as caught, process.shared_work():
         raise error
     assert caught.value is error
+
+
+class Wires:
+    """Connections of a process to others, which keep what it sends."""
+
+    def __init__(self, *others):
+        self.others, self.sent = dict.fromkeys(others).keys(), []
+
+    def attach(self, on_message, poll):
+        self.on_message, self.poll = on_message, poll
+
+    def broadcast(self, message, *, but=None):
+        self.sent.append(message)
+
+    def close_in_fork(self):
+        pass
+
+
+@pytest.fixture
+def wires(monkeypatch):
+    """Return a function that connects this process to those with these numbers."""
+    monkeypatch.setattr(member, "watch", None)
+
+    def connect(*others):
+        connected = Wires(*others)
+        _peers.watch_peers(connected)
+        return connected
+
+    return connect
+
+
+def ends(monkeypatch, wires, seconds):
+    """Return the exit codes with which this process would end so many seconds later."""
+    codes, later = [], time.monotonic() + seconds
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    wires.poll()
+    return codes
+
+
+@pytest.mark.parametrize(("seconds", "codes"), [(4, []), (6, [75])])
+def test_when_all_are_at_the_end_jax_has_seconds_to_let_a_process_go(monkeypatch, wires, seconds, codes):
+    connected = wires(0)
+    monkeypatch.setattr(member, "exit_code", 75)
+    connected.on_message(0, {"over": True})
+    assert connected.sent == [{"over": True}]
+    assert ends(monkeypatch, connected, seconds) == codes
+
+
+def test_process_0_tells_when_all_are_at_the_end_and_goes_last(monkeypatch, wires):
+    connected = wires(1, 2)
+    connected.on_message(1, {"end": 0})
+    _peers.leave_together()
+    assert {"over": True} not in connected.sent
+    member.watch.over = False
+    connected.on_message(2, {"end": 0})
+    assert {"over": True} in connected.sent
+    connected.on_message(1, {"over": True})
+    assert ends(monkeypatch, connected, 5.5) == []
+    assert ends(monkeypatch, connected, 1) == [0]
+
+
+def test_a_process_that_jax_lets_go_ends_by_itself(monkeypatch, wires):
+    connected = wires(0)
+    _peers.leave_together()
+    connected.on_message(0, {"over": True})
+    assert ends(monkeypatch, connected, 600) == []

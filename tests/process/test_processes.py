@@ -129,3 +129,21 @@ def test_an_uncaught_error_in_one_ends_all_with_its_own_message(python, tmp_path
     assert run(python, tmp_path, 0, "fail").exit_code == 1
     report = capfd.readouterr().err.partition("process 1 of 2 failed first, with exit code 1.")[2]
     assert "ValueError: this one process fails" in report
+
+
+LATE = """
+import os, signal, time
+from meshwright import process
+
+if process.start(timeout_seconds=400).process_id == 0:
+    process.barrier("the last step")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(2.5)  # JAX looks once a second; the other process leaves
+else:
+    process.barrier("the last step")
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_after_the_last_step_keeps_no_process_from_leaving(python):
+    assert launch_local([*python, "-c", LATE], 2) == 0

@@ -2,6 +2,7 @@ import os
 import signal
 import threading
 
+import jax
 import pytest
 
 from meshwright import process
@@ -93,3 +94,14 @@ def test_off_the_main_thread_signals_are_left_alone():
     thread.start()
     thread.join()
     assert heard == [(False, before)]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_ctrl_c_sends_several_processes_a_notice_only_while_steps_are_left(monkeypatch, is_over):
+    sent = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+    with process.signals() as signals:
+        signals.is_over = is_over
+        signal.raise_signal(signal.SIGINT)
+    assert sent == ([] if is_over else [(os.getpid(), signal.SIGTERM)])

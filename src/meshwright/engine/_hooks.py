@@ -116,6 +116,7 @@ class Hooks:
             found = self._scores(tick, context.stop.must_abort) or {}
         except Exception as error:
             failure = error
+        context.opened.signals.is_over = tick.last  # the loop asks no more whether to stop
         if self._is_by_scores and not (self._pending or tick.last) and self._when_saved(tick.step):
             self._gather(Tick(tick.step, last=True), {}, None)  # the rest, before the state is saved
         # The last tick repeats a step, of which the rate is told already if nothing is left to report.

@@ -20,7 +20,7 @@ from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightErr
 from meshwright.lines import print_line
 from meshwright.process._compare import failed_elsewhere, share_error
 from meshwright.process._member import member
-from meshwright.process._peers import announce_end, announce_exit, begin_shared, lost_peer
+from meshwright.process._peers import announce_exit, begin_shared, leave_together, lost_peer
 
 _LEAD_DELAY_SECONDS = 2
 """The seconds that process 0 waits before it ends. Then JAX aborts the others, which may have own errors."""
@@ -100,7 +100,7 @@ def _at_exit() -> None:
     if member.system_exit is not None:
         code = member.system_exit.code
         exit_now(code if isinstance(code, int) else EXIT_DONE if code is None else EXIT_FAILED)
-    announce_end()
+    leave_together()
 
 
 def _exit_code(error: BaseException) -> int:

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from meshwright.errors import EXIT_DONE
 from meshwright.process._exchange import Exchange
 
 
@@ -33,6 +34,8 @@ class Member:
     """The lock for this number: the blocks are on several threads."""
     exit_delay_seconds: float = 0
     """The seconds between an error and the end of this process, in which others may report their errors."""
+    exit_code: int = EXIT_DONE
+    """The exit code that is due if JAX does not let this process end."""
     system_exit: SystemExit | None = None
     """The `SystemExit` that ended shared work."""
     sync_calls: Iterator[int] = field(default_factory=lambda: itertools.count(1))

@@ -6,6 +6,7 @@ keeps a connection to process 0, which the system closes when a process ends, fo
 
     process 3 -> 0, 0 -> all     {"end": 2}         it is at the end of its program, where all wait for all,
                                                     and has begun two pieces of shared work
+    0 -> all, and each answers   {"over": true}     all are at the end of their programs
     process 3 -> 0, 0 -> all     {"left": 1}        it has failed, and ends with this exit code
     0 -> all the others          {"gone": 3, "how": "ended with exit code 1"}
     any -> all by way of 0       {"process": 3, "stream": 2, "end": [7]}   see `_streams.py`
@@ -37,6 +38,9 @@ _OWN_END_SECONDS = 3
 """The seconds for a process to fail by itself, of the same mistake or in a collective, and to clean up."""
 _LEAD_DELAY_SECONDS = 1
 """The additional seconds for process 0. It ends last, because JAX aborts the others when it ends."""
+_SHUTDOWN_SECONDS = 5
+"""The seconds for JAX to shut down, once all are at the end of their programs. Its notice of a late signal
+waits for processes that have left, and a process that leaves waits for the notice."""
 _FINISH_SECONDS = 10
 """The seconds for work that should be finished. Another process's part of a save may never come."""
 _NOTICE_AFTER_SECONDS = 5
@@ -77,11 +81,14 @@ def announce_exit(exit_code: int, *why: str) -> None:
         member.watch.send({"left": exit_code})
 
 
-def announce_end() -> None:
-    """Tell the other processes that this one is at the end of its program."""
+def leave_together() -> None:
+    """Leave JAX's runtime together with the other processes, at the end of the program."""
     if member.watch:
         member.watch.is_at_end = True
         member.watch.send({"end": member.watch.num_shared})
+        member.watch.end_if_all()
+        jax.distributed.shutdown()
+        member.watch.over = True
 
 
 def begin_shared() -> None:
@@ -157,7 +164,7 @@ class Watch:
         self.num_shared = 0
         """The number of pieces of shared work that this process has begun."""
         self._notice_at = float("inf")
-        self._due = self._latest = float("inf")
+        self._due = self._latest = self._leave_at = float("inf")
         self._has_printed = False
         self.is_lost, self.lost = threading.Event(), ""
         """An event that is set when this process cannot go on, and the reason."""
@@ -176,7 +183,8 @@ class Watch:
         """Print and do what is due, and return the seconds until the next call; None if nothing is due."""
         self._notify_if_due()
         self._end_if_due()
-        return None if min(self._due, self._notice_at) == float("inf") else _POLL_SECONDS
+        due = min(self._due, self._notice_at, self._leave_at)
+        return None if due == float("inf") else _POLL_SECONDS
 
     def on_message(self, number: int, message: Any) -> None:
         """Handle a message of a process; None when its connection has ended."""
@@ -195,6 +203,11 @@ class Watch:
                 self._at_end[number] = num_shared
                 self._notice_at = min(self._notice_at, time.monotonic() + _NOTICE_AFTER_SECONDS)
                 self._lose_ended()
+                self.end_if_all()
+            case {"over": True}:
+                self._leave_at = time.monotonic() + _SHUTDOWN_SECONDS + (_LEAD_DELAY_SECONDS if number else 0)
+                if number == 0:
+                    self.send(message)  # this wakes the thread of process 0
             case {"left": int(code)}:
                 self._lose(number, f"ended with exit code {code}")
             case {"gone": int(other), "how": str(how)}:
@@ -205,6 +218,12 @@ class Watch:
                 self._end_for(text, EXIT_USAGE)
             case {"word": str(word)} if member.on_word:
                 member.on_word(word)
+
+    def end_if_all(self) -> None:
+        """If this is process 0 and all are at the end of their programs, tell them so."""
+        others = self._connections.others
+        if 0 not in others and self.is_at_end and self._at_end.keys() == others:
+            self.send({"over": True})
 
     def begin_shared(self) -> None:
         self.num_shared += 1
@@ -292,6 +311,10 @@ class Watch:
             _print(f"process {names} is at the end of its program, and waits for all other processes")
 
     def _end_if_due(self) -> None:
+        if not self.over and time.monotonic() >= self._leave_at:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(member.exit_code)
         if self.over or time.monotonic() < self._due:
             return
         if not self._has_printed:

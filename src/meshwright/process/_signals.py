@@ -38,6 +38,8 @@ class Signals:
         """True after SIGTERM."""
         self.ctrl_c = False
         """True after Ctrl-C."""
+        self.is_over = False
+        """Set this to True when `stop` will not be called again."""
         self._is_main_thread = threading.current_thread() is threading.main_thread()
 
     @property
@@ -61,6 +63,7 @@ class Signals:
                 f"stopped by {cause} after step {step}. Run the same command again to continue.",
                 exit_code=exit_code,
             )
+            member.exit_code = exit_code
         return self.interruption is not None
 
     def _is_agreed(self) -> bool:
@@ -116,7 +119,8 @@ def _handlers(received: Signals) -> dict[int, Callable[[int, FrameType | None], 
         signal.signal(number, signal.default_int_handler if hasattr(sys, "ps1") else signal.SIG_DFL)
         # Not `print`: the signal may have come in the middle of one. A live panel hides the cursor.
         os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _NOTE)
-        if jax.distributed.is_initialized():
+        # JAX's notice would wait for processes that leave.
+        if jax.distributed.is_initialized() and not received.is_over and received.interruption is None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     if jax.distributed.is_initialized():
