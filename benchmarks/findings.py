@@ -1061,6 +1061,8 @@ def arrays_of_the_optimizer():
 )
 def init_of_a_file_alone():
     return exit_of("init", "mine.py")
+
+
 # --- the first failure, and the output of many processes
 
 
@@ -1160,6 +1162,8 @@ def order_by_default():
     timeout = inspect.signature(mw.process.start).parameters["heartbeat_timeout_seconds"].default
     told = f"told of a stopped process after {mw.Watchdog().shortest_seconds:g} s"
     return f"{told}, aborted by JAX after {timeout / 2:g} to {timeout} s"
+
+
 # --- stores that are away for a while
 
 

@@ -19,6 +19,7 @@ alone, without a traceback, and exits with `exit_code`.
 """
 
 import difflib
+import signal
 from collections.abc import Iterable
 from unicodedata import category
 
@@ -32,6 +33,8 @@ EXIT_AGAIN = 75
 """Stopped, with the state saved: EX_TEMPFAIL of sysexits.h, which schedulers take as "run me again"."""
 EXIT_CTRL_C = 130
 """Ctrl-C: 128 + SIGINT."""
+EXIT_OF_STOPS = {signal.SIGINT: EXIT_CTRL_C, signal.SIGTERM: EXIT_AGAIN}
+"""The exit codes after the signals that stop a run."""
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories of characters that control a terminal or the order of text, or cannot be encoded."""

@@ -211,6 +211,63 @@ def test_sigterm_ends_what_waits_for_ever_after_a_time_of_grace(launcher):
     assert process.returncode == 128 + signal.SIGTERM
 
 
+STOPPED = """
+import os, signal, sys, time
+def stop(number, frame):
+    print(sys.argv[2], flush=True)
+    if os.environ["JAX_PROCESS_ID"] == "1" and sys.argv[1] != "waits":
+        os._exit(int(sys.argv[1]))
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, stop)
+print("ready")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_who_has_said_that_all_is_saved_and_does_not_end_has_stopped(launcher):
+    process = launcher(
+        STOPPED,
+        "waits",
+        "stopped by SIGTERM after step 13. Run the same command again to continue.",
+        grace_seconds=0.3,
+    )
+    lines(process, 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 75
+    assert "Raise --grace" not in err
+
+
+def test_after_ctrl_c_one_that_ends_gives_the_others_a_time_of_grace(launcher):
+    process = launcher(STOPPED, 130, "stopping", grace_seconds=0.3)
+    lines(process, 2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 130
+    assert "killed process 0, still running --grace seconds after SIGINT" in err
+
+
+ASKED = """
+import os, signal, sys, time
+if os.environ["JAX_PROCESS_ID"] == "1":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(int(sys.argv[1])))
+print("ready")
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(("ends", "code"), [(0, 75), (6, 75), (75, 75), (3, 3)])
+def test_who_was_asked_to_stop_and_ends_by_sigterm_or_without_another_has_not_failed(launcher, ends, code):
+    process = launcher(ASKED, ends)
+    lines(process, 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == code
+    assert ("process 1 of 2 failed first, with exit code 3" in err) == (ends == 3)
+
+
 def test_unless_it_is_said_that_time_is_less_than_15_seconds():
     assert launch_local.__kwdefaults__["grace_seconds"] + 2 < 15
 

@@ -83,6 +83,8 @@ class Start:
 def causes(ends):
     failed = [end for end in ends if end is not HANGS and end not in ORDERLY]
     own = [end for end in failed if end != EXIT_PEERS]
+    if EXIT_AGAIN in ends:  # one was told to stop: who ends by the same signal, or without it, has not failed
+        return [end for end in own if end != -15]
     return own or ([end for end in ends if end == EXIT_DONE] if failed else []) or failed
 
 
@@ -90,7 +92,7 @@ def code_of(ends):
     """Return the exit code if it does not depend on the order of the ends; else None."""
     codes = {EXIT_PEERS if end == EXIT_DONE else end for end in causes(ends)}
     if not codes:
-        return max(ends)
+        return EXIT_AGAIN if EXIT_AGAIN in ends else EXIT_DONE
     (code,) = codes if len(codes) == 1 else (HANGS,)
     return code if code is HANGS or code > 0 else 128 - code
 

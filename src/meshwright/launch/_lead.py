@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from signal import SIGINT
+from signal import SIGINT, Signals
 from types import MappingProxyType
 
-from meshwright.errors import EXIT_PEERS, EXIT_USAGE
+from meshwright.errors import EXIT_DONE, EXIT_OF_STOPS, EXIT_PEERS, EXIT_USAGE
 from meshwright.launch._members import LEASE_SECONDS, LOST_SECONDS, End, Order, Status
 from meshwright.launch._restarts import Restarts
-from meshwright.launch._summary import causes, code_of, has_failed, summary
+from meshwright.launch._summary import causes, code_of, has_failed, stop_of, summary
 
 _EXIT_LOST = 137
 """Exit code of a generation that lost a machine, as of a process that was killed."""
@@ -128,7 +128,12 @@ def order(leader: Leader, status: Status) -> Order:
         return replace(leader.order, answers=status.sent, signal=signal)
     if leader.phase is not Phase.STOPPING and status.signal and not status.is_running:  # it leaves
         code = max((end.exit_code for end in status.ended), default=0)
-        return Order(leader.name, status.sent, newest, exit_code=code if code > 0 else 128 + status.signal)
+        return Order(
+            leader.name,
+            status.sent,
+            newest,
+            exit_code=code if code > 0 else EXIT_OF_STOPS[Signals(status.signal)],
+        )
     return Order(leader.name, status.sent, leader.generation)
 
 
@@ -145,7 +150,7 @@ def is_done(leader: Leader, now: float) -> bool:
 def _gather(leader: Leader, now: float) -> Leader:
     """Start a generation if the machines for it are there."""
     if _is_to_stop(leader):
-        return _over(leader, now, 128 + _stop_of(leader), "")
+        return _over(leader, now, EXIT_OF_STOPS[Signals(_stop_of(leader))], "")
     others = [seen.status for seen in leader.seen.values() if _is_of_another(leader, seen.status)]
     if (newest := max((status.generation for status in others), default=-1)) >= leader.generation:
         return replace(leader, generation=newest + 1)
@@ -221,15 +226,16 @@ def _outcome(leader: Leader, now: float) -> tuple[int, str]:
     ran = {end.number: end for end in ends}
     every = [ran.get(number) or End(number, host, 0) for number, host in enumerate(hosts)]
     killed = [end for end in every if end.number not in ran]
-    if failed := causes(ends, killed):
-        is_asked = -failed[0].exit_code == _stop_of(leader)
-        return code_of(ends, killed), "" if is_asked else summary(every, ends, leader.saved)
+    stop = stop_of(ends, [_stop_of(leader)])
+    if failed := causes(ends, killed, stop):
+        ends = sorted(ends, key=lambda end: end not in failed)  # those that failed first
+        return code_of(ends, killed), summary(every, ends, leader.saved)
     if killed:
         return (
             _EXIT_LOST,
             f"a machine heard nothing of this one for {LEASE_SECONDS:g} s, and killed its processes",
         )
-    return max((end.exit_code for end in ends), default=0), ""
+    return EXIT_OF_STOPS[signal.Signals(stop)] if any(end.exit_code for end in ends) else EXIT_DONE, ""
 
 
 def _over(leader: Leader, now: float, exit_code: int, text: str) -> Leader:

@@ -44,10 +44,10 @@ def launch_local(
     """Run `command` in `num_processes` processes that find each other, and return one exit code for all.
 
     Output appears line by line, each line after the numbers of its processes. The first SIGINT or SIGTERM is
-    passed on to the processes; the second kills them. If one process fails, the others have `grace_seconds`
-    to end and are then killed, and a summary names the process that failed first. A process that ended only
-    because another one was gone does not count as failed. No process is left running, even if the launcher
-    itself is killed (on Linux). Call this on the main thread.
+    passed on to the processes; the second kills them. If one process fails, or ends after Ctrl-C, the others
+    have `grace_seconds` to end and are then killed, and a summary names the process that failed first. A
+    process that ended only because another one was gone does not count as failed. No process is left running,
+    even if the launcher itself is killed (on Linux). Call this on the main thread.
 
     With `restarts`, a failure kills the other processes at once and all start again, unless the exit code
     says that the failure would come again (2, 3, 4) or that a person has stopped the run.
@@ -66,8 +66,8 @@ def launch_local(
 
     Returns:
       The exit code of the process that failed first; 128 + n if signal n ended it. 6 if a process left with
-      0 and the others could not go on without it. Otherwise the highest code: 130 or 75 if the run was
-      interrupted and saved, 0 if all processes are done.
+      0 and the others could not go on without it. Otherwise 130 or 75 if Ctrl-C or SIGTERM stopped the run,
+      0 if all processes are done.
 
     Raises:
       UsageError: The command cannot be run; nothing was started.

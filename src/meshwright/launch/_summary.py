@@ -5,7 +5,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Sequence
 
-from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, EXIT_PEERS
+from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, EXIT_OF_STOPS, EXIT_PEERS
 from meshwright.launch._output import numbers_text
 from meshwright.launch._process import Outcome
 
@@ -26,6 +26,8 @@ _OF_A_LOST_PEER = re.compile(
     r"|(Gloo|NCCL) .*(closed by peer|reset by peer|Broken pipe|remote process)"
 )
 """Last lines of a process that ended because another one did, where Meshwright did not end it first."""
+SAVED = "Run the same command again to continue."
+"""End of the last line of a process that was stopped and has saved all."""
 
 
 def has_failed(process: Outcome) -> bool:
@@ -33,8 +35,18 @@ def has_failed(process: Outcome) -> bool:
     return process.exit_code not in _ORDERLY
 
 
-def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = ()) -> list[Outcome]:
+def stop_of(ended: Sequence[Outcome], received: Sequence[int]) -> int:
+    """Return the signal that stopped the run, as the launcher received it or a process; 0 for none."""
+    codes = {process.exit_code for process in ended}
+    return next((stop for stop, code in EXIT_OF_STOPS.items() if stop in received or code in codes), 0)
+
+
+def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = (), stop: int = 0) -> list[Outcome]:
     """Return the processes because of which a run has failed, in the order of their ends; none if it has not.
+
+    If a signal stopped the run, those that ended by it, or for another process, have not failed.
+
+    If a signal stopped the run, those that ended by it, or for another process, have not failed.
 
     The order alone does not tell which was first: a process that dies closes its connections before the
     launcher can notice its end, so another one that loses the connection may be seen to end before it.
@@ -44,14 +56,18 @@ def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = ()) -> list[Out
       silent: Those that did not. One of them is a cause if the others say that they ended because of it.
     """
     failed = [process for process in ended if has_failed(process)]
-    if own := [process for process in failed if not fails_for_another(process)]:
+    if not failed:
+        return []
+    own = [process for process in failed if not fails_for_another(process)]
+    if stop:
+        return [process for process in own if process.exit_code not in (-stop, 128 + stop)]
+    if own:
         return own
     blamed = {number for process in failed for number in _blamed_by(process)}
     orderly = [process for process in ended if not has_failed(process)]
     if named := [process for process in (*silent, *orderly, *failed) if process.number in blamed]:
         return named
-    left = [process for process in orderly if process.exit_code == EXIT_DONE]
-    return (left or failed) if failed else []
+    return [process for process in orderly if process.exit_code == EXIT_DONE] or failed
 
 
 def code_of(ended: Sequence[Outcome], silent: Sequence[Outcome] = ()) -> int:

@@ -8,15 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from meshwright.errors import UsageError
+from meshwright.errors import EXIT_DONE, EXIT_OF_STOPS, UsageError
 from meshwright.launch._output import Output, numbers_text
-from meshwright.launch._process import News, Place, Process
+from meshwright.launch._process import News, Outcome, Place, Process
 from meshwright.launch._restarts import Restarts
-from meshwright.launch._summary import causes, code_of, has_failed, summary
+from meshwright.launch._summary import SAVED, causes, code_of, has_failed, stop_of, summary
 from meshwright.lines import print_line
 
 _LONGEST_WAIT_SECONDS = 0.2
@@ -87,7 +87,7 @@ def supervise(
             if more is None:
                 return code
             left, num_processes = more, _number_left(attempt, min_processes)
-            before_restart(_summary_of(attempt) if causes(attempt.ended) else f"exit code {code}")
+            before_restart(_summary_of(attempt) if _failed(attempt) else f"exit code {code}")
             saved = "no checkpoint" if newest is None else f"the checkpoint of step {newest}"
             say(f"starting {num_processes} processes again, from {saved}; restart {left.used} of {restarts}")
 
@@ -168,11 +168,11 @@ def _wait(
 ) -> list[Process]:
     """Wait until all processes have ended or the grace period is over; return those that ended, in order.
 
-    The grace period begins when a process fails or SIGTERM arrives. Ctrl-C does not begin it: a person can
-    press it again.
+    The grace period begins when a process fails, when SIGTERM arrives, and when one has ended and Ctrl-C has
+    arrived. Ctrl-C alone does not begin it: a person can press it again.
     """
     ended: list[Process] = []
-    give_up = math.inf
+    give_up, stop = math.inf, 0
     while len(ended) < len(processes) and is_wanted():
         left = max(0, give_up - time.monotonic())
         try:
@@ -181,12 +181,14 @@ def _wait(
             if left == 0:
                 break
             continue
-        if one == signal.SIGTERM:
-            give_up = min(give_up, time.monotonic() + grace.after_signal)
-        elif not isinstance(one, int) and one in processes:  # not killed in an earlier attempt
+        if isinstance(one, int):
+            stop = stop or one
+        elif one in processes:  # not killed in an earlier attempt
             ended.append(one)
-            if has_failed(one):
+            if has_failed(one) and not stop:
                 give_up = min(give_up, time.monotonic() + grace.after_failure)
+        if stop == signal.SIGTERM or (stop and ended):
+            give_up = min(give_up, time.monotonic() + grace.after_signal)
     return ended
 
 
@@ -194,16 +196,22 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
     """Print what went wrong, if anything did, and return the exit code for all."""
     if len(received) > 1:
         return 128 + received[-1]
-    if failed := causes(attempt.ended, attempt.silent):
-        if -failed[0].exit_code not in received:
-            say(_summary_of(attempt))
-        return code_of(attempt.ended, attempt.silent)
-    if attempt.silent:
-        numbers = numbers_text((process.number for process in attempt.silent), len(attempt.processes))
-        say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
-        return 128 + signal.SIGTERM
-    codes = [process.exit_code for process in attempt.processes]
-    return max(codes) if codes else 128 + received[0]  # a signal may come before the first process
+    stop = stop_of(attempt.ended, received)
+    if failed := _failed(attempt, received):
+        ended = sorted(attempt.ended, key=lambda process: process not in failed)  # those that failed first
+        say(_summary_of(replace(attempt, ended=ended)))
+        return code_of(ended, attempt.silent)
+    killed = [x.number for x in attempt.silent if not any(SAVED in line for line in x.last_lines)]
+    if received and killed:
+        numbers, name = numbers_text(killed, len(attempt.processes)), signal.Signals(stop).name
+        say(f"killed process {numbers}, still running --grace seconds after {name}. Raise --grace.")
+        return 128 + stop
+    is_done = attempt.processes and not any(process.exit_code for process in attempt.processes)
+    return EXIT_DONE if is_done else EXIT_OF_STOPS[signal.Signals(stop)]
+
+
+def _failed(attempt: Attempt, received: Sequence[int] = ()) -> list[Outcome]:
+    return causes(attempt.ended, attempt.silent, stop_of(attempt.ended, received))
 
 
 def _summary_of(attempt: Attempt) -> str:
@@ -213,7 +221,7 @@ def _summary_of(attempt: Attempt) -> str:
 def _number_left(attempt: Attempt, min_processes: int | None) -> int:
     """Return the number of processes of the next attempt."""
     total = len(attempt.processes)
-    left = total - len(causes(attempt.ended, attempt.silent))
+    left = total - len(_failed(attempt))
     # If all failed alike, it was not for one of their machines.
     return total if min_processes is None or left == 0 else max(min_processes, left)
 
