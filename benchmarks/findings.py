@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -1238,6 +1239,124 @@ def an_old_checkpoint_that_stays():
     with unittest.mock.patch("shutil.rmtree", side_effect=effects):
         outcome = run(max_steps=3, save=mw.Save(when=1, keep=1))
     return f"the run ends at step {outcome.step}"
+# --- beginnings and ends of several processes
+
+
+SMALL = """
+import jax.numpy as jnp, numpy as np, optax, meshwright as mw
+
+def experiment(workdir: str) -> mw.Experiment:
+    loss = lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean()
+    data = mw.Input({"x": np.ones((16, 4), np.float32)}, batch_size=8)
+    init = lambda key: {"w": jnp.ones(4)}
+    return mw.Experiment(workdir, init, loss, optax.sgd(0.1), data, max_steps=2)
+"""
+TRAINING = """
+import atexit, gc, os, signal, sys
+from meshwright.cli import main
+sys.argv = ["meshwright", "train", "small:experiment", "workdir=run"]
+"""
+WAITING = """
+import os, signal, sys, time
+me = int(os.environ["JAX_PROCESS_ID"])
+def stop(number, frame):
+    print(sys.argv[1], flush=True)
+    if me == 1:
+        os._exit(130)
+if sys.argv[1:]:
+    signal.signal(signal.SIGTERM, lambda *_: print(sys.argv[1], flush=True))
+    signal.signal(signal.SIGINT, stop)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def train_small(program):
+    """Return how a training ends, and what becomes of it, in which a program sends signals."""
+    Path("small.py").write_text(SMALL)
+    command = [sys.executable, "-c", TRAINING + program]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])}, capture_output=True
+    )
+    return f"exit code {done.returncode}, {'done' if b'done: step 2' in done.stdout else 'not done'}"
+
+
+def launch_and_stop(number, *words):
+    """Return how the launch of two processes ends that get a signal."""
+    command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--grace", "1", "--"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    launcher = subprocess.Popen([*command, sys.executable, "-c", WAITING, *words], **pipes)
+    ready = 0
+    while ready < 2:
+        numbers = launcher.stdout.readline().partition("]")[0]
+        ready += 2 if "-" in numbers else 1
+    launcher.send_signal(number)
+    try:
+        launcher.communicate(timeout=8)
+    except subprocess.TimeoutExpired:
+        launcher.send_signal(number)
+        launcher.communicate()
+        return "it runs on"
+    return f"exit code {launcher.returncode}"
+
+
+@finding(
+    "ends",
+    "many_processes 1",
+    before="exit code 0, done",
+    test="tests/cli/test_signals.py::test_a_signal_while_jax_is_imported_ends_the_process_at_once",
+)
+def ctrl_c_while_jax_is_imported():
+    return train_small("""
+def once(*_):
+    if "jax" in sys.modules and once in gc.callbacks:
+        gc.callbacks.remove(once)
+        os.kill(os.getpid(), signal.SIGINT)
+gc.callbacks.append(once)
+sys.exit(main())
+""")
+
+
+@finding(
+    "ends",
+    "many_processes 4",
+    before="exit code 143",
+    test="tests/launch/test_local.py::test_who_has_said_that_all_is_saved_and_does_not_end_has_stopped",
+)
+def all_is_saved_and_said():
+    words = "stopped by SIGTERM after step 13. Run the same command again to continue."
+    return launch_and_stop(signal.SIGTERM, words)
+
+
+@finding(
+    "ends",
+    "many_processes 5",
+    before="exit code 143",
+    test="tests/launch/test_local.py"
+    "::test_who_was_asked_to_stop_and_ends_by_sigterm_or_without_another_has_not_failed",
+)
+def told_before_there_is_a_handler():
+    return launch_and_stop(signal.SIGTERM)
+
+
+@finding(
+    "ends",
+    "attack 2",
+    before="it runs on",
+    test="tests/launch/test_local.py::test_after_ctrl_c_one_that_ends_gives_the_others_a_time_of_grace",
+)
+def one_hangs_after_ctrl_c():
+    return launch_and_stop(signal.SIGINT, "stopping")
+
+
+@finding(
+    "ends",
+    "attack C: SIGTERM after the last step",
+    before="exit code -15, done",
+    test="tests/cli/test_signals.py::test_a_signal_after_a_run_changes_nothing_of_how_it_ended",
+)
+def told_after_the_last_step():
+    return train_small("atexit.register(os.kill, os.getpid(), signal.SIGTERM)\nsys.exit(main())")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from meshwright.cli._output import show
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
+from meshwright.cli._signals import STOPPED, end_at_once
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, Interrupted, MeshwrightError
 
 __all__ = ["main"]
@@ -41,12 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         grammar().top.print_help(sys.stderr)
         return EXIT_USAGE
     as_json = "--json" in _before_dashes(words)
+    if arguments is None and words[0] in ("train", "resume", "demo", "eval"):
+        end_at_once()
     try:
         return _answer(_options(words, started), as_json=as_json)
     except MeshwrightError as error:
         return _refuse(error, as_json=as_json)
     except KeyboardInterrupt:
-        print("stopped at once; what was saved before stays saved", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         _leave(EXIT_CTRL_C)
         return EXIT_CTRL_C
 

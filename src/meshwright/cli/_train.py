@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.cli._overrides import build, defaults_of, with_secrets
 from meshwright.cli._reopened import reopened
+from meshwright.cli._signals import ignore_signals
 from meshwright.cli._target import as_module, load
 from meshwright.cli._vouched import Purpose
 from meshwright.errors import EXIT_DONE, UsageError
@@ -77,7 +78,10 @@ def start(
     defaults = defaults_of(function, settings)
     origin = {"target": target, "settings": told, "defaults": defaults, "fake_devices": fake_devices}
     how = {"strict": strict, "from_step": from_step, "started": started, "verbose": verbose}
-    outcome = run(experiment, origin=origin, **how)
+    try:
+        outcome = run(experiment, origin=origin, **how)
+    finally:
+        ignore_signals()
     found = {"workdir": experiment.workdir, **outcome.summary()}
     if not process.is_lead():
         return EXIT_DONE
