@@ -1239,6 +1239,8 @@ def an_old_checkpoint_that_stays():
     with unittest.mock.patch("shutil.rmtree", side_effect=effects):
         outcome = run(max_steps=3, save=mw.Save(when=1, keep=1))
     return f"the run ends at step {outcome.step}"
+
+
 # --- beginnings and ends of several processes
 
 

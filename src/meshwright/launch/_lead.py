@@ -1,5 +1,6 @@
 """The rules by which the leader decides for the agents of all machines. Pure functions; see `_members`."""
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
