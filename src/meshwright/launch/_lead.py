@@ -1,6 +1,5 @@
 """The rules by which the leader decides for the agents of all machines. Pure functions; see `_members`."""
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -236,7 +235,7 @@ def _outcome(leader: Leader, now: float) -> tuple[int, str]:
             _EXIT_LOST,
             f"a machine heard nothing of this one for {LEASE_SECONDS:g} s, and killed its processes",
         )
-    return EXIT_OF_STOPS[signal.Signals(stop)] if any(end.exit_code for end in ends) else EXIT_DONE, ""
+    return EXIT_OF_STOPS[Signals(stop)] if any(end.exit_code for end in ends) else EXIT_DONE, ""
 
 
 def _over(leader: Leader, now: float, exit_code: int, text: str) -> Leader:
