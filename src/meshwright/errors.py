@@ -33,7 +33,7 @@ EXIT_AGAIN = 75
 """Stopped, with the state saved: EX_TEMPFAIL of sysexits.h, which schedulers take as "run me again"."""
 EXIT_CTRL_C = 130
 """Ctrl-C: 128 + SIGINT."""
-EXIT_OF_STOPS = {signal.SIGINT: EXIT_CTRL_C, signal.SIGTERM: EXIT_AGAIN}
+EXIT_OF_STOPS: dict[int, int] = {signal.SIGINT: EXIT_CTRL_C, signal.SIGTERM: EXIT_AGAIN}
 """The exit codes after the signals that stop a run."""
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from types import FrameType
 
 from meshwright.errors import EXIT_OF_STOPS
 
@@ -25,6 +24,6 @@ def ignore_signals() -> None:
         signal.signal(signal.SIGINT, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _end(number: int, _: object) -> None:
     os.write(2, f"{STOPPED}\n".encode())  # not `print`: the signal may have come in the middle of one
-    os._exit(EXIT_OF_STOPS[signal.Signals(number)])
+    os._exit(EXIT_OF_STOPS[number])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from signal import SIGINT, Signals
+from signal import SIGINT
 from types import MappingProxyType
 
 from meshwright.errors import EXIT_DONE, EXIT_OF_STOPS, EXIT_PEERS, EXIT_USAGE
@@ -128,12 +128,8 @@ def order(leader: Leader, status: Status) -> Order:
         return replace(leader.order, answers=status.sent, signal=signal)
     if leader.phase is not Phase.STOPPING and status.signal and not status.is_running:  # it leaves
         code = max((end.exit_code for end in status.ended), default=0)
-        return Order(
-            leader.name,
-            status.sent,
-            newest,
-            exit_code=code if code > 0 else EXIT_OF_STOPS[Signals(status.signal)],
-        )
+        due = code if code > 0 else EXIT_OF_STOPS[status.signal]
+        return Order(leader.name, status.sent, newest, exit_code=due)
     return Order(leader.name, status.sent, leader.generation)
 
 
@@ -150,7 +146,7 @@ def is_done(leader: Leader, now: float) -> bool:
 def _gather(leader: Leader, now: float) -> Leader:
     """Start a generation if the machines for it are there."""
     if _is_to_stop(leader):
-        return _over(leader, now, EXIT_OF_STOPS[Signals(_stop_of(leader))], "")
+        return _over(leader, now, EXIT_OF_STOPS[_stop_of(leader)], "")
     others = [seen.status for seen in leader.seen.values() if _is_of_another(leader, seen.status)]
     if (newest := max((status.generation for status in others), default=-1)) >= leader.generation:
         return replace(leader, generation=newest + 1)

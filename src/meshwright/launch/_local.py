@@ -45,9 +45,9 @@ def launch_local(
 
     Output appears line by line, each line after the numbers of its processes. The first SIGINT or SIGTERM is
     passed on to the processes; the second kills them. If one process fails, or ends after Ctrl-C, the others
-    have `grace_seconds` to end and are then killed, and a summary names the process that failed first. A
-    process that ended only because another one was gone does not count as failed. No process is left running,
-    even if the launcher itself is killed (on Linux). Call this on the main thread.
+    have `grace_seconds` to end and are then killed. A summary names the process that failed first. A process
+    that ended only because another one was gone, or by SIGTERM that was passed on, does not count as failed.
+    No process is left running, even if the launcher is killed itself (on Linux). Call it on the main thread.
 
     With `restarts`, a failure kills the other processes at once and all start again, unless the exit code
     says that the failure would come again (2, 3, 4) or that a person has stopped the run.

@@ -207,7 +207,7 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
         say(f"killed process {numbers}, still running --grace seconds after {name}. Raise --grace.")
         return 128 + stop
     is_done = attempt.processes and not any(process.exit_code for process in attempt.processes)
-    return EXIT_DONE if is_done else EXIT_OF_STOPS[signal.Signals(stop)]
+    return EXIT_DONE if is_done else EXIT_OF_STOPS[stop]
 
 
 def _failed(attempt: Attempt, received: Sequence[int] = ()) -> list[Outcome]:

@@ -39,8 +39,7 @@ _OWN_END_SECONDS = 3
 _LEAD_DELAY_SECONDS = 1
 """The additional seconds for process 0. It ends last, because JAX aborts the others when it ends."""
 _SHUTDOWN_SECONDS = 5
-"""The seconds for JAX to shut down, once all are at the end of their programs. Its notice of a late signal
-waits for processes that have left, and a process that leaves waits for the notice."""
+"""The seconds for JAX to shut down. Its notice of a late signal waits for processes that have left."""
 _FINISH_SECONDS = 10
 """The seconds for work that should be finished. Another process's part of a save may never come."""
 _NOTICE_AFTER_SECONDS = 5
@@ -183,8 +182,7 @@ class Watch:
         """Print and do what is due, and return the seconds until the next call; None if nothing is due."""
         self._notify_if_due()
         self._end_if_due()
-        due = min(self._due, self._notice_at, self._leave_at)
-        return None if due == float("inf") else _POLL_SECONDS
+        return None if min(self._due, self._notice_at, self._leave_at) == float("inf") else _POLL_SECONDS
 
     def on_message(self, number: int, message: Any) -> None:
         """Handle a message of a process; None when its connection has ended."""
@@ -313,7 +311,6 @@ class Watch:
     def _end_if_due(self) -> None:
         if not self.over and time.monotonic() >= self._leave_at:
             sys.stdout.flush()
-            sys.stderr.flush()
             os._exit(member.exit_code)
         if self.over or time.monotonic() < self._due:
             return
