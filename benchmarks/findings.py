@@ -42,12 +42,14 @@ from flax import linen
 
 import meshwright as mw
 from meshwright import cli
+from meshwright.engine._errors import errors_naming
 from meshwright.engine._spikes import Rule
 from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
 from meshwright.launch._summary import summary
 from meshwright.models import decoder
 from meshwright.storage import _settings
+from meshwright.report._ledger import Ledger, saving_told
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1359,6 +1361,26 @@ def one_hangs_after_ctrl_c():
 )
 def told_after_the_last_step():
     return train_small("atexit.register(os.kill, os.getpid(), signal.SIGTERM)\nsys.exit(main())")
+@finding(
+    "first",
+    "many_processes 11",
+    before="PeersError: evaluations.all.measure: process 3 has ended",
+    test="tests/experiment/test_evaluations.py::test_the_end_of_another_process_is_no_fault_of_a_setting",
+)
+def blamed_for_another_process():
+    with errors_naming("evaluations.all.measure"):
+        raise mw.errors.PeersError("process 3 has ended")
+
+
+@finding(
+    "first",
+    "many_processes 13",
+    before="a save costs 1 s, and one is made every 25 s of work; an attempt fails every 26 s, so that a "
+    "save every 7.211 s would lose the least (Young and Daly)",
+    test="tests/report/test_ledger.py::test_one_failure_says_nothing_of_how_often_a_run_fails",
+)
+def figure_after_one_failure():
+    return saving_told(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
 
 
 def main() -> None:

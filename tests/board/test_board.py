@@ -32,6 +32,7 @@ from meshwright.board._look import compared
 from meshwright.cli import main
 from meshwright.errors import EXIT_HUNG
 from meshwright.launch._look_out import looking_out
+from meshwright.profile import find_profiles
 from meshwright.train import PhaseClock, on_board
 
 BEAT = 0.01
@@ -226,6 +227,16 @@ def test_entries_are_read_as_written_and_damaged_ones_left_out(tmp_path):
     write_entry(tmp_path, entry(9))  # of an attempt with more processes
     (tmp_path / "process-00002.json").write_text('{"process": 2')
     assert read_entries(tmp_path) == {number: entry(number, others=["a.py:1 in f"]) for number in range(2)}
+
+
+def test_a_board_that_is_removed_while_it_is_read_has_no_entries_and_a_run_no_profile(tmp_path, monkeypatch):
+    def scandir(path):  # as if the last process removed the folder just before
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    assert read_entries(tmp_path) == {}
+    with pytest.raises(mw.errors.InputError, match="has no profile"):
+        find_profiles(tmp_path)
 
 
 def test_a_run_in_a_store_has_its_board_on_this_machine():

@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.errors import UsageError
+from meshwright.engine._errors import errors_naming
+from meshwright.errors import PeersError, UsageError
 from meshwright.evaluation import ExampleFunction, OutputFiles
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
@@ -402,3 +403,8 @@ def test_the_last_checkpoint_has_the_scores_of_the_end_where_the_data_end_at_a_s
     outcome = run(tmp_path, input=given, evaluations=evaluations, save=mw.Save(when=1))
     assert outcome.step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores != {}
+
+
+def test_the_end_of_another_process_is_no_fault_of_a_setting():
+    with pytest.raises(PeersError, match=r"^process 3 has ended$"), errors_naming("evaluations.all.measure"):
+        raise PeersError("process 3 has ended")

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_each_line_says_which_process_wrote_it(capfd):
     assert launch_local(python(program), 2) == 0
     out, err = capfd.readouterr()
     assert said(out) == ["[0] out", "[1] out"]
-    assert said(err) == ["[0] err", "[1] err"]
+    assert said(err) == ["[0] err", "[1] err", "meshwright launch: starting 2 processes"]
 
 
 def test_the_processes_are_told_how_to_find_each_other(capfd):
@@ -344,6 +345,23 @@ with open(sys.argv[1], "w") as alive:
 def test_what_cannot_be_run_is_refused(command, number, complaint):
     with pytest.raises(UsageError, match=complaint):
         launch_local(command, number)
+
+
+LIMITED = """
+import resource, sys
+from meshwright.launch import launch_local
+resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
+show = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+launch_local([sys.executable, "-c", show], 12)
+"""
+
+
+def test_processes_may_open_as_many_files_as_they_need_or_the_launch_is_refused():
+    run = partial(subprocess.run, capture_output=True, text=True)
+    done = run(python(LIMITED, 64, 1024))
+    assert by_process(done.stdout).splitlines()[:1] == ["[0] 112"], done.stderr
+    refused = run(python(LIMITED, 40, 40)).stderr
+    assert "process 0 of 12 opens some 56 files, and may open 40: ulimit -n 112" in refused
 
 
 def test_the_launcher_does_not_wait_for_jax():

@@ -80,13 +80,19 @@ def test_the_interval_between_saves_is_that_of_young_and_daly():
 
 
 def test_saves_that_cost_nothing_and_attempts_that_fail_at_once_call_for_no_interval():
-    free = Ledger({"step": 10.0}, attempts=2, failures=1, saves=2)
+    free = Ledger({"step": 10.0}, attempts=3, failures=2, saves=2)
     assert free.best_save_seconds is None
     assert saving_told(free) == (
-        "a save costs 0 s, and one is made every 5 s of work; an attempt fails every 10 s"
+        "a save costs 0 s, and one is made every 5 s of work; an attempt fails every 5 s"
     )
     assert saving_remark(free) is None
-    assert saving_remark(Ledger({"waiting": 3.0}, attempts=2, failures=1, saves=1)) is None
+    assert saving_remark(Ledger({"waiting": 3.0}, attempts=3, failures=2, saves=1)) is None
+
+
+def test_one_failure_says_nothing_of_how_often_a_run_fails():
+    once = Ledger({"step": 10.0, "save": 1.0}, attempts=2, failures=1, saves=2)
+    assert (once.seconds_between_failures, once.best_save_seconds, saving_remark(once)) == (None, None, None)
+    assert saving_told(once).endswith("; one attempt has failed so far")
 
 
 def test_a_ledger_is_read_as_it_was_written(tmp_path):
@@ -97,7 +103,7 @@ def test_a_ledger_is_read_as_it_was_written(tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    ledger = Ledger({"step": 90.0, "save": 10.0, "lost": 100.0}, 7.0, None, 2, 1, 5)
+    ledger = Ledger({"step": 90.0, "save": 10.0, "lost": 100.0}, 7.0, None, 3, 2, 5)
     write_run(tmp_path / "a")
     (tmp_path / "a" / "ledger.json").write_text(json.dumps(ledger.document()))
     return tmp_path / "a"
@@ -110,9 +116,9 @@ def test_the_page_the_summary_and_the_list_tell_where_the_time_went(run):
         assert part in page
         assert share in page
     told = (
-        "a save costs 2 s, and one is made every 38 s of work; an attempt fails every 200 s, so that a save "
+        "a save costs 2 s, and one is made every 38 s of work; an attempt fails every 100 s, so that a save "
     )
-    assert f"{told}every 28.28 s would lose the least" in text
+    assert f"{told}every 20 s would lose the least" in text
     assert told in page
     assert row.endswith("45.0 %")
 

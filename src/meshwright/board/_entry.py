@@ -4,6 +4,7 @@ place.
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import json
 import math
@@ -150,9 +151,10 @@ def read_entries(directory: Path) -> dict[int, Entry]:
       directory: The folder of the board; it need not exist.
     """
     found: dict[int, Entry] = {}
-    for path in sorted(directory.glob("process-*.json")) if directory.is_dir() else ():
+    # `glob.glob` finds nothing where the last process removes the folder meanwhile.
+    for name in sorted(glob.glob("process-*.json", root_dir=directory)):  # noqa: PTH207
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError, AttributeError):
-            entry = _entry_in(parse_object(read_file(path)))
+            entry = _entry_in(parse_object(read_file(directory / name)))
             found[entry.process] = entry
     first = next(iter(found.values()), None)
     return {number: entry for number, entry in found.items() if first and number < first.num_processes}

@@ -46,7 +46,7 @@ def doctor(options: argparse.Namespace) -> Result:
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}
-    if _num_processes() > 1:
+    if _number_and_total()[1] > 1:
         tried |= {name: _tried(probe) for name, probe in TOGETHER.items()}
     found: dict[str, Any] = {
         "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
@@ -61,8 +61,8 @@ def doctor(options: argparse.Namespace) -> Result:
         is_well = is_well and all(each.holds for each in proved)
         found["attention"] = [dataclasses.asdict(each) | {"holds": each.holds} for each in proved]
         text += "\n\n" + _table(proved)
-    if is_well and _process_id() > 0:
-        text = f"process {_process_id()}: ok"
+    if is_well and _number_and_total()[0] > 0:
+        text = "ok"  # of all the others on one line of the launcher
     return text, found, EXIT_DONE if is_well else EXIT_FAILED
 
 
@@ -98,16 +98,11 @@ def _tried(probe: Callable[[], str]) -> str:
         return f"{_PROBLEM}{str(error) or type(error).__name__}"
 
 
-def _num_processes() -> int:
+def _number_and_total() -> tuple[int, int]:
+    """Return the number of this process and that of all."""
     import jax
 
-    return jax.process_count() if jax.distributed.is_initialized() else 1
-
-
-def _process_id() -> int:
-    import jax
-
-    return jax.process_index() if jax.distributed.is_initialized() else 0
+    return (jax.process_index(), jax.process_count()) if jax.distributed.is_initialized() else (0, 1)
 
 
 def _processes() -> str:

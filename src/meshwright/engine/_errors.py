@@ -5,7 +5,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, PeersError
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def errors_naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> 
     try:
         yield
     except kind as error:
-        if str(error).startswith(f"{field} "):
+        if str(error).startswith(f"{field} ") or isinstance(error, PeersError):  # the setting is not to blame
             raise
         parameter = field.rpartition(".")[2]  # some messages begin with it
         raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None

@@ -80,6 +80,8 @@ def launch_local(
     check(grace_seconds, num_processes, restarts, min_processes)
     check_command(command)
     fewest = min_processes or num_processes
+    if num_processes > 1:
+        say(f"starting {num_processes} processes")
     with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory:
         progress = Path(directory, "progress")
         with looking_out(progress, say):

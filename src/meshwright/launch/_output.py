@@ -19,8 +19,7 @@ _WAIT_SECONDS = 0.1
 """Longest time for which a line waits for equal lines of other processes."""
 _MOST_RANGES = 3
 _UNSHOWN = re.compile(r"\[Gloo\] Rank |\s*@\s+0x|\*\*\* Check failure stack trace: |.*\] SIGTERM caught at ")
-"""Lines of C++ that differ between processes and say nothing of the run. Only the files of `--logs` have
-them."""
+"""Lines of C++ that say nothing of the run. Only the files of `--logs` have them."""
 _STAMP = re.compile(r"^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ")
 """Time and process in the lines of JAX's C++, because of which no two of them would be equal."""
 
@@ -97,8 +96,7 @@ class Lines:
     def add(self, process: int, line: tuple[str, TextIO]) -> None:
         """Add the next line of a process."""
         positions = self._positions.setdefault(line, [])
-        # The first one after its line before. A later one would keep it from all lines between these two: in
-        # a traceback the same line of marks comes again and again.
+        # The first one after its line before. In a traceback the same line of marks comes again and again.
         index = bisect_right(positions, self._reached.get(process, -1))
         if index == len(positions):
             positions.append(len(self._merged))
@@ -117,13 +115,7 @@ def shown(line: str) -> str | None:
 
 
 def numbers_text(numbers: Iterable[int], total: int) -> str:
-    """Return numbers of processes as text: `0-3, 7`; or how many they are, if that is too long.
-
-    Example:
-      >>> from meshwright.launch._output import numbers_text
-      >>> numbers_text([7, 0, 1, 2, 3], total=8), numbers_text(range(0, 10, 2), total=10)
-      ('0-3, 7', '5 of 10')
-    """
+    """Return numbers of processes as text: `0-3, 7`; or how many they are, if that is too long."""
     numbers = list(numbers)
     text = ranges(numbers)
     return f"{len(numbers)} of {total}" if text.count(",") >= _MOST_RANGES else text

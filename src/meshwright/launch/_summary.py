@@ -15,8 +15,7 @@ _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
 _OF_A_PROCESS = re.compile(
     rf"[Ee]rror: process (\d+)(?:: | is gone| has ended| ended with exit code (?!{EXIT_PEERS}\b))"
 )
-"""Start of an error that names the process of which this one has ended. A process that itself ended because
-of another one is not meant."""
+"""Start of an error that names the process because of which this one ended, but not for a third one."""
 _SILENT = re.compile(r"\(stopped sending heartbeats\):\n((?:.*\d\n)+)")
 """The numbers of processes that JAX heard nothing of, each at the end of a line."""
 _LEAD_SILENT = "CoordinationService/Heartbeat"

@@ -8,6 +8,7 @@ line "XLA Ops" of its plane, those of a GPU on its streams, and those of CPU dev
 host's plane.
 """
 
+import glob
 import re
 import warnings
 from collections import defaultdict
@@ -78,7 +79,9 @@ def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
     if path.is_file():
         return [path]
     places = ("plugins/profile/*/", "*/", "")
-    found = sorted(file for place in places for file in path.glob(f"{place}*.xplane.pb"))
+    # `glob.glob` leaves out what is removed meanwhile, as a run that ends does with its board.
+    names = (name for place in places for name in glob.glob(f"{place}*.xplane.pb", root_dir=path))  # noqa: PTH207
+    found = sorted(path / name for name in names)
     if not found:
         raise InputError(
             f"{path} has no profile: there is no *.xplane.pb in it, nor in its plugins/profile/*.\n"

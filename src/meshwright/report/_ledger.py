@@ -83,8 +83,8 @@ class Ledger:
 
     @property
     def seconds_between_failures(self) -> float | None:
-        """The mean time that an attempt works before it fails; None without a failure."""
-        return (self.total - self.seconds.get("waiting", 0.0)) / self.failures if self.failures else None
+        """The mean time that an attempt works before it fails; None before the second failure."""
+        return (self.total - self.seconds.get("waiting", 0.0)) / self.failures if self.failures > 1 else None
 
     @property
     def save_seconds(self) -> float | None:
@@ -93,8 +93,8 @@ class Ledger:
 
     @property
     def best_save_seconds(self) -> float | None:
-        """The time between saves that loses the least, in seconds of work; None without a failure, or without
-        a save that took any time.
+        """The time between saves that loses the least, in seconds of work; None before the second failure, or
+        without a save that took any time.
 
         It is sqrt(2 · cost of a save · mean time between failures): J. W. Young, "A first order approximation
         to the optimum checkpoint interval", CACM 17 (1974), and J. T. Daly, FGCS 22 (2006).
@@ -215,7 +215,7 @@ def saving_told(ledger: Ledger) -> str | None:
         return None
     facts = f"a save costs {number(cost)} s, and one is made every {number(now)} s of work"
     if ledger.seconds_between_failures is None:
-        return f"{facts}; no attempt has failed so far"
+        return f"{facts}; {'one' if ledger.failures else 'no'} attempt has failed so far"
     often = f"an attempt fails every {number(ledger.seconds_between_failures)} s"
     if best is None:
         return f"{facts}; {often}"

@@ -132,9 +132,9 @@ class _Teller:
 
     def _end(self) -> None:
         self.leave()
+        stands = "it stands still, and this process waits for it"
         others = [] if self.number in self._blamed else self._blamed[:1]
-        why = [f"error: process {other}: it stands still, and this process waits for it" for other in others]
-        process.announce_exit(EXIT_HUNG, *why)
+        process.announce_exit(EXIT_HUNG, *(f"error: process {other}: {stands}" for other in others))
         os._exit(EXIT_HUNG)
 
     def _write(self, beat: int, still: float, limit: float) -> None:
