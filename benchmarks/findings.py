@@ -17,16 +17,19 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 import textwrap
 import threading
+import time
 import unittest.mock
 import warnings
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,12 +47,14 @@ import meshwright as mw
 from meshwright import cli
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._spikes import Rule
+from meshwright.launch._local import free_port
 from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
 from meshwright.launch._summary import summary
 from meshwright.models import decoder
-from meshwright.storage import _settings
+from meshwright.process import _connections, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
+from meshwright.storage import _settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1361,6 +1366,8 @@ def one_hangs_after_ctrl_c():
 )
 def told_after_the_last_step():
     return train_small("atexit.register(os.kill, os.getpid(), signal.SIGTERM)\nsys.exit(main())")
+
+
 @finding(
     "first",
     "many_processes 11",
@@ -1381,6 +1388,71 @@ def blamed_for_another_process():
 )
 def figure_after_one_failure():
     return saving_told(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
+
+
+# --- who can connect to the processes of a run
+
+
+@finding(
+    "network",
+    "attack 4: the processes of one machine listen at all its addresses",
+    before="listens at ::",
+    test="tests/process/test_rendezvous.py::test_where_the_coordinator_is_on_loopback_nothing_listens_elsewhere",
+)
+def a_rendezvous_on_loopback():
+    with _rendezvous._listen(f"127.0.0.1:{free_port()}") as listener:
+        return f"listens at {listener.getsockname()[0]}"
+
+
+@finding(
+    "network",
+    "attack 4: a stranger is taken for a process",
+    before="characters of the token: 0",
+    test="tests/process/test_rendezvous.py::test_who_does_not_know_the_token_is_no_process_of_the_run",
+)
+def a_token_of_the_launcher():
+    program = "import os; open('length', 'w').write(str(len(os.environ.get('MESHWRIGHT_TOKEN', ''))))"
+    mw.launch.launch_local([sys.executable, "-c", program], num_processes=1)
+    return f"characters of the token: {Path('length').read_text()}"
+
+
+@finding(
+    "network",
+    "attack 5: a connection that drips",
+    before="a line with a limit of 0.3 s is still read after 1.5 s",
+    test="tests/process/test_rendezvous.py::test_a_line_that_comes_in_drops_has_a_time_limit_as_a_whole",
+)
+def a_connection_that_drips():
+    reader, writer = socket.socketpair()
+    with reader, writer, ThreadPoolExecutor(1) as threads:
+        line = threads.submit(_sockets.read_line, reader, 0.3)
+        for _ in range(30):
+            writer.sendall(b" ")
+            wait([line], timeout=0.05)
+        return "is given up" if line.done() else "a line with a limit of 0.3 s is still read after 1.5 s"
+
+
+@finding(
+    "network",
+    "axes 8: a short message to a process that does not read",
+    before="waits",
+    test="tests/process/test_rendezvous.py"
+    "::test_a_short_message_to_all_does_not_wait_for_one_that_does_not_read",
+)
+def a_process_that_does_not_read():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as peer,
+        server.accept()[0],
+        unittest.mock.patch.object(_connections, "_SEND_SECONDS", 2),
+    ):
+        connections = _connections.Connections({1: peer})
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(peer.fileno(), bytes(1 << 16))
+        start = time.monotonic()
+        connections.broadcast({})
+        return "waits" if time.monotonic() - start > 1 else "does not wait"
 
 
 def main() -> None:

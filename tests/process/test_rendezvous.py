@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -11,6 +12,7 @@ from eventually import eventually
 from meshwright import process
 from meshwright.errors import PeersError
 from meshwright.launch._local import free_port
+from meshwright.process import _connections, _rendezvous, _sockets
 
 
 @pytest.fixture
@@ -18,13 +20,15 @@ def address():
     return f"127.0.0.1:{free_port()}"
 
 
-def answers(address, *calls, timeout_seconds=400):
+def answers(address, *calls, timeout_seconds=400, token="drawn"):
     """What each of `calls`, (process id, number of processes), hears: an error's text, or None."""
 
     def one(call):
         process_id, number = call
         try:
-            process.rendezvous(address, number, process_id, timeout_seconds=timeout_seconds).close()
+            process.rendezvous(
+                address, number, process_id, timeout_seconds=timeout_seconds, token=token
+            ).close()
         except PeersError as error:
             return str(error)
 
@@ -66,7 +70,7 @@ def test_a_taken_port_is_named(address):
 
 
 def test_strangers_and_those_who_left_do_not_count(address):
-    hello = json.dumps({"process": 1, "of": 3}).encode() + b"\n"
+    hello = json.dumps({"process": 1, "of": 3, "token": "drawn"}).encode() + b"\n"
 
     def visited(line):
         with contextlib.suppress(ConnectionRefusedError), connected() as visitor:
@@ -82,3 +86,77 @@ def test_strangers_and_those_who_left_do_not_count(address):
         eventually(lambda: visited(hello))
         assert answers(address, (2, 3), (1, 3)) == [None, None]
         assert lead.result() == [None]
+
+
+def test_who_does_not_know_the_token_is_no_process_of_the_run(address):
+    with ThreadPoolExecutor(1) as threads:
+        lead = threads.submit(answers, address, (0, 2))
+        refused = answers(address, (1, 2), timeout_seconds=0.5, token="another")
+        assert "one with another MESHWRIGHT_TOKEN" in refused[0]
+        assert answers(address, (1, 2)) == lead.result() == [None]
+
+
+def test_connections_that_send_nothing_hold_up_no_others(address, monkeypatch):
+    monkeypatch.setattr(_sockets, "LINE_SECONDS", 60)
+    host, port = _sockets.split_address(address)
+    with ThreadPoolExecutor(1) as threads, contextlib.ExitStack() as silent:
+        lead = threads.submit(answers, address, (0, 2))
+
+        def visited():
+            with contextlib.suppress(ConnectionRefusedError):
+                return silent.enter_context(socket.create_connection((host, port)))
+
+        for _ in range(5):
+            eventually(visited)
+        assert answers(address, (1, 2), timeout_seconds=30) == lead.result(timeout=30) == [None]
+
+
+def test_a_line_that_comes_in_drops_has_a_time_limit_as_a_whole():
+    reader, writer = socket.socketpair()
+    with reader, writer, ThreadPoolExecutor(1) as threads:
+        line = threads.submit(_sockets.read_line, reader, 0.5)
+        num_drops = 0
+        while not line.done() and num_drops < 500:
+            writer.sendall(b" ")
+            num_drops += 1
+            wait([line], timeout=0.1)
+        assert num_drops < 500
+        assert line.result() is None
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("127.0.0.1:1", "127.0.0.1"),
+        ("localhost:1", "127.0.0.1"),
+        ("192.0.2.1:1", ""),  # of nobody, as that of a router before this machine
+        (f"{socket.gethostname()}:1", ""),  # other machines may know another address of this name
+    ],
+)
+def test_the_host_at_which_process_0_listens(address, host):
+    assert _sockets.own_host(address) == host
+
+
+def test_where_the_coordinator_is_on_loopback_nothing_listens_elsewhere(address):
+    with _rendezvous._listen(address) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_short_message_to_all_does_not_wait_for_one_that_does_not_read():
+    ends = [socket.create_server(("127.0.0.1", 0))]
+    here = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ends[0])
+        for number in (1, 2):
+            here[number] = socket.create_connection(ends[0].getsockname())
+            ends.append(stack.enter_context(ends[0].accept()[0]))
+        connections = _connections.Connections(here)
+        stack.callback(connections.close)
+        with ThreadPoolExecutor(1) as threads:
+            full = b"x" * (1 << 16)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(here[1].fileno(), full)
+            sent = threads.submit(connections.broadcast, {"gone": 3})
+            assert wait([sent], timeout=10).done
+        assert _sockets.read_line(ends[2], 10) == {"gone": 3}

@@ -5,6 +5,7 @@ One machine leads, that with the given address. `_lead` and `_follow` have the r
 
 import contextlib
 import hashlib
+import os
 import secrets
 import signal
 import socket
@@ -58,9 +59,10 @@ def launch_hosts(
     it if they are at least `min_hosts`; it takes part again from the next start on. A machine that gets
     SIGTERM leaves in the same way; Ctrl-C on any machine ends the run.
 
-    Anybody who can reach the port can disturb the run, so let it be reached only from the machines
-    themselves. What comes over the network is never executed: each machine runs its own `command`. The run
-    directory must be on a disk that all machines see, or in a store. Call this on the main thread.
+    Who can reach the port and knows the command can disturb the run, so let only the machines reach it, or
+    set MESHWRIGHT_TOKEN to one random text on all of them. What comes over the network is never executed:
+    each machine runs its own `command`. The run directory must be on a disk that all machines see, or in a
+    store. Call this on the main thread.
 
     Args:
       command: The program and its arguments, the same on all machines.
@@ -91,7 +93,8 @@ def launch_hosts(
     check_command(command)
     wanted = _wanted(hosts, min_hosts, wait_seconds)
     address, directory_of_logs = split(at), local_path(logs) if logs else None
-    job = hashlib.sha256(repr((__version__, tuple(command), wanted, restarts)).encode()).hexdigest()[:16]
+    shared = __version__, tuple(command), wanted, restarts, os.environ.get("MESHWRIGHT_TOKEN", "")
+    job = hashlib.sha256(repr(shared).encode()).hexdigest()[:32]
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     free = f"{own_address(address)}:{free_port()}"
     status = Status(name, socket.gethostname(), job, time.monotonic(), num_processes, free)
@@ -197,6 +200,7 @@ def _run(member: Member, order: Order, start: _Start, running: Running, output: 
     place = Here(
         start.command, order.num_processes, start.devices_per_process, start.progress, order.address, first
     )
+    place = replace(place, token=status.job)
 
     def is_wanted() -> bool:
         if running.received and not member.agent.status.signal:

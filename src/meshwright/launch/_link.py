@@ -5,6 +5,7 @@ Nothing that arrives is executed, and a line that is not one of these messages e
 
 import contextlib
 import errno
+import os
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ from meshwright.errors import UsageError
 from meshwright.launch import _follow, _lead
 from meshwright.launch._follow import Agent
 from meshwright.launch._lead import Leader, Phase
-from meshwright.launch._members import BEAT_SECONDS, Order, Status
+from meshwright.launch._members import BEAT_SECONDS, LOST_SECONDS, Order, Status
 
 _STATUS, _ORDER = TypeAdapter(Status), TypeAdapter(Order)
 _LONGEST_LINE = 1 << 20
@@ -72,6 +73,7 @@ class Seat:
                 peer, _ = self._listening.accept()
             except OSError:
                 return
+            peer.settimeout(LOST_SECONDS)  # agents send each second; a stranger may send nothing
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
@@ -104,7 +106,7 @@ class Seat:
         line = _ORDER.dump_json(_lead.order(self.leader, status)) + b"\n"
         peer = self._connected[status.agent]
         with contextlib.suppress(OSError):
-            if peer.send(line, socket.MSG_DONTWAIT) < len(line):
+            if os.write(peer.fileno(), line) < len(line):  # `send` would wait by the time limit
                 peer.shutdown(socket.SHUT_RDWR)
 
 

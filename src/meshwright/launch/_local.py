@@ -7,6 +7,7 @@ JAX_PROCESS_ID.
 import contextlib
 import os
 import random
+import secrets
 import shutil
 import socket
 import tempfile
@@ -128,6 +129,8 @@ class Here:
     """Number of the first process on this machine."""
     only_compiles: bool = False
     """Whether processes compile for the cache at the lowest priority, and do nothing else."""
+    token: str = ""
+    """What the processes show each other when they meet, and no stranger knows."""
 
     def start(self, number: int, news: News, show: Show) -> Child:
         """Start a process."""
@@ -138,6 +141,7 @@ class Here:
             "JAX_NUM_PROCESSES": str(self.num_processes),
             "JAX_PROCESS_ID": str(number),
             "MESHWRIGHT_PROGRESS": str(self.progress),
+            "MESHWRIGHT_TOKEN": self.token,
             **_own_devices(number - self.first, self.devices_per_process),
             **({"MESHWRIGHT_ONLY_COMPILE": "1"} if self.only_compiles else {}),
         }
@@ -163,7 +167,8 @@ def _place(
     def place(number: int, *, only_compiles: bool = False) -> Here:
         reported = progress.with_name("of-compiling") if only_compiles else progress
         address = f"127.0.0.1:{free_port()}"
-        return Here(command, number, devices_per_process, reported, address, only_compiles=only_compiles)
+        token = secrets.token_hex(16)
+        return Here(command, number, devices_per_process, reported, address, 0, only_compiles, token)
 
     with contextlib.ExitStack() as stack:
         if compile_for_at_least is not None and num_processes > compile_for_at_least:

@@ -8,6 +8,7 @@ together, in new actors, on whatever nodes the cluster has then.
 import contextlib
 import os
 import queue
+import secrets
 import signal
 import sys
 import tempfile
@@ -187,6 +188,7 @@ class Cluster:
     def __init__(self, ray: Any, command: Sequence[str], actors: Sequence[Any], address: str):
         self._ray, self._command, self._actors, self._address = ray, command, actors, address
         self._first: Remote | None = None
+        self._token = secrets.token_hex(16)
 
     def start(self, number: int, news: News, show: Show) -> Process:
         """Start a process."""
@@ -194,6 +196,7 @@ class Cluster:
             "JAX_COORDINATOR_ADDRESS": self._address,
             "JAX_NUM_PROCESSES": str(len(self._actors)),
             "JAX_PROCESS_ID": str(number),
+            "MESHWRIGHT_TOKEN": self._token,
         }
         actor = self._actors[number]
         try:

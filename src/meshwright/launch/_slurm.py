@@ -30,6 +30,7 @@ time_is_up= told_to_end=
 
 # Process 0 writes its newest saved step into the first file, and each task its end into the second.
 export MESHWRIGHT_PROGRESS="${{SLURM_SUBMIT_DIR:-$PWD}}/.progress-$SLURM_JOB_ID"
+export MESHWRIGHT_TOKEN=$(od -An -N16 -tx8 /dev/urandom)  # which strangers who connect do not know
 ends="$MESHWRIGHT_PROGRESS.ends"
 trap 'rm -f "$MESHWRIGHT_PROGRESS" "$ends"' EXIT
 saved() {{ cat "$MESHWRIGHT_PROGRESS" 2>/dev/null || echo -1; }}

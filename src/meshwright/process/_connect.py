@@ -17,7 +17,7 @@ from meshwright.process._agree import agree, gather
 from meshwright.process._connections import Connections
 from meshwright.process._exchange import DeviceExchange, Exchange, LeadExchange, PeerExchange
 from meshwright.process._peers import watch_peers
-from meshwright.process._sockets import LINE_SECONDS, connect, read_line, send_line
+from meshwright.process._sockets import LINE_SECONDS, connect, first_lines, read_line, send_line
 
 _ARRIVE_SECONDS = 15
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -55,16 +55,14 @@ def _accept_all(listener: socket.socket, token: str) -> LeadExchange | None:
     """Return the exchange, or None if some processes do not connect in time."""
     peers: dict[int, socket.socket] = {}
     end = time.monotonic() + _ARRIVE_SECONDS
-    while len(peers) < jax.process_count() - 1 and (left := end - time.monotonic()) > 0:
-        listener.settimeout(left)
-        with contextlib.suppress(TimeoutError):
-            peer = listener.accept()[0]
-            match read_line(peer, LINE_SECONDS):
-                case {"process": int(number), "token": sent} if sent == token:
-                    peers[number] = peer
-                    send_line([peer], {"accepted": token})
-                case _:
-                    peer.close()
+    arrivals = first_lines(listener)
+    while len(peers) < jax.process_count() - 1 and time.monotonic() < end:
+        match next(arrivals):
+            case peer, {"process": int(number), "token": sent} if sent == token:
+                peers[number] = peer
+                send_line([peer], {"accepted": token})
+            case peer, _:
+                peer.close()
     return LeadExchange(Connections(peers)) if len(peers) == jax.process_count() - 1 else None
 
 

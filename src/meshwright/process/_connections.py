@@ -7,6 +7,7 @@ other messages say how a process fares, and go to the one who watches (`_peers.p
 
 import contextlib
 import json
+import os
 import queue
 import selectors
 import socket
@@ -87,10 +88,13 @@ class Connections:
           message: The message, which JSON can hold.
           but: A process that does not get the message.
         """
+        line = _line(message)
         for number in self.others - {but}:
             if self._sending[number].acquire(timeout=_BUSY_SECONDS):
                 with contextlib.suppress(OSError):
-                    self._sockets[number].send(_line(message), socket.MSG_DONTWAIT)
+                    # Not `send`, which waits by the socket's time limit; the descriptor itself never blocks.
+                    if os.write(self._sockets[number].fileno(), line) < len(line):
+                        self._sockets[number].shutdown(socket.SHUT_RDWR)  # half a line would be misread
                 self._sending[number].release()
 
     def close(self) -> None:

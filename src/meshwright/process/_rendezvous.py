@@ -3,11 +3,11 @@
 `jax.distributed.initialize` aborts in C++ if a process does not come: with exit code 134, a stack trace, and
 no process ids. So process 0 first listens itself, at the address where JAX's coordinator will listen:
 
-    process 3 -> 0   {"process": 3, "of": 8}
+    process 3 -> 0   {"process": 3, "of": 8, "token": "5e0c..."}
     0 -> process 3   {"go": true}    or   {"error": "5 of 8 processes arrived ..."}
 
-One line of JSON is sent in each direction. The connections stay open afterwards, for all further messages
-between the processes (`_connections.py`).
+One line of JSON is sent in each direction. A launcher draws the token, for the environment of its processes.
+The connections stay open afterwards, for all further messages between the processes (`_connections.py`).
 """
 
 import contextlib
@@ -16,11 +16,13 @@ import os
 import socket
 import sys
 import time
+from typing import Any
 
 from meshwright.errors import PeersError, ranges
+from meshwright.process import _sockets
 from meshwright.process._connections import Connections
 from meshwright.process._exchange import LeadExchange, PeerExchange
-from meshwright.process._sockets import LINE_SECONDS, connect, read_line, send_line, split_address
+from meshwright.process._sockets import LINE_SECONDS, connect, read_line, send_line
 
 _NOTICE_AFTER_SECONDS = 10
 _RETRY_SECONDS = 0.2
@@ -28,7 +30,7 @@ _COORDINATOR_SECONDS = 30
 
 
 def rendezvous(
-    coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float
+    coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float, token: str = ""
 ) -> LeadExchange | PeerExchange:
     """Connect this process to process 0, and return when all have come. Collective, but uses no device.
 
@@ -37,6 +39,7 @@ def rendezvous(
       num_processes: The number of processes.
       process_id: The number of this process, from 0.
       timeout_seconds: The seconds to wait for processes that have not come.
+      token: A text that only the processes of this run know.
 
     Raises:
       PeersError: On every process that came: if others did not come in time, if two processes have the same
@@ -44,8 +47,9 @@ def rendezvous(
     """
     wait = _Wait(timeout_seconds)
     if process_id == 0:
-        return LeadExchange(Connections(_Arrivals(coordinator, num_processes).collect(wait)))
-    return PeerExchange(process_id, Connections({0: _join(coordinator, num_processes, process_id, wait)}))
+        return LeadExchange(Connections(_Arrivals(coordinator, num_processes, token).collect(wait)))
+    hello = {"process": process_id, "of": num_processes, "token": token}
+    return PeerExchange(process_id, Connections({0: _join(coordinator, hello, wait)}))
 
 
 def wait_for_coordinator(coordinator: str) -> None:
@@ -88,9 +92,8 @@ class _Wait:
 class _Arrivals:
     """The connections of process 0 to the processes that have come."""
 
-    def __init__(self, coordinator: str, num_processes: int):
-        self._coordinator = coordinator
-        self._num_processes = num_processes
+    def __init__(self, coordinator: str, num_processes: int, token: str):
+        self._coordinator, self._num_processes, self._token = coordinator, num_processes, token
         self._arrived: dict[int, socket.socket] = {}
 
     def collect(self, wait: _Wait) -> dict[int, socket.socket]:
@@ -108,15 +111,15 @@ class _Arrivals:
         return self._arrived
 
     def _accept_all(self, listener: socket.socket, wait: _Wait) -> None:
-        others = self._num_processes - 1
+        others, arrivals = self._num_processes - 1, _sockets.first_lines(listener)
         while len(self._arrived) < others:
-            wait.notify(f"process 0 waits at {self._coordinator} for process {self._missing()}")
             if wait.left_seconds() <= 0:
                 self._remove_disconnected()
                 raise PeersError(self._too_few(wait.seconds))
-            listener.settimeout(min(1, max(wait.left_seconds(), 0.01)))
-            with contextlib.suppress(TimeoutError):
-                self._accept(listener.accept()[0])
+            if arrival := next(arrivals):
+                self._accept(*arrival)
+            else:
+                wait.notify(f"process 0 waits at {self._coordinator} for process {self._missing()}")
             if len(self._arrived) == others:
                 self._remove_disconnected()
 
@@ -134,12 +137,12 @@ class _Arrivals:
             "this address and can reach it, and look at their messages."
         )
 
-    def _accept(self, peer: socket.socket) -> None:
-        match read_line(peer, LINE_SECONDS):
-            case {"process": int(process_id), "of": int(num_processes)}:
-                problem = self._problem(peer, process_id, num_processes)
+    def _accept(self, peer: socket.socket, line: Any) -> None:
+        match line:
+            case {"process": int(process_id), "of": int(number), "token": self._token} if _is_connected(peer):
+                problem = self._problem(peer, process_id, number)
             case _:
-                peer.close()  # not a process of a run: a port scanner or a health check
+                peer.close()  # not a process of this run
                 return
         if problem:
             send_line([peer], {"error": problem})
@@ -165,13 +168,13 @@ class _Arrivals:
 
 
 def _listen(coordinator: str) -> socket.socket:
-    """Return a socket that listens on all interfaces, as JAX will do at the same port."""
-    port = split_address(coordinator)[1]
-    families = [socket.AF_INET6, socket.AF_INET] if socket.has_dualstack_ipv6() else [socket.AF_INET]
-    for family in families:
-        both = family == socket.AF_INET6
+    """Return a socket that listens where JAX will do at the same port."""
+    host, port = _sockets.own_host(coordinator), _sockets.split_address(coordinator)[1]
+    both = not host and socket.has_dualstack_ipv6()
+    for family in [socket.AF_INET6] * (both or ":" in host) + [socket.AF_INET] * (":" not in host):
+        both = both and family == socket.AF_INET6
         try:
-            return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=both)
+            return socket.create_server((host, port), family=family, backlog=4096, dualstack_ipv6=both)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             if error.errno == errno.EADDRINUSE:
@@ -182,9 +185,9 @@ def _listen(coordinator: str) -> socket.socket:
     )
 
 
-def _join(coordinator: str, num_processes: int, process_id: int, wait: _Wait) -> socket.socket:
+def _join(coordinator: str, hello: dict[str, Any], wait: _Wait) -> socket.socket:
     """Return the connection of another process to process 0, when all processes have come."""
-    reason = "no answer"
+    process_id, num_processes, reason = hello["process"], hello["of"], "no answer"
     while wait.left_seconds() > 0:
         wait.notify(f"process {process_id} waits for process 0 at {coordinator} ({reason})")
         try:
@@ -193,7 +196,7 @@ def _join(coordinator: str, num_processes: int, process_id: int, wait: _Wait) ->
             reason = str(error)
             time.sleep(_RETRY_SECONDS)
             continue
-        send_line([server], {"process": process_id, "of": num_processes})
+        send_line([server], hello)
         # Process 0 may have come later than this one, so its time limit ends later, too.
         reply = read_line(server, wait.seconds + LINE_SECONDS)
         if reply == {"go": True}:
@@ -201,7 +204,7 @@ def _join(coordinator: str, num_processes: int, process_id: int, wait: _Wait) ->
         server.close()
         if isinstance(reply, dict) and "error" in reply:
             raise PeersError(str(reply["error"]))
-        reason = "another program listens there, or process 0 has ended"
+        reason = "another program listens there, one with another MESHWRIGHT_TOKEN, or process 0 has ended"
         time.sleep(_RETRY_SECONDS)
     raise PeersError(
         f"process {process_id} of {num_processes} could not reach process 0 at {coordinator} within "

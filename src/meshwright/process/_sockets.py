@@ -4,14 +4,20 @@ Sockets connect directly to an address and use no proxy, whatever the environmen
 """
 
 import contextlib
+import ipaddress
 import json
+import queue
 import socket
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 LINE_SECONDS = 5
 """The seconds that a connected process may take to send one line."""
 _CONNECT_SECONDS = 5
+_LOOK_SECONDS = 0.02
+_LONGEST_LINE = 4096
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """The system asks an idle peer after 10 seconds, and then three times at intervals of 10 seconds. So a host
 that lost its power is noticed after 40 seconds."""
@@ -38,12 +44,58 @@ def send_line(peers: Iterable[socket.socket], message: dict[str, Any]) -> None:
 
 def read_line(peer: socket.socket, timeout_seconds: float) -> Any:
     """Return the next line, parsed as JSON, or None if no valid line comes in time. It reads nothing more."""
-    peer.settimeout(timeout_seconds)
+    end, line = time.monotonic() + timeout_seconds, b""
     try:
-        with peer.makefile("rb", buffering=0) as lines:
-            return json.loads(lines.readline(4096))
+        while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+            peer.settimeout(end - time.monotonic())  # a negative one is a ValueError
+            if not (received := peer.recv(1)):
+                break
+            line += received
+        return json.loads(line)
     except (OSError, ValueError):
         return None
+
+
+def first_lines(listener: socket.socket) -> Iterator[tuple[socket.socket, Any] | None]:
+    """Accept connections, and yield each with its first line, parsed; None now and then.
+
+    Each is read on a thread, so that one which sends nothing, or slowly, does not hold up others.
+    """
+    lines: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
+
+    def read(peer: socket.socket) -> None:
+        if (line := read_line(peer, LINE_SECONDS)) is None or listener.fileno() < 0:
+            peer.close()  # a port scanner or a health check, or it comes too late
+        else:
+            lines.put((peer, line))
+
+    listener.settimeout(_LOOK_SECONDS)
+    try:
+        while True:
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                threading.Thread(target=read, args=(listener.accept()[0],), daemon=True).start()
+            while not lines.empty():
+                yield lines.get()
+            yield None
+    finally:
+        while not lines.empty():
+            lines.get()[0].close()
+
+
+def own_host(address: str) -> str:
+    """Return the host at which to listen for connections to `host:port`; "" for all interfaces.
+
+    A name may be that of another address of this machine on other ones.
+    """
+    host = split_address(address)[0].replace("localhost", "127.0.0.1")
+    with contextlib.suppress(OSError, ValueError):
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.bind(
+                (host, 0)
+            )  # an error for an address of another machine, such as a router before this one
+            return host
+    return ""
 
 
 def stay_connected(peer: socket.socket) -> None:

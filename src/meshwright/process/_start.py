@@ -18,6 +18,7 @@ from meshwright.process._environment import software
 from meshwright.process._leave import exit_after_uncaught_errors
 from meshwright.process._peers import watch_peers
 from meshwright.process._rendezvous import rendezvous, wait_for_coordinator
+from meshwright.process._sockets import own_host
 
 _CONNECT_SECONDS = 120
 """The seconds that JAX may take to connect, after all processes have come to the rendezvous."""
@@ -121,7 +122,10 @@ def _join(
     heartbeat_timeout_seconds: int,
 ) -> None:
     _go_past_proxies(coordinator)
-    exchange = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    token = os.environ.get("MESHWRIGHT_TOKEN", "")
+    exchange = rendezvous(
+        coordinator, num_processes, process_id, timeout_seconds=timeout_seconds, token=token
+    )
     watch = watch_peers(exchange.connections)
     compare_over(exchange, _VERSIONS, software())
     warning = clock_warning(exchange)
@@ -140,6 +144,7 @@ def _join(
         cluster_detection_method="deactivate",
         initialization_timeout=_CONNECT_SECONDS,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+        coordinator_bind_address=coordinator if own_host(coordinator) else None,
     )
     watch.was_joined = True
 
