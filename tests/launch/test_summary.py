@@ -53,6 +53,14 @@ CASES = {
         {0: (5, HANGS), 2: (5, ("Process 2 stands in the phase input",)), 1: (5, HANGS)},
         (2, 5),
     ),
+    "a hang that JAX ends with process 0": (
+        {
+            0: (5, HANGS),
+            1: (5, HANGS),
+            2: (-6, ("Terminating process because the JAX distributed service detected fatal errors.",)),
+        },
+        (2, 5),
+    ),
     "a hang that cannot end": (
         {0: (5, HANGS), 1: (6, said("process 0 ended with exit code 5, and")), 2: (None, ())},
         (2, 5),

@@ -72,8 +72,9 @@ def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = (), stop: int =
 def code_of(ended: Sequence[Outcome], silent: Sequence[Outcome] = ()) -> int:
     """Return the exit code of a launch that failed: from 1 to 255. See `causes`."""
     first = causes(ended, silent)[0]
-    if first in silent:  # it has no code of its own
-        first = next(process for process in ended if has_failed(process))
+    if first in silent or fails_for_another(first):  # it has no code of its own, or that of losing the others
+        failed = [process for process in ended if has_failed(process)]
+        first = next((process for process in failed if process.exit_code != EXIT_PEERS), failed[0])
     code = EXIT_PEERS if first.exit_code == EXIT_DONE else first.exit_code
     return code if code > 0 else 128 - code
 
