@@ -48,11 +48,8 @@ def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = (), stop: int =
     If a signal stopped the run, those that ended by it, or for another process, have not failed.
 
     The order alone does not tell which was first: a process that dies closes its connections before the
-    launcher can notice its end, so another one that loses the connection may be seen to end before it.
-
-    Args:
-      ended: The processes that ended by themselves, in the order of their ends.
-      silent: Those that did not. One of them is a cause if the others say that they ended because of it.
+    launcher can notice its end, so another one that loses the connection may be seen to end before it. One of
+    the `silent`, which did not end by themselves, is a cause if the others say that they ended because of it.
     """
     failed = [process for process in ended if has_failed(process)]
     if not failed:
@@ -86,13 +83,8 @@ def summary(
     *,
     silent: str = "killed by the launcher",
 ) -> str:
-    """Return the summary of a launch that failed.
-
-    Args:
-      processes: All processes.
-      ended: The processes that ended by themselves, in the order of their ends.
-      saved: Step of the newest checkpoint; None if the launcher knows of none.
-      silent: Says what became of the processes that did not end by themselves.
+    """Return the summary of a launch that failed: of all processes, those that ended by themselves in the
+    order of their ends, and the newest checkpoint. `silent` says what became of the other processes.
     """
     others_ended = [process for process in processes if process not in ended]
     first, total = causes(ended, others_ended)[0], len(processes)
