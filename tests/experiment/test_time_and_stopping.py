@@ -167,6 +167,20 @@ def test_the_last_evaluation_that_is_cut_off_is_made_when_the_run_is_called_agai
     assert saved[20] == outcome.scores
 
 
+def test_a_run_can_be_stopped_until_its_last_save_begins(tmp_path, monkeypatch):
+    stops, saves, signals = [], [], mw.process.Signals()
+    monkeypatch.setattr(mw.process, "signals", lambda: contextlib.nullcontext(signals))
+    monkeypatch.setattr(signals, "stop", lambda step: stops.append(signals.is_over))
+    save = mw.Checkpoints.save
+    monkeypatch.setattr(
+        mw.Checkpoints, "save", lambda *what, **how: saves.append(signals.is_over) or save(*what, **how)
+    )
+    mw.run(described(tmp_path))
+    assert stops
+    assert not any(stops)
+    assert saves[-1]
+
+
 def test_a_save_at_the_step_where_scores_end_a_run_has_the_scores_of_the_end(tmp_path):
     at_end = mw.Evaluation(measure, EXAMPLES, when=100)
     evaluations = {"all": mw.Evaluation(worse, EXAMPLES, when=2), "last": at_end}
