@@ -60,6 +60,6 @@ def test_a_process_that_loses_another_one_at_the_end_ends_its_own_part_and_leave
     session.open()
     session.saving = saving = Saving()
     with pytest.raises(PeersError):
-        session.leave(None)
+        session.leave(None, lambda: None)
     assert saving.joined
     assert not session.is_open

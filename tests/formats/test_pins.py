@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.checkpoint import Checkpoints, last
-from meshwright.errors import CheckpointError, MeshwrightError
+from meshwright.errors import CheckpointError
 from meshwright.formats import is_pinned, open_source, pin, unpin
 
 
@@ -92,8 +92,8 @@ def test_half_a_checkpoint_is_not_brought_back_by_a_mark_that_came_too_late(tmp_
         checkpoints.wait()
         monkeypatch.setattr(shutil, "rmtree", be_killed)
         checkpoints.save(2, {"x": 2})
-        with pytest.raises(MeshwrightError, match="killed here"):
-            checkpoints.wait()
+        checkpoints.wait()
+    assert [*tmp_path.glob("step_00000001*")]
     monkeypatch.undo()
     with Checkpoints(tmp_path):
         assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000002"]

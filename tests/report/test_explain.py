@@ -47,8 +47,8 @@ def test_only_what_is_compiled_again_could_be_kept(tmp_path):
 
 
 def test_of_saves_the_interval_that_their_figures_call_for_is_told(tmp_path):
-    found = explained(tmp_path, {"save": 30.0}, failures=1, saves=10)
-    assert "by its own figures, every 24.49 s of work" in found.first
+    found = explained(tmp_path, {"save": 30.0}, failures=2, saves=10)
+    assert "by its own figures, every 17.32 s of work" in found.first
     assert "a save costs 3 s" in found.sentences["saves"]
 
 
