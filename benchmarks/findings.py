@@ -7,6 +7,7 @@ each test exists. `--tiny` runs one program of each kind; words choose those who
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import functools
 import inspect
 import io
@@ -28,6 +29,7 @@ import time
 import unittest.mock
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +50,7 @@ import meshwright as mw
 from meshwright import cli
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._spikes import Rule
+from meshwright.formats.readers import _file, _zarr2
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
@@ -55,6 +59,7 @@ from meshwright.models import decoder
 from meshwright.process import _connections, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
 from meshwright.storage import _settings
+from meshwright.tokens._template import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1453,6 +1458,100 @@ def a_process_that_does_not_read():
         start = time.monotonic()
         connections.broadcast({})
         return "waits" if time.monotonic() - start > 1 else "does not wait"
+
+
+# --- files and templates of strangers
+
+
+@finding(
+    "strangers",
+    "attack 6: a pipe in the place of a file of a T5X checkpoint",
+    before="is opened, and read for ever",
+    test="tests/formats/readers/test_zarr2.py::test_a_file_that_is_a_pipe_a_device_or_a_folder_is_an_error",
+)
+def a_pipe_in_a_checkpoint():
+    os.mkfifo("pipe")
+
+    def write():
+        Path("pipe").write_text("{}")
+
+    threading.Thread(target=write, daemon=True).start()
+    try:
+        _file.read_json(Path("pipe"))
+    except OSError as error:
+        return f"{error.strerror}: pipe"
+    return "is opened, and read for ever"
+
+
+@finding(
+    "strangers",
+    "attack 9: a chunk that claims 2^40 items",
+    before="MemoryError: Unable to allocate 8.00 TiB for an array with shape (8796093022208,) and data "
+    "type uint8",
+    test="tests/formats/readers/test_zarr2.py::test_a_chunk_that_claims_more_than_there_can_be_is_damage",
+)
+def a_chunk_that_claims_much():
+    Path("0").write_bytes(zlib.compress(bytes(8)))
+    metadata = _zarr2.Zarr2((1 << 40,), (1 << 40,), np.dtype("<f8"), {"id": "zlib"})
+    return _zarr2.zarr_array(Path.cwd(), "array", metadata).read((slice(0, 1),))
+
+
+@finding(
+    "strangers",
+    "attack 7: a template whose lists repeat each other 2^24 times",
+    before="100663292 characters",
+    test="tests/tokens/test_chat.py::test_a_template_reaches_nothing_and_stays_small",
+)
+def a_template_of_nested_lists():
+    twice = "{% for i in range(24) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    text = f"{{% set n = namespace(x=[]) %}}{twice}{{{{ n.x|string|length }}}}"
+    return Template(text, "x", datetime.datetime.now()).render([]) + " characters"
+
+
+# --- models, optimizers and environments of others
+
+
+@finding(
+    "models",
+    "publicbugs 7: an optimizer that needs the loss",
+    before="TypeError: reduce_on_plateau.<locals>.update_fn() missing 1 required keyword-only argument: "
+    "'value'",
+    test="tests/train/test_optimizers.py::test_an_optimizer_that_needs_the_loss_gets_that_of_the_whole_batch",
+)
+def optimizer_that_needs_the_loss():
+    return run(optimizer=optax.chain(optax.adam(0.01), optax.contrib.reduce_on_plateau())).step
+
+
+@finding(
+    "models",
+    "publicbugs 7: an optimizer that needs the loss as a function",
+    before="TypeError: scale_by_zoom_linesearch.<locals>.update_fn() missing 3 required keyword-only "
+    "arguments: 'value', 'grad', and 'value_fn'",
+    test="tests/train/test_optimizers.py"
+    "::test_an_optimizer_that_needs_the_loss_as_a_function_is_refused_with_what_to_write",
+)
+def optimizer_that_needs_a_function():
+    return run(optimizer=optax.lbfgs()).step
+
+
+class Linear(equinox.Module):
+    """A model whose mask is a module, too."""
+
+    w: jax.Array
+
+    def __call__(self, x):
+        return x @ self.w
+
+
+@finding(
+    "models",
+    "publicbugs 8",
+    before="ValueError: pytree structure error: different types at key path",
+    test="tests/train/test_optimizers.py::test_masks_and_labels_as_a_module_are_refused_with_what_to_write",
+)
+def mask_as_a_module():
+    mask = jax.tree.map(lambda x: x.ndim > 0, Linear(jnp.ones(4)))
+    return run(optimizer=optax.adamw(0.1, mask=mask)).step
 
 
 def main() -> None:

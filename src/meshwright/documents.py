@@ -33,7 +33,7 @@ def open_file(path: Path) -> BinaryIO:
       OSError: There is no file, or it is not an ordinary one: a pipe or a device may have no end.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "is not an ordinary file", str(path))
+        raise OSError(errno.ESPIPE, "is not an ordinary file", str(path))
     return path.open("rb")
 
 

@@ -19,6 +19,7 @@ alone, without a traceback, and exits with `exit_code`.
 """
 
 import difflib
+import errno
 import signal
 from collections.abc import Iterable
 from unicodedata import category
@@ -36,6 +37,13 @@ EXIT_CTRL_C = 130
 EXIT_OF_STOPS: dict[int, int] = {signal.SIGINT: EXIT_CTRL_C, signal.SIGTERM: EXIT_AGAIN}
 """The exit codes after the signals that stop a run."""
 
+OF_THE_MACHINE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "a disk is full"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.EROFS), "a disk fails"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open"),
+    **dict.fromkeys((errno.ESPIPE, errno.ELOOP, errno.EISDIR), "a file is not an ordinary one"),
+}
+"""Numbers of system errors that a program does not make itself, with their causes."""
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories of characters that control a terminal or the order of text, or cannot be encoded."""
 

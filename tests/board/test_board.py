@@ -5,12 +5,14 @@ import dataclasses
 import gc
 import inspect
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +32,7 @@ from meshwright.board import (
 from meshwright.board._entry import birth_of, namespace
 from meshwright.board._look import compared
 from meshwright.cli import main
-from meshwright.errors import EXIT_HUNG
+from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.launch._look_out import looking_out
 from meshwright.profile import find_profiles
 from meshwright.train import PhaseClock, on_board
@@ -406,3 +408,22 @@ def test_a_crafted_entry_neither_writes_to_the_terminal_nor_makes_the_reader_wai
     found = read_entries(tmp_path)[0]
     assert "\x1b" not in found.where
     assert found.beat_seconds == 10.0
+
+
+def test_the_board_of_a_run_in_a_store_is_not_where_a_link_leads(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    board_directory("s3://bucket/run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="is a link, or belongs to somebody else"):
+        board_directory("s3://bucket/run")
+
+
+def test_the_board_of_a_run_in_a_store_is_not_another_users(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    board = board_directory("s3://bucket/run")
+    board.mkdir()
+    stat = Path.stat
+    other = SimpleNamespace(st_uid=os.getuid() + 1, st_mode=stat(board).st_mode)
+    monkeypatch.setattr(Path, "stat", lambda path, **how: other if path == board else stat(path, **how))
+    with pytest.raises(UsageError, match="is a link, or belongs to somebody else"):
+        board_directory("s3://bucket/run")

@@ -1,5 +1,6 @@
 """Files of strangers, given to the commands that look at them."""
 
+import errno
 import json
 import struct
 
@@ -104,3 +105,14 @@ def test_a_clock_that_was_set_back_makes_no_negative_time(tmp_path, capsys):
         line["time"] = time
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "40 of 40 steps in 0:00:30" in called(capsys, "report", run)[1]
+
+
+def test_a_file_that_the_machine_does_not_give_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def fail(options, *, as_json):
+        raise OSError(errno.EIO, "Input/output error", f"{tmp_path}/run/metrics.jsonl")
+
+    monkeypatch.setattr("meshwright.cli._answer", fail)
+    assert called(capsys, "report", tmp_path) == (
+        1,
+        f"error: {tmp_path}/run/metrics.jsonl: Input/output error.\n",
+    )

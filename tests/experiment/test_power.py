@@ -2,13 +2,17 @@
 
 import errno
 import json
+import logging
 import os
 from pathlib import Path
 
 import pytest
 
 import meshwright as mw
+from disk import no_room_for_more_than
 from experiment.runs import experiment
+from meshwright.engine._directory import log_file
+from meshwright.engine._errors import explaining_full_disk
 from meshwright.errors import MeshwrightError
 from meshwright.metrics import newest_step, read_jsonl
 from trainer.runs import deployer, fit, trainer
@@ -84,6 +88,28 @@ def test_a_disk_that_is_full_is_told_without_a_traceback(tmp_path, caplog):
 
     with pytest.raises(MeshwrightError, match=r"a disk is full: .*No space left on device: '/tmp/x'"):
         mw.run(experiment(tmp_path, save=mw.Save(when=full)))
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.EIO, "a disk fails"),
+        (errno.EROFS, "a disk fails"),
+        (errno.EMFILE, "too many files are open"),
+        (errno.ENOENT, "its directory was removed"),
+    ],
+)
+def test_what_the_machine_fails_at_is_told_with_its_cause(tmp_path, number, cause):
+    error = OSError(number, os.strerror(number), "/tmp/x")
+    message = rf"the run ended because {cause}: .*'/tmp/x'"
+    with pytest.raises(MeshwrightError, match=message), explaining_full_disk(tmp_path / "gone"):
+        raise error
+
+
+def test_a_log_on_a_full_disk_makes_no_noise(tmp_path, capsys):
+    with log_file(tmp_path), no_room_for_more_than(1):
+        logging.getLogger("meshwright").info("much to tell")
+    assert "Logging error" not in capsys.readouterr().err
 
 
 def test_a_page_that_a_disk_has_no_room_for_is_no_traceback(tmp_path, caplog):

@@ -125,6 +125,9 @@ def test_the_day_is_a_setting_and_not_the_clock(with_template):
 
 
 DOUBLES = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"
+NESTS = (
+    "{{% set n = namespace(s=[]) %}}{{% for i in range(60) %}}{{% set n.s = {} %}}{{% endfor %}}{{{{ n.s }}}}"
+)
 GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
 
 
@@ -149,12 +152,24 @@ GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
         ("{{ messages|tojson(indent=10000000)|length }}", "a value that is too large"),
         (GROWS + "n.s ~ n.s %}{% endfor %}", "a value that is too large"),
         (GROWS + "n.s + n.s %}{% endfor %}", "a value that is too large"),
+        (NESTS.format("[n.s, n.s]"), "a value that is too large"),
+        (NESTS.format("(n.s, n.s)"), "a value that is too large"),
+        (NESTS.format("{'a': n.s, 'b': n.s}"), "a value that is too large"),
+        (NESTS.format("dict(a=n.s, b=n.s)"), "a value that is too large"),
+        (NESTS.format("[n.s] * 2"), "a value that is too large"),
         ("{{ 9 ** 999999999 }}", r"uses \*\*, which is not offered"),
     ],
 )
 def test_a_template_reaches_nothing_and_stays_small(template, message, with_template):
     with pytest.raises(InputError, match=message):
         with_template(template).text(TURNS)
+
+
+def test_a_template_that_takes_too_long_is_ended(with_template, monkeypatch):
+    monkeypatch.setattr("meshwright.tokens._template._MOST_SECONDS", 0.05)
+    search = "{{ range(9999) | map('string') | select('in', range(9999) | map('string') | list) | list }}"
+    with pytest.raises(InputError, match=r"takes more than 0\.05 seconds"):
+        with_template(search).text(TURNS)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 
 from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
-from meshwright.errors import printable
+from meshwright.errors import UsageError, printable
 from meshwright.storage import is_address, local_path
 
 _NBYTES = 4096
@@ -77,11 +77,19 @@ def board_directory(place: str) -> Path:
 
     Args:
       place: The run directory or its URL.
+
+    Raises:
+      UsageError: The temporary directory is a link, or somebody else's: everybody may write where it lies.
     """
     if not is_address(place):
         return local_path(place) / "board"
     name = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir(), f"meshwright-board-{os.getuid()}-{name}")
+    path = Path(tempfile.gettempdir(), f"meshwright-board-{os.getuid()}-{name}")
+    if os.path.lexists(path) and (path.is_symlink() or path.stat().st_uid != os.getuid()):
+        raise UsageError(
+            f"{path} is a link, or belongs to somebody else. Look at it and remove it, or set TMPDIR."
+        )
+    return path
 
 
 def here() -> tuple[str, int, str, str]:

@@ -18,7 +18,7 @@ from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
 from meshwright.cli._signals import STOPPED, end_at_once
-from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, Interrupted, MeshwrightError
+from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, OF_THE_MACHINE, Interrupted, MeshwrightError
 
 __all__ = ["main"]
 
@@ -48,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _answer(_options(words, started), as_json=as_json)
     except MeshwrightError as error:
         return _refuse(error, as_json=as_json)
+    except OSError as error:
+        if error.errno not in OF_THE_MACHINE:
+            raise
+        return _refuse(MeshwrightError(f"{error.filename or 'a file'}: {error.strerror}."), as_json=as_json)
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         _leave(EXIT_CTRL_C)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.crc32 import crc32
-from meshwright.documents import parse_object, read_file
+from meshwright.documents import open_file, parse_object, read_file
 from meshwright.durable import fsync_directory, write_whole
 from meshwright.errors import DamagedError
 
@@ -108,7 +108,8 @@ def read_block(store: Path, block: int) -> Block:
     """Return a block, mapped into memory, with its checksum verified."""
     path, known = _file(store, block), _parsed(_manifest(store, block), "tokens", "documents", "crc32")
     try:
-        content = np.memmap(path, "<u4", "r")
+        with open_file(path) as file:
+            content = np.memmap(file, "<u4", "r")
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from None
     if len(content) != known["tokens"] + known["documents"] or crc32(content.data) != known["crc32"]:
@@ -123,7 +124,7 @@ def _read_weights(store: Path, block: int, known: dict[str, Any]) -> np.ndarray 
     if "weights_crc32" not in known:
         return None
     try:
-        found = np.fromfile(_weights(store, block), np.uint8)
+        found = np.frombuffer(read_file(_weights(store, block)), np.uint8)
     except OSError as error:
         raise _damaged(_weights(store, block), str(error)) from None
     if len(found) != known["tokens"] or crc32(found.data) != known["weights_crc32"]:

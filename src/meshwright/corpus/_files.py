@@ -7,9 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.documents import parse_object, read_file
+from meshwright.documents import parse_object
 from meshwright.errors import InputError, UsageError
-from meshwright.storage import Directory, ObjectPath, is_address, is_file_name, local_path, location
+from meshwright.storage import (
+    Directory,
+    ObjectPath,
+    is_address,
+    is_file_name,
+    local_path,
+    location,
+    read_each,
+)
 
 KINDS = {
     ".jsonl": "jsonl",
@@ -178,8 +186,7 @@ def _of_datasets(place: Directory) -> list[File] | None:
     if not (place / "state.json").is_file():
         return None
     try:
-        content = place / "state.json"
-        state = parse_object(content.read_bytes() if isinstance(content, ObjectPath) else read_file(content))
+        state = parse_object(read_each([place / "state.json"])[0])
         names = [each["filename"] for each in state["_data_files"]]
         if not all(isinstance(name, str) and is_file_name(name) for name in names) or not names:
             raise ValueError(f"the names of its files are {json.dumps(names):.80}")

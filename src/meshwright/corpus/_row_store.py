@@ -15,6 +15,7 @@ from meshwright.corpus._blocks import Block, read_block, write_alone
 from meshwright.corpus._packing import VERSION, Rows, filled_rows, one_by_one, packed
 from meshwright.corpus._store import Store
 from meshwright.crc32 import crc32
+from meshwright.documents import open_file, read_file
 
 _KEPT = 64
 """Blocks whose rows are kept in memory, and whose tokens are mapped."""
@@ -95,7 +96,8 @@ class RowStore:
     def _num_rows(self, block: int) -> int:
         path = self._file(block)
         try:
-            _, num_rows, num_pieces = np.fromfile(path, "<i8", 3).tolist()
+            with open_file(path) as file:
+                _, num_rows, num_pieces = np.frombuffer(file.read(24), "<i8").tolist()
             if path.stat().st_size == 8 * (4 + num_rows + 2 * num_pieces):
                 return num_rows
         except (OSError, ValueError):
@@ -120,8 +122,8 @@ def _as_bytes(rows: Rows) -> bytes:
 def _read(path: Path) -> Rows | None:
     """Return the rows in a file; None if it is not there, or damaged."""
     try:
-        found = np.fromfile(path, "<i8")
-    except OSError:
+        found = np.frombuffer(read_file(path), "<i8")
+    except (OSError, ValueError):
         return None
     if len(found) < 4 or crc32(found[1:].tobytes()) != found[0]:
         return None

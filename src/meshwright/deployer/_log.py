@@ -128,6 +128,7 @@ def _logger(opened: contextlib.ExitStack, workdir: Path | None, *, on_screen: bo
     handlers: list[logging.Handler] = [_Screen(logging.INFO)] if on_screen else []
     if workdir is not None:
         file = logging.FileHandler(workdir / (f"log-{index}.txt" if index else "log.txt"), delay=True)
+        file.handleError = lambda record: None  # a full disk ends the run with one message of its own
         opened.callback(file.close)
         handlers.append(file)
     for handler in handlers:

@@ -159,6 +159,7 @@ def log_file(directory: Path) -> Iterator[None]:
     path = directory / _log_name()
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path)
+    handler.handleError = nothing  # a full disk ends the run with one message of its own
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", FORMAT))
     level = log.level
     log.addHandler(handler)

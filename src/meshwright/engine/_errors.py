@@ -5,7 +5,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError, PeersError
+from meshwright.errors import OF_THE_MACHINE, MeshwrightError, PeersError
 
 
 @contextlib.contextmanager
@@ -28,14 +28,17 @@ def errors_naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> 
 
 @contextlib.contextmanager
 def explaining_full_disk(directory: Path) -> Iterator[None]:
-    """Replace the error of a full disk in the block by one that says how to go on."""
+    """Replace the error of a disk that is full or fails in the block by one that says how to go on."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        is_gone = isinstance(error, FileNotFoundError) and not directory.exists()
+        cause = "its directory was removed" if is_gone else OF_THE_MACHINE.get(error.errno or 0)
+        if cause is None:
             raise
+        space = "Free some space there, or, if the run directory is a URL, set TMPDIR to a larger directory. "
         raise MeshwrightError(
-            f"the run ended because a disk is full: {error}. The run writes its files to {directory}.\n"
-            "  Free some space there, or, if the run directory is a URL, set TMPDIR to a larger directory. "
+            f"the run ended because {cause}: {error}. The run writes its files to {directory}.\n"
+            f"  {space if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''}"
             "Then run the same command again: it continues from the newest checkpoint."
         ) from error

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.documents import parse_object
+from meshwright.documents import parse_object, read_file
 from meshwright.errors import UsageError
 from meshwright.tokens import check_keys
 
@@ -122,7 +122,7 @@ def _from_file(path: Path) -> Any:
             "  Install it: pip install 'meshwright[tokenizers]'."
         ) from None
     try:
-        described = json.loads(file.read_text(encoding="utf-8"))
+        described = json.loads(read_file(file))
         # They are of the batches that it was saved with, and would cut prompts off.
         rest = {name: x for name, x in described.items() if name not in ("truncation", "padding")}
         tokenizer = package.Tokenizer.from_str(json.dumps(rest))
@@ -138,7 +138,7 @@ def _check_ends(file: Path, tokenizer: Any) -> None:
     """Check that a tokenizer puts those tokens around a text that the config beside it says."""
     config = file.with_name("tokenizer_config.json")
     try:
-        said = parse_object(config.read_bytes()) if config.is_file() else {}
+        said = parse_object(read_file(config)) if config.is_file() else {}
     except ValueError as error:
         raise UsageError(f"{config} is not a tokenizer's config: {error}.") from None
     check_keys(config, said)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from meshwright.documents import parse_object
 from meshwright.errors import MeshwrightError
@@ -78,7 +78,7 @@ class _Common(BaseModel):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
-    n: int = Field(1, ge=1, le=_MOST_ROWS)
+    n: Annotated[int, BeforeValidator(lambda n: 1 if n is None else n)] = Field(1, ge=1, le=_MOST_ROWS)
     seed: int | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
     stream: bool | None = False

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
+from meshwright.documents import read_file
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.storage import _fsspec, _settings
 from meshwright.storage._place import is_address, local_path
@@ -260,17 +261,17 @@ def write_later(path: ObjectPath, content: bytes) -> "Future[None]":
 
 
 def read_each(paths: Sequence[Directory]) -> list[bytes]:
-    """Return the contents of small files; those in stores are requested concurrently.
+    """Return the contents of files, which may be anybody's; those in stores are requested concurrently.
 
     Args:
       paths: Paths of files.
 
     Raises:
-      FileNotFoundError: A file does not exist.
+      OSError: A file does not exist, or is not an ordinary one.
     """
     asked = [(path, path.request() if isinstance(path, ObjectPath) else None) for path in paths]
     return [
-        path.answer(request) if isinstance(path, ObjectPath) and request else path.read_bytes()
+        path.answer(request) if isinstance(path, ObjectPath) and request else read_file(Path(str(path)))
         for path, request in asked
     ]
 

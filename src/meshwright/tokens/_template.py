@@ -12,6 +12,7 @@ import datetime
 import json
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from meshwright.tokens._folder import needed
 Span = tuple[int, int]
 LONGEST = 1 << 24
 """The largest number of characters that a template may write."""
-_MOST_ROUNDS = 1_000_000
+_MOST_ROUNDS, _MOST_SECONDS = 1_000_000, 5
 _NOT_OFFERED = ("batch", "center", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
 """Filters of Jinja that may make large values of small ones, or others each time. Chats do not need them."""
 _PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")
@@ -30,7 +31,7 @@ _WIDE = re.compile(r"\d{5}|[*]|\{[^{}]*\{")
 """In the text of a format: a width of five digits, or one that is an argument."""
 _OPENED, _CLOSED = "\ud800", "\udfff"
 """Marks around generation blocks. Halves of surrogate pairs are in no text."""
-_COUNTED, _JOINED = "counted loop", "joined text"  # no template can name them, with their spaces
+_COUNTED, _JOINED, _NESTED = "counted loop", "joined text", "nested value"  # spaces: no template names them
 
 
 class Template:
@@ -131,6 +132,7 @@ class _Budget(threading.local):
     def begin(self, opened: str, closed: str) -> None:
         self.opened, self.closed = opened, closed
         self.written = self.rounds = 0
+        self.until = time.thread_time() + _MOST_SECONDS
 
     def wrote(self, size: int) -> None:
         self.written += size
@@ -148,7 +150,18 @@ class _Budget(threading.local):
     def called(self) -> None:
         """Count a call of a macro or a method as a round of a loop."""
         for _ in self.counted((None,)):
-            pass
+            if time.thread_time() > self.until:
+                raise _RefusedError(f"it takes more than {_MOST_SECONDS} seconds.")
+
+    def nested(self, value: Any) -> Any:
+        """Return a list or mapping of the template, if it holds not too many values within each other."""
+        _check_size(_extent(value, {}))
+        self.called()
+        return value
+
+    def is_in(self, item: Any, items: Any) -> bool:
+        self.called()
+        return item in items
 
     def marked(self, text: str) -> str:
         """Return the text of a generation block with its marks."""
@@ -176,8 +189,10 @@ def _environment(jinja: Any, budget: _Budget, date: datetime.datetime) -> Any:
     )
     # The context as an argument keeps Jinja from calling it when it compiles.
     counted = jinja.pass_context(lambda _, items: budget.counted(items))
+    nested = jinja.pass_context(lambda _, value: budget.nested(value))
     made.filters = {name: each for name, each in made.filters.items() if name not in _NOT_OFFERED}
-    made.filters |= {"tojson": tojson, _COUNTED: counted, _JOINED: _joined}
+    made.filters |= {"tojson": tojson, _COUNTED: counted, _JOINED: _joined, _NESTED: nested}
+    made.tests = {**made.tests, "in": budget.is_in}
     made.filters |= _growing(jinja)
     made.globals.pop("lipsum")
     made.globals |= {"raise_exception": raise_exception, "strftime_now": date.strftime}
@@ -196,6 +211,7 @@ def _sandbox(jinja: Any, budget: _Budget) -> Any:
 
         def call(self, context: Any, function: Any, *args: Any, **named: Any) -> Any:
             budget.called()
+            _check_size(_extent(named, {}) if function is dict else 0)
             method = getattr(function, "__wrapped__", function)  # Jinja wraps `format`
             if isinstance(owner := getattr(method, "__self__", None), str):
                 _check_call(method.__name__, owner, [*args, *named.values()])
@@ -218,11 +234,29 @@ def _bounding(jinja: Any) -> Any:
             node.iter = through(_COUNTED, node.iter)
             return self.generic_visit(node)
 
+        def visit_List(self, node: Any) -> Any:  # noqa: N802
+            self.generic_visit(node)
+            is_plain = all(isinstance(each, jinja.nodes.Const) for each in node.iter_child_nodes())
+            return node if is_plain or getattr(node, "ctx", "load") != "load" else through(_NESTED, node)
+
+        visit_Tuple = visit_Dict = visit_List  # noqa: N815
+
         def visit_Concat(self, node: Any) -> Any:  # noqa: N802
             self.generic_visit(node)
             return through(_JOINED, jinja.nodes.List(node.nodes, lineno=node.lineno))
 
     return Bounding()
+
+
+def _extent(value: Any, known: dict[int, int]) -> int:
+    """Return the number of values in nested lists and mappings; `known` has that of those seen before."""
+    if not isinstance(value, list | tuple | Mapping):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = LONGEST  # where it is within itself
+        inner = value.values() if isinstance(value, Mapping) else value
+        known[id(value)] = 1 + sum(_extent(each, known) for each in inner)
+    return known[id(value)]
 
 
 def _joined(parts: Sequence[Any]) -> str:

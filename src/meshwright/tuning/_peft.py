@@ -19,7 +19,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays import Source, source_of
 from meshwright.checkpoint import staged
-from meshwright.documents import parse_object
+from meshwright.documents import parse_object, read_file
 from meshwright.durable import write_whole
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.formats import open_source, write_safetensors
@@ -144,7 +144,7 @@ def _directory(described: Path) -> Path:
 
 def _settings(path: Path) -> Mapping[str, Any]:
     try:
-        found = parse_object(path.read_bytes())
+        found = parse_object(read_file(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path}, which describes the adapter, does not exist.") from None
     except ValueError as error:

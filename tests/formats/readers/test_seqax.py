@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 from pathlib import Path
 
 import jax
@@ -10,7 +11,7 @@ import zarr
 from formats.readers import written
 from meshwright import tree
 from meshwright.arrays import LazyArray, as_source, restore
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError, DamagedError, MeshwrightError
 from meshwright.formats import export_seqax, open_source
 from meshwright.formats.readers import _zarr
 from meshwright.storage import location
@@ -19,6 +20,18 @@ from meshwright.storage import location
 @pytest.fixture
 def run(tmp_path):
     return written.seqax(tmp_path)
+
+
+@pytest.mark.parametrize("name", [".zattrs", "['params']['w']/.zarray", "['params']['w']/0.0"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_file_that_is_a_pipe_a_device_or_a_folder_is_an_error(run, name, make):
+    path = run / "0000000007" / name
+    path.unlink()
+    make(path)
+    with pytest.raises(
+        (OSError, MeshwrightError), match=name.rpartition("/")[2].replace("0.0", r"0.0|\\{0, 0\\}")
+    ):
+        np.asarray(open_source(run / "0000000007").arrays()["params/w"])
 
 
 def test_the_newest_step_is_chosen_by_number_among_whatever_lies_there(run):

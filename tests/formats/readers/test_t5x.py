@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -18,7 +17,7 @@ from formats.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, restor
 from meshwright import tree
 from meshwright.arrays import cast, load, load_lazily
 from meshwright.errors import CheckpointError, DamagedError, UsageError
-from meshwright.storage import _obstore, location
+from meshwright.storage import _obstore, _path, location
 
 RANDOM = np.random.default_rng(0)
 KERNEL = RANDOM.standard_normal((12, 8), np.float32)
@@ -190,8 +189,8 @@ def test_only_the_chunks_that_are_wanted_are_read(written):
 
 def test_a_chunk_is_read_once_for_all_devices_of_a_process(written, mesh, monkeypatch):
     source = mw.open_source(written(chunks={"target/decoder/wi/kernel": (6, 8)}))
-    read, read_bytes = [], Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
+    read, read_file = [], _path.read_file
+    monkeypatch.setattr(_path, "read_file", lambda path: read.append(path.name) or read_file(path))
     restored(mw.arrays.subtree(source, "target/decoder/wi"), mesh)
     assert sorted(read) == ["0.0", "1.0"]
 

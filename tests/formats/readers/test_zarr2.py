@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Barrier
@@ -38,6 +39,25 @@ def written(tmp_path):
         return folder
 
     return write
+
+
+@pytest.mark.parametrize("name", [".zarray", "0.0"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_file_that_is_a_pipe_a_device_or_a_folder_is_an_error(written, name, make):
+    path = written() / name
+    path.unlink()
+    make(path)
+    with pytest.raises(OSError, match=rf"is not an ordinary file: .*{name}"):
+        np.asarray(open_source(path.parents[1]).arrays()["target/w"])
+
+
+@pytest.mark.parametrize("compressor", [None, {"id": "zlib", "level": 1}, BLOSC])
+def test_a_chunk_that_claims_more_than_there_can_be_is_damage(written, compressor):
+    path = written(compressor=compressor) / ".zarray"
+    claims = {"chunks": [1 << 40, 8]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | claims))
+    with pytest.raises(DamagedError, match=r"not possible|instead of"):
+        np.asarray(open_source(path.parents[1]).arrays()["target/w"])
 
 
 def spec_with(metadata):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.documents import check_depth, parse_json
+from meshwright.documents import check_depth, open_file, parse_json
 from meshwright.errors import DamagedError
-from meshwright.storage import Directory, ObjectBytes, ObjectPath, Part
+from meshwright.storage import Directory, ObjectBytes, ObjectPath, Part, read_each
 
 
 class File:
@@ -31,7 +31,8 @@ class File:
         if isinstance(path, ObjectPath):
             self._bytes = ObjectBytes([Part(path, 0, self.nbytes)])
         else:
-            self._bytes = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+            with open_file(path) as file:
+                self._bytes = os.dup(file.fileno())
             weakref.finalize(self, os.close, self._bytes)
 
     def __getitem__(self, part: slice) -> np.ndarray:
@@ -108,7 +109,7 @@ def read_json(path: Directory) -> Any:
       DamagedError: It is not JSON.
     """
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_each([path])[0])
         check_depth(found)
         return found
     except ValueError as error:

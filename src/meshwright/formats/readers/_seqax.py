@@ -79,7 +79,7 @@ def _steps(place: Directory) -> dict[int, Directory]:
 
 def _is_committed(directory: Directory) -> bool:
     try:
-        return json.loads((directory / ".zattrs").read_bytes()).get("write_completed") is True
+        return json.loads(read_each([directory / ".zattrs"])[0]).get("write_completed") is True
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
         return False
 

@@ -16,7 +16,7 @@ from meshwright.arrays import LazyArray
 from meshwright.documents import parse_json
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats.readers._zarr2 import ZARRAY, Zarr2, zarr_array
-from meshwright.storage import Directory
+from meshwright.storage import Directory, read_each
 
 _SPEC = {"driver", "kvstore", "metadata"}
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -88,7 +88,7 @@ def _folder(leaf: Any) -> str:
 
 def _zarray(file: Directory) -> Zarr2 | None:
     try:
-        content = file.read_bytes()
+        content = read_each([file])[0]
     except FileNotFoundError:
         return None
     return _parsed(file, lambda: parse_json(content))

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from meshwright.errors import MeshwrightError, UsageError
+from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.storage import Directory, ObjectPath
 
 _CACHED = 16 << 20
@@ -71,6 +71,9 @@ def store_of(directory: Directory, context: Any = None) -> Any:
     if isinstance(directory, ObjectPath):
         spec = {"driver": "http", "base_url": _served(directory)}
     else:
+        for path in directory.rglob("*"):
+            if path.is_fifo() or path.is_char_device():
+                raise CheckpointError(f"{path} is not an ordinary file, and may have no end. Remove it.")
         spec = {"driver": "file", "path": f"{directory}/"}
     return tensorstore.KvStore.open(spec, context=context or shared_context()).result()
 

@@ -22,13 +22,14 @@ from meshwright.arrays import Index, LazyArray, bounds_of, shares_of
 from meshwright.errors import CheckpointError, DamagedError, UsageError
 from meshwright.formats._deflate import inflated
 from meshwright.formats.readers._tensorstore import tensorstore_for
-from meshwright.storage import Directory
+from meshwright.storage import Directory, read_each
 
 ZARRAY = ".zarray"
 
 _NUM_THREADS, _IN_FLIGHT_NBYTES = 4, 64 << 20
 """Limits for the chunks of one array that are read at a time: their number, and their total bytes."""
 
+_LARGEST_RATIO = 1 << 21  # of bz2, which compresses zeros the most
 _KEYS = {
     *("zarr_format", "shape", "chunks", "dtype", "compressor", "filters", "order"),
     *("dimension_separator", "fill_value"),  # a missing chunk is damage, whatever it would be filled with
@@ -142,7 +143,7 @@ class _Chunks:
     def _chunk(self, place: tuple[int, ...]) -> np.ndarray:
         path = self.directory / (self.zarr.separator.join(map(str, place)) or "0")
         try:
-            content = path.read_bytes()
+            content = read_each([path])[0]
         except FileNotFoundError:
             raise DamagedError(
                 f"{self.name}: the chunk {path} is missing. Copy the whole checkpoint again."
@@ -154,6 +155,8 @@ class _Chunks:
 def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
     """Return the values of a chunk."""
     try:
+        if zarr.chunk_nbytes > _LARGEST_RATIO * (len(content) + 1):
+            raise ValueError(f"{zarr.chunk_nbytes:,} bytes in {len(content):,} are not possible")
         plain = _decompressed(content, zarr)
     except ValueError as error:
         if isinstance(error, UsageError):

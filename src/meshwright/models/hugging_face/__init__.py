@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from meshwright import tree
 from meshwright.arrays import LazyArray, Source, source_of
-from meshwright.documents import parse_object
+from meshwright.documents import parse_object, read_file
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, t5
@@ -226,7 +226,7 @@ def export_model(
     copied = place / "config.json"
     others = {} if isinstance(described, Mapping) else _beside(local_path(described))
     check_companions(place, others)
-    if copied.exists() and copied.read_bytes() != said:
+    if copied.exists() and read_file(copied) != said:
         raise UsageError(f"{copied} exists already, and differs from the model's: choose another directory.")
     written = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
     if not copied.exists():
@@ -238,7 +238,7 @@ def export_model(
 def _content(described: str | Path | Mapping[str, Any]) -> bytes:
     if isinstance(described, Mapping):
         return json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"
-    return _file(local_path(described)).read_bytes()
+    return read_file(_file(local_path(described)))
 
 
 def _beside(described: Path) -> dict[str, bytes]:
@@ -258,7 +258,7 @@ def _file(path: Path) -> Path:
 def _read(path: Path) -> Mapping[str, Any]:
     file = _file(path)
     try:
-        return parse_object(file.read_bytes())
+        return parse_object(read_file(file))
     except FileNotFoundError:
         raise CheckpointError(
             f"{file}, which describes the model, does not exist; `save_pretrained` writes it."

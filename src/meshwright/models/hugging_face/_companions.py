@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from meshwright.documents import read_file
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.process import on_lead
 from meshwright.storage import local_path
@@ -51,9 +52,7 @@ def check_companions(directory: Path, contents: Mapping[str, bytes]) -> None:
     """Check that files can be written to a directory, or are there already."""
     for name, content in contents.items():
         path = directory / name
-        if os.path.lexists(path) and (
-            path.is_symlink() or not path.is_file() or path.read_bytes() != content
-        ):
+        if os.path.lexists(path) and (path.is_symlink() or read_file(path) != content):
             raise UsageError(
                 f"{path} exists already, and differs from the model's: choose another directory."
             )
