@@ -1,5 +1,6 @@
 """Optimizers put together: the numbers, to the last place, of one that can be computed by hand."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +82,85 @@ def test_norms_are_told_of_what_a_pattern_matches_and_is_trained():
 )
 def test_updates_of_another_shape_or_structure_than_the_parameters_are_told(tx, is_told):
     with pytest.raises(UsageError, match=rf"shapes of the parameters: {is_told}(.|\n)*single examples"):
+        trained(tx)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.polyak_sgd(0.1),
+        optax.contrib.momo_adam(0.1),
+        mw.train.skip_exploding(
+            optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(0.5, patience=1))
+        ),
+        mw.train.by_path([("w", optax.polyak_sgd(0.1)), ("b", optax.sgd(0.1))]),
+    ],
+    ids=["polyak", "momo", "plateau", "by_path"],
+)
+def test_an_optimizer_that_needs_the_loss_gets_that_of_the_whole_batch(tx):
+    """Rows of weight 0 make the pieces of the batch count differently."""
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.normal(size=(32, 4)).astype(np.float32), "weight": np.float32(rng.random(32) < 0.5)}
+
+    def of(params, batch):
+        errors = (batch["x"] @ params["w"] + params["b"] - 1) ** 2
+        return mw.Mean.of(errors, batch["weight"])
+
+    params, by_hand = START, tx.init(START)
+    state, step = mw.train.state_from(START, tx, 0, LAYOUT), mw.make_step(of, tx, LAYOUT, microbatches=4)
+    for _ in range(4):
+        value, grads = jax.value_and_grad(lambda params: of(params, batch).value)(params)
+        updates, by_hand = tx.update(grads, by_hand, params, value=value, grad=grads)
+        params = optax.apply_updates(params, updates)
+        state, _ = step(state, batch)
+    for name, x in params.items():
+        np.testing.assert_allclose(state.params[name], x, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tx", "name"),
+    [
+        (optax.lbfgs(), "zoom_linesearch.*'value_fn'"),
+        (optax.contrib.sophia(0.1), "obj_fn must"),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), "lookahead"),
+        (optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1), opaque_mode=True), "grad_fn must"),
+    ],
+    ids=["lbfgs", "sophia", "lookahead", "sam"],
+)
+def test_an_optimizer_that_needs_the_loss_as_a_function_is_refused_with_what_to_write(tx, name):
+    with pytest.raises(UsageError, match=rf"asks for more than .*{name}(.|\n)*mw.Trainer\(train_step="):
+        trained(tx)
+
+
+class Net(eqx.Module):
+    w: jax.Array
+    b: jax.Array
+
+    def __call__(self, x):
+        return x @ self.w + self.b
+
+
+_NET = Net(jnp.ones(4), jnp.ones(1))
+_MASK = jax.tree.map(lambda x: x.size > 1, _NET)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adamw(0.1, mask=_MASK),
+        optax.masked(optax.sgd(0.1), _MASK),
+        optax.chain(optax.clip(1.0), optax.add_decayed_weights(0.1, _MASK)),
+        optax.multi_transform(
+            {"a": optax.sgd(0.1), "b": optax.set_to_zero()},
+            jax.tree.map(lambda x: "a" if x.size > 1 else "b", _NET),
+        ),
+    ],
+)
+def test_masks_and_labels_as_a_module_are_refused_with_what_to_write(tx):
+    is_told = (
+        r"are a Net, but the parameters are a dict of arrays by name: b, w\.\n.*lambda params: .*by_path"
+    )
+    with pytest.raises(UsageError, match=is_told):
         trained(tx)
 
 

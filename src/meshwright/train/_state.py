@@ -1,5 +1,7 @@
 """The training state between two steps. A restart needs only this and the position in the data."""
 
+import re
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -15,7 +17,8 @@ from typing_extensions import TypeVar
 from meshwright import process, tree
 from meshwright.collector import collector_paused
 from meshwright.docstrings import documented
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, listed, nearest
+from meshwright.metrics import Mean
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.shown import mesh_of, size_text, values_of
@@ -43,6 +46,9 @@ class Variables(Generic[Params]):
     def __repr__(self) -> str:
         return f"Variables({_shown(self, 'params', 'model_state')})"
 
+
+_LACKS = "required keyword-only argument"
+"""The words of Python's error if an optimizer is not given what it needs."""
 
 Init = Callable[[jax.Array], Params | Variables[Params]]
 """A function that makes the parameters from a PRNG key, or `Variables` for a model with a state."""
@@ -194,17 +200,64 @@ def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
     """Return `optimizer.init(params)`.
 
     Raises:
-      UsageError: The optimizer's labels or masks are in a dictionary of another type than the parameters.
+      UsageError: The optimizer's labels or masks are in a tree of another type than the parameters.
     """
     try:
         return optimizer.init(params)
     except (ValueError, TypeError) as error:
-        if "FrozenDict" not in str(error):
+        if "FrozenDict" in str(error):
+            raise UsageError(
+                "the optimizer's labels or masks and the parameters must be of one type; "
+                "one is a FrozenDict, the other a dict.\n  Give plain dicts: flax.core.unfreeze(labels), "
+                "unfreeze(params). To train only some parameters, Trainer(trainable='lora/.*') needs no labels."
+            ) from error
+        if (kind := _kind_of_masks(error)) not in (None, type(params).__name__):
+            raise UsageError(
+                f"the optimizer's mask or labels are a {kind}, but the parameters are a "
+                f"{type(params).__name__} of arrays by name: {listed(tree.leaf_names(params))}.\n"
+                "  Give a function of the parameters, lambda params: jax.tree.map(lambda x: x.ndim > 1, params)"
+                "; or patterns of names, by mw.train.by_path or mw.train.decay_by_path."
+            ) from error
+        raise
+
+
+def _kind_of_masks(error: Exception) -> str | None:
+    """Return the type of the masks or labels that optax worked on when it failed, if they are a tree.
+
+    A module is one, although it can be called: optax then calls it, and fails with any error. The optimizer
+    is a closure, so only the frames of the traceback show what it holds.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for masks in (frame.f_locals.get(name) for name in ("mask", "param_labels")):
+            if masks is not None and all(isinstance(x, bool | str) for x in jax.tree.leaves(masks)):
+                return type(masks).__name__
+    return None
+
+
+def updated(
+    optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Mean
+) -> tuple[PyTree, optax.OptState]:
+    """Return `optimizer.update(grads, opt_state, params)`, with the loss and the gradients if it needs them.
+
+    Raises:
+      UsageError: The optimizer asks for what a step does not have, such as the loss as a function.
+    """
+    update = partial(optimizer.update, grads, opt_state, params)
+    try:
+        try:
+            return update()
+        except TypeError as error:
+            if _LACKS not in str(error):
+                raise
+            # Only now, as some transformations refuse what they do not need.
+            return update(value=loss.value, grad=grads)
+    except (TypeError, ValueError, AttributeError) as error:
+        if not re.search(f"value_fn|obj_fn|grad_fn|{_LACKS}|has no attribute 'fast'", str(error)):
             raise
         raise UsageError(
-            "the optimizer's labels or masks and the parameters must be of one type; "
-            "one is a FrozenDict, the other a dict.\n  Give plain dicts: flax.core.unfreeze(labels), "
-            "unfreeze(params). To train only some parameters, Trainer(trainable='lora/.*') needs no labels."
+            "the optimizer asks for more than the gradients, the parameters and the loss, as optax.lbfgs, "
+            f"lookahead, contrib.sophia and an opaque contrib.sam do: {error}\n"
+            "  Make the update yourself, with what it asks for: mw.Trainer(train_step=...) or mw.Step."
         ) from error
 
 

@@ -53,7 +53,7 @@ from meshwright.train._placed import placed, refuse_donated, shardings_of
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._schedule import PipelineSchedule
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
-from meshwright.train._state import TrainState
+from meshwright.train._state import TrainState, updated
 from meshwright.train._trainable import Tx, as_trainable, joined
 from meshwright.tree import PyTree
 
@@ -366,7 +366,7 @@ def make_step(
         )
         before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
         with kept_complex(), jax.named_scope("optimizer"):  # a row of `meshwright trace`
-            updates, opt_state = only.optimizer.update(grads, before, trained)
+            updates, opt_state = updated(only.optimizer, grads, before, trained, metrics["loss"])
             _check_updates(trained, updates)
             params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(global_norm(grads), jnp.ones((), jnp.float32))
