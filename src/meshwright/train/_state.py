@@ -18,7 +18,6 @@ from meshwright import process, tree
 from meshwright.collector import collector_paused
 from meshwright.docstrings import documented
 from meshwright.errors import UsageError, listed, nearest
-from meshwright.metrics import Mean
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.shown import mesh_of, size_text, values_of
@@ -209,14 +208,15 @@ def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
             raise UsageError(
                 "the optimizer's labels or masks and the parameters must be of one type; "
                 "one is a FrozenDict, the other a dict.\n  Give plain dicts: flax.core.unfreeze(labels), "
-                "unfreeze(params). To train only some parameters, Trainer(trainable='lora/.*') needs no labels."
+                "unfreeze(params).\n  To train only some parameters, Trainer(trainable='lora/.*') needs no "
+                "labels."
             ) from error
         if (kind := _kind_of_masks(error)) not in (None, type(params).__name__):
             raise UsageError(
                 f"the optimizer's mask or labels are a {kind}, but the parameters are a "
                 f"{type(params).__name__} of arrays by name: {listed(tree.leaf_names(params))}.\n"
-                "  Give a function of the parameters, lambda params: jax.tree.map(lambda x: x.ndim > 1, params)"
-                "; or patterns of names, by mw.train.by_path or mw.train.decay_by_path."
+                "  Give a function of the parameters, lambda params: jax.tree.map(lambda x: x.ndim > 1, "
+                "params); or patterns of names, by mw.train.by_path or mw.train.decay_by_path."
             ) from error
         raise
 
@@ -235,9 +235,9 @@ def _kind_of_masks(error: Exception) -> str | None:
 
 
 def updated(
-    optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Mean
+    optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Any
 ) -> tuple[PyTree, optax.OptState]:
-    """Return `optimizer.update(grads, opt_state, params)`, with the loss and the gradients if it needs them.
+    """Return `optimizer.update(grads, opt_state, params)`, with `loss`, a `Mean`, and the gradients if it needs them.
 
     Raises:
       UsageError: The optimizer asks for what a step does not have, such as the loss as a function.
