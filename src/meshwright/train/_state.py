@@ -237,7 +237,7 @@ def _kind_of_masks(error: Exception) -> str | None:
 def updated(
     optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Any
 ) -> tuple[PyTree, optax.OptState]:
-    """Return `optimizer.update(grads, opt_state, params)`, with `loss`, a `Mean`, and the gradients if it needs them.
+    """Return what `optimizer.update` does, which gets `loss`, a `Mean`, and the gradients if it needs them.
 
     Raises:
       UsageError: The optimizer asks for what a step does not have, such as the loss as a function.
