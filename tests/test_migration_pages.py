@@ -297,7 +297,7 @@ DENIED = {
         "pipelines": "text_classification|zero_shot",
     },
     "keras": {
-        "`ReduceLROnPlateau`, other callbacks": "plateau|callback",
+        "other callbacks": "callback",
         "Layers and preprocessing layers": "conv2d|preprocess",
         "losses and metrics by name": "accuracy|auc|mean_squared",
         "callbacks as classes": "callback",

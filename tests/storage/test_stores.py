@@ -80,7 +80,7 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(s3_faults, s3_run):
     assert path.answer(path.request(5, 1 << 19)) == content[5 : 1 << 19]
     s3_faults.fault = lambda request: "cut" if request.method == "GET" else None
     with pytest.raises(MeshwrightError, match="cannot read s3://"):
-        path.read_bytes()
+        path.impatient().read_bytes()
 
 
 def test_a_store_that_refuses_for_ever_is_told_of(s3_faults, s3_run):
