@@ -46,9 +46,7 @@ def by_name(
     parameters, fixed = _parameters(function, what), _fixed(function)
     first = takewhile(lambda p: p.kind is Parameter.POSITIONAL_ONLY and p.name in available, parameters)
     positional = [parameter.name for parameter in first]
-    named = {
-        p.name for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    }
+    named = {p.name for p in parameters if p.kind in _BY_KEYWORD}
     if any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
         named |= {*available} - {*positional}
     keywords = [name for name in available if name in named - fixed]

@@ -7,17 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.documents import parse_object
+from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError, UsageError
-from meshwright.storage import (
-    Directory,
-    ObjectPath,
-    is_address,
-    is_file_name,
-    local_path,
-    location,
-    read_each,
-)
+from meshwright.storage import Directory, ObjectPath, is_address, is_file_name, local_path, location
 
 KINDS = {
     ".jsonl": "jsonl",
@@ -186,7 +178,8 @@ def _of_datasets(place: Directory) -> list[File] | None:
     if not (place / "state.json").is_file():
         return None
     try:
-        state = parse_object(read_each([place / "state.json"])[0])
+        content = place / "state.json"
+        state = parse_object(content.read_bytes() if isinstance(content, ObjectPath) else read_file(content))
         names = [each["filename"] for each in state["_data_files"]]
         if not all(isinstance(name, str) and is_file_name(name) for name in names) or not names:
             raise ValueError(f"the names of its files are {json.dumps(names):.80}")

@@ -62,11 +62,6 @@ def said(value: str | None) -> str:
     return "–" if value is None else value
 
 
-def number_or_dash(value: float | None) -> str:
-    """Return a number as text to show; `–` for None."""
-    return "–" if value is None else number(value)
-
-
 def _devices(told: Any, processes: Any) -> str:
     if not isinstance(told, dict):
         return ""

@@ -153,16 +153,6 @@ class _Budget(threading.local):
             if time.thread_time() > self.until:
                 raise _RefusedError(f"it takes more than {_MOST_SECONDS} seconds.")
 
-    def nested(self, value: Any) -> Any:
-        """Return a list or mapping of the template, if it holds not too many values within each other."""
-        _check_size(_extent(value, {}))
-        self.called()
-        return value
-
-    def is_in(self, item: Any, items: Any) -> bool:
-        self.called()
-        return item in items
-
     def marked(self, text: str) -> str:
         """Return the text of a generation block with its marks."""
         return f"{self.opened}{text}{self.closed}"
@@ -189,10 +179,10 @@ def _environment(jinja: Any, budget: _Budget, date: datetime.datetime) -> Any:
     )
     # The context as an argument keeps Jinja from calling it when it compiles.
     counted = jinja.pass_context(lambda _, items: budget.counted(items))
-    nested = jinja.pass_context(lambda _, value: budget.nested(value))
+    nested = jinja.pass_context(lambda _, value: budget.called() or _check_size(_extent(value, {})) or value)
     made.filters = {name: each for name, each in made.filters.items() if name not in _NOT_OFFERED}
     made.filters |= {"tojson": tojson, _COUNTED: counted, _JOINED: _joined, _NESTED: nested}
-    made.tests = {**made.tests, "in": budget.is_in}
+    made.tests = {**made.tests, "in": lambda item, items: budget.called() or item in items}
     made.filters |= _growing(jinja)
     made.globals.pop("lipsum")
     made.globals |= {"raise_exception": raise_exception, "strftime_now": date.strftime}
