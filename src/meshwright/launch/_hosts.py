@@ -198,9 +198,14 @@ def _run(member: Member, order: Order, start: _Start, running: Running, output: 
     status = member.agent.status
     first = order.first(status.agent)
     place = Here(
-        start.command, order.num_processes, start.devices_per_process, start.progress, order.address, first
+        start.command,
+        order.num_processes,
+        start.devices_per_process,
+        start.progress,
+        order.address,
+        first,
+        token=status.job,
     )
-    place = replace(place, token=status.job)
 
     def is_wanted() -> bool:
         if running.received and not member.agent.status.signal:

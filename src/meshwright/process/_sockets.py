@@ -91,9 +91,7 @@ def own_host(address: str) -> str:
     with contextlib.suppress(OSError, ValueError):
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:
-            probe.bind(
-                (host, 0)
-            )  # an error for an address of another machine, such as a router before this one
+            probe.bind((host, 0))  # fails for an address of another machine, as of a router before this one
             return host
     return ""
 
