@@ -204,21 +204,16 @@ def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
     try:
         return optimizer.init(params)
     except (ValueError, TypeError) as error:
-        if "FrozenDict" in str(error):
-            raise UsageError(
-                "the optimizer's labels or masks and the parameters must be of one type; "
-                "one is a FrozenDict, the other a dict.\n  Give plain dicts: flax.core.unfreeze(labels), "
-                "unfreeze(params).\n  To train only some parameters, Trainer(trainable='lora/.*') needs no "
-                "labels."
-            ) from error
-        if (kind := _kind_of_masks(error)) not in (None, type(params).__name__):
-            raise UsageError(
-                f"the optimizer's mask or labels are a {kind}, but the parameters are a "
-                f"{type(params).__name__} of arrays by name: {listed(tree.leaf_names(params))}.\n"
-                "  Give a function of the parameters, lambda params: jax.tree.map(lambda x: x.ndim > 1, "
-                "params); or patterns of names, by mw.train.by_path or mw.train.decay_by_path."
-            ) from error
-        raise
+        kind, expected = _kind_of_masks(error), type(params).__name__
+        if kind in (None, expected):
+            raise
+        raise UsageError(
+            f"the optimizer's mask or labels are a {kind}, but the parameters are a {expected} of arrays by "
+            f"name: {listed(tree.leaf_names(params))}.\n"
+            "  Give a function of the parameters: lambda params: jax.tree.map(lambda x: x.ndim > 1, params). "
+            "Or patterns of names, by mw.train.by_path, decay_by_path or Trainer(trainable='lora/.*'). "
+            "flax.core.unfreeze(labels) makes a plain dict of a FrozenDict."
+        ) from error
 
 
 def _kind_of_masks(error: Exception) -> str | None:
