@@ -1554,6 +1554,63 @@ def mask_as_a_module():
     return run(optimizer=optax.adamw(0.1, mask=mask)).step
 
 
+def squares_by_a_constant(params, batch):
+    with jax.ensure_compile_time_eval():
+        two = jnp.asarray(1.0) + 1
+    return ((batch["x"] @ params["w"]) ** two).mean()
+
+
+@finding(
+    "models",
+    "ports B2",
+    before="AssertionError",
+    test="tests/trainer/test_models.py::test_a_loss_may_compute_constants_while_it_is_traced",
+)
+def loss_that_computes_constants():
+    try:
+        return run(loss=squares_by_a_constant, mesh="data=2,fsdp=4").step
+    except AssertionError as error:
+        return type(error).__name__
+
+
+@finding(
+    "models",
+    "ports B1",
+    before="LayoutError: query/kernel has shape (16, 4, 4), but its logical axes are ('embed', 'kv').",
+    test="tests/adapters/test_linen.py"
+    "::test_a_kernel_that_flax_reshapes_has_no_names_for_its_further_dimensions",
+)
+def names_that_flax_pads():
+    named = linen.with_logical_partitioning(linen.initializers.lecun_normal(), ("embed", "kv"))
+    model = mw.functional(linen.MultiHeadDotProductAttention(4, kernel_init=named), jnp.ones((2, 3, 16)))
+    rules = (mw.sharding.logical({"query/kernel": model.axes["query/kernel"]}),)
+    layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"), rules)
+    return layout.shardings(jax.eval_shape(model.init, jax.random.key(0)))["query"]["kernel"].spec
+
+
+@finding(
+    "models",
+    "ports B3",
+    before="NameError: Found an unbound axis name: batch. To fix this, please call psum under "
+    "`jax.shard_map`.",
+    test="tests/test_wrong_guesses.py::test_a_wrong_guess_is_answered_by_what_to_write_instead",
+)
+def axis_of_pmap():
+    return run(loss=lambda params, batch: jax.lax.pmean(squares(params, batch), "batch")).step
+
+
+@finding(
+    "models",
+    "ports C1",
+    before="AxisError: mesh axis 'data' of size 8 only repeats work: it splits neither the batch nor any "
+    "array of the state, and no operation of the program names it.",
+    test="tests/sharding/test_idle_axes.py"
+    "::test_batches_that_are_to_stay_whole_may_be_repeated_on_all_devices",
+)
+def whole_batches():
+    return run(batch_axis_names=()).step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -40,6 +40,12 @@ class LinenNet(nn.Module):
         return nn.Dense(2)(x)
 
 
+class NormOfPmap(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.BatchNorm(use_running_average=not train, axis_name="batch")(x)
+
+
 class EquinoxNet(eqx.Module):
     w: jax.Array
 
@@ -73,6 +79,11 @@ def trainer(**changes):
 
 def fit(examples=EXAMPLES, **changes):
     return trainer().fit(examples, **{"batch_size": 8, "epochs": 1, **changes})
+
+
+def fit_model(model):
+    made = trainer(model=model, params=None, loss=lambda model, batch: (model(batch["x"]) ** 2).mean())
+    return made.fit(EXAMPLES, batch_size=8, epochs=1)
 
 
 def evaluated(measure):
@@ -127,6 +138,10 @@ GUESSES = {
     ),
     "the length of a GPT-2": (lambda: mw.models.gpt2.Config(block_size=64), "Write positions=."),
     "a misspelt size": (lambda: mw.models.t5.Config(max_distanc=64), "Did you mean max_distance?"),
+    "the axis of a pmap": (
+        lambda: fit_model(mw.functional(NormOfPmap(), EXAMPLES["x"])),
+        "Leave it out, as in BatchNorm(axis_name=None)",
+    ),
     "an NNX class": (lambda: experiment(model=NnxNet), "net = mw.functional(NnxNet)"),
     "an NNX module": (lambda: experiment(model=NnxNet(nnx.Rngs(0))), "net = mw.functional(NnxNet)"),
     "a Linen module": (lambda: experiment(model=LinenNet()), "mw.functional(LinenNet, example_input)"),

@@ -212,6 +212,7 @@ def test_a_model_of_one_example_that_the_loss_maps_itself_says_what_to_write(cal
         jax.vmap(call(bound(ONE)))(X)
     [said] = [note for note in caught.value.__notes__ if "model" in note]
     assert "model(batch['x']), not jax.vmap(model)(batch['x'])" in said
+    assert "jax.vmap(net.bind(params), in_axes=(None, 0))(times, batch['x'])" in said
     assert said.endswith("Here its arguments have the shapes [(4,)].")
 
 

@@ -22,6 +22,14 @@ def test_names_of_axes_are_kept_and_need_not_be_those_of_the_mesh(mesh, partitio
     assert model.apply(params, X).shape == (2, 4)
 
 
+def test_a_kernel_that_flax_reshapes_has_no_names_for_its_further_dimensions():
+    named = linen.with_logical_partitioning(linen.initializers.lecun_normal(), ("embed", "kv"))
+    model = functional(linen.MultiHeadDotProductAttention(4, kernel_init=named), jnp.ones((2, 3, 16)))
+    assert model.axes["query/kernel"] == ("embed", "kv", None)
+    layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"), (mw.sharding.logical(model.axes),))
+    assert layout.shardings(jax.eval_shape(model.init, KEY))["query"]["kernel"].spec == jax.P("fsdp")
+
+
 class Counting(linen.Module):
     names: tuple = ("calls", "sums")
 

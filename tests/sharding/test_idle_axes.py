@@ -43,6 +43,14 @@ def test_an_axis_of_one_device_repeats_nothing():
     step_on("data=8,tensor=1")
 
 
+def test_batches_that_are_to_stay_whole_may_be_repeated_on_all_devices():
+    step_on("data=2,fsdp=4", batch_axis_names=())
+    with pytest.raises(
+        LayoutError, match=r"'tensor' of size 4 only repeats work(.|\n)*batch_axis_names=\(\)"
+    ):
+        step_on("data=2,tensor=4", batch_axis_names=())
+
+
 def test_an_axis_is_used_by_a_rule_by_the_batch_by_a_constraint_or_by_a_shard_map():
     def constrained(params, batch, key):
         layer = lambda x: jax.lax.with_sharding_constraint(x @ params["w"], P("data", "tensor"))

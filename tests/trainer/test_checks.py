@@ -161,6 +161,14 @@ def test_what_was_found_is_said(monkeypatch, tmp_path):
     assert found[4].startswith("✓ state saved in ")
 
 
+@pytest.mark.parametrize(("rules", "is_whole"), [(None, True), ([mw.sharding.fsdp(min_size=4)], False)])
+def test_a_mesh_that_splits_parameters_says_if_none_is_split(rules, is_whole, monkeypatch):
+    made, lines = trainer(mesh="data=2,fsdp=4", rules=rules), []
+    monkeypatch.setattr(made.deployer, "log_info", lambda info, *_: lines.append(info))
+    fit(made, max_steps=1)
+    assert is_whole == any("none is split: rules=[mw.sharding.fsdp(min_size=16)]" in line for line in lines)
+
+
 def test_a_batch_that_does_not_divide_over_accumulation_is_told():
     with pytest.raises(LayoutError, match="not a multiple of 24"):
         fit(trainer(microbatches=3))

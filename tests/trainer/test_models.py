@@ -46,6 +46,27 @@ def test_a_model_of_any_library_trains_alike(library):
     assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(expected(), rel=1e-4)
 
 
+def computing_at_once(params, batch):
+    with jax.ensure_compile_time_eval():  # as Equinox's enumerations do, and with them diffrax
+        two = jnp.asarray(1.0) + 1
+    return ((batch["x"] @ params["w"]) ** two).mean()
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "data=2,fsdp=4"])
+def test_a_loss_may_compute_constants_while_it_is_traced(mesh):
+    params = {"w": np.ones(4, np.float32)}
+    made = trainer(mesh=mesh, model=None, params=params, loss=computing_at_once)
+    fit(made, max_steps=1)
+    assert made.step == 1
+
+
+def test_rules_for_all_parameters_leave_nothing_to_infer(monkeypatch):
+    monkeypatch.setattr("meshwright.trainer._recipe.inferred_rules", lambda *_, **__: 1 / 0)
+    fit(trainer(mesh="data=2,fsdp=4", rules=[mw.match(".*")]), max_steps=1)
+    with pytest.raises(ZeroDivisionError):
+        fit(trainer(mesh="data=2,fsdp=4", rules=[mw.match("w")]), max_steps=1)
+
+
 @pytest.mark.parametrize("library", NORMS)
 @pytest.mark.daily(1)
 def test_statistics_move_in_training_and_stay_in_evaluation(library):

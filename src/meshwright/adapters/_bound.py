@@ -14,7 +14,9 @@ BATCH_AXIS = "batch"
 
 _MAPPED = (
     "This model takes one example, and model(…) maps it over the first dimension of its arguments. So give "
-    "it a whole batch: model(batch['x']), not jax.vmap(model)(batch['x'])."
+    "it a whole batch: model(batch['x']), not jax.vmap(model)(batch['x']). If a positional argument is the "
+    "same for all examples, let the loss name params, and map the module: net = mw.functional(Net); "
+    "jax.vmap(net.bind(params), in_axes=(None, 0))(times, batch['x'])."
 )
 
 

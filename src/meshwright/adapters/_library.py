@@ -140,6 +140,14 @@ def abstract(take_apart: Callable[[jax.Array], tuple[Any, PyTree]]) -> tuple[Any
     return kept[0], structs
 
 
+def of_dimensions(specs: Mapping[str, Axes], named: Mapping[str, Any]) -> dict[str, Axes]:
+    """Return the names of dimensions, with None for each further dimension of an array.
+
+    Flax's layers of heads make a kernel of two dimensions, which have the names, and reshape it.
+    """
+    return {name: (*spec, *[None] * (named[name].ndim - len(spec))) for name, spec in specs.items()}
+
+
 def arrays(examples: PyTree) -> PyTree:
     """Return `examples` with an array of zeros for each struct."""
     return jax.tree.map(

@@ -21,6 +21,7 @@ from meshwright.adapters._library import (
     call,
     in_evaluation,
     mode_and_key,
+    of_dimensions,
     ordered_leaves,
     reach,
 )
@@ -152,7 +153,7 @@ def _axes(boxed: PyTree) -> dict[str, Axes]:
         return isinstance(x, linen.Partitioned)
 
     specs = jax.tree.map(lambda x: x.get_partition_spec() if is_box(x) else None, boxed, is_leaf=is_box)
-    return {name: tuple(spec) for name, spec in tree.named_leaves(specs).items()}
+    return of_dimensions(tree.named_leaves(specs), tree.named_leaves(linen.unbox(boxed)))
 
 
 def _check_paths(paths: Sequence[tuple[str, ...]]) -> None:

@@ -15,6 +15,7 @@ from meshwright.adapters._library import (
     call,
     checked_module,
     mode_and_key,
+    of_dimensions,
     ordered_leaves,
     reach,
 )
@@ -38,7 +39,8 @@ class Nnx:
         self._names = [tree.leaf_names(nnx.to_pure_dict(structs)) for structs in self._structs]
         self.stateful = bool(self._names[2])
         specs = tree.named_leaves(nnx.to_pure_dict(nnx.get_partition_spec(self._structs[0])))
-        self.axes: Mapping[str, Axes] = {name: tuple(spec) for name, spec in specs.items() if spec}
+        arrays = tree.named_leaves(nnx.to_pure_dict(self._structs[0]))
+        self.axes: Mapping[str, Axes] = of_dimensions({n: spec for n, spec in specs.items() if spec}, arrays)
 
     def init(self, key: jax.Array) -> Variables:
         """Return the arrays of a new module or, if a module was given, those of that module."""

@@ -48,7 +48,14 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     layout, target, step = training.layout, training.target, training.step
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     arrays = "1 array" if num_arrays == 1 else f"{num_arrays} arrays"
-    yield CheckResult(f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh")
+    whole = ""
+    if layout.mesh.shape.get("fsdp", 1) > 1 and all(
+        x.sharding.is_fully_replicated for x in jax.tree.leaves(target.params)
+    ):
+        whole = ", none is split: rules=[mw.sharding.fsdp(min_size=16)] splits those below 65,536 elements"
+    yield CheckResult(
+        f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh{whole}"
+    )
     for whole in layout.left_whole({"params": target.params}):
         yield CheckResult(whole, is_warning=True)
     yield CheckResult(f"one batch read: {_shapes(training.batch)}")

@@ -51,6 +51,8 @@ def check_axes(
     }
     shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
     used |= {axis for sharding in shardings for axis in _axes_in(sharding)} - {SEQUENCE}
+    if layout.batch_axis_names == ():  # asked for: batches stay whole, as those of a meta-learner must
+        used |= {*_FOR_BATCHES}
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
         named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
@@ -73,7 +75,8 @@ def _error_text(layout: Layout, axis: str) -> str:
         "of the state, and no operation of the program names it."
         f"{f' Did you mean {close!r}?' if close else ''}\n"
         f"  Give its devices to an axis that splits the batch ({' or '.join(_FOR_BATCHES)}), or use it: in "
-        "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model."
+        "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model. "
+        "If all devices are to compute the same, of whole batches, write batch_axis_names=()."
     )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from meshwright.errors import AxisError, LayoutError
+from meshwright.errors import AxisError, LayoutError, UsageError
 
 _SPLIT_RINGS = ("TPU v5 lite", "TPU v5e")
 """Device kinds for which `jax.make_mesh` lets two mesh axes share one axis of the torus."""
@@ -177,6 +177,13 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
             raise LayoutError(
                 "the model states the shardings of its results (out_sharding=, jax.sharding.reshard), which "
                 f"needs explicit axes. JAX says: {error}\n  Write mesh='explicit: {sizes}'."
+            ) from error
+        except NameError as error:
+            if "unbound axis name" not in str(error):
+                raise
+            raise UsageError(
+                f"the program names an axis for jax.lax.pmean, psum or batch norm, as for pmap: {error}\n"
+                "  Leave it out, as in BatchNorm(axis_name=None): a batch is one array over all devices."
             ) from error
         except Exception as error:
             if type(error).__name__ == "ShardingTypeError":  # JAX has no public name for it

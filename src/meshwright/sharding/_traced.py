@@ -33,7 +33,7 @@ def traced_structure(params: PyTree, function: Callable[..., Any], *arguments: P
 def _traced(function: Callable[..., Any], *arguments: PyTree) -> Any:
     """Return the jaxpr of a program as one device would run it, in which no dimension is split.
 
-    A program that names devices can only be traced on its own mesh.
+    A program that names devices, or computes while it is traced, can only be traced on its own mesh.
     """
     mesh, trace = jax.sharding.get_abstract_mesh(), jax.make_jaxpr(function)
     if not mesh.shape or not mesh.are_all_axes_auto:
@@ -43,7 +43,7 @@ def _traced(function: Callable[..., Any], *arguments: PyTree) -> Any:
         # JAX replaces a mesh by one of another size only if there is none in between.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), jax.sharding.use_abstract_mesh(alone):
             return trace(*arguments)
-    except ValueError:
+    except Exception:  # what JAX computes at once, as diffrax's constants, needs the real mesh
         return trace(*arguments)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from meshwright import tree
 from meshwright.adapters import Functional
 from meshwright.deployer import Deployer
 from meshwright.engine import StepOptions
@@ -65,8 +66,11 @@ class Recipe:
             with in_mesh(self.deployer.mesh):  # sharding constraints of the loss may need the mesh
                 axes = self.model.axes if self.model else {}
                 outline = self.start.outline()
-                rules = inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
-            self._layout = self.deployer.layout(*as_rules(self.rules, outline.params), *rules)
+                rules = as_rules(self.rules, outline.params)
+                named, mesh = tree.named_leaves({"params": outline.params}), self.deployer.mesh
+                if not all(any(rule(*of, mesh) is not None for rule in rules) for of in named.items()):
+                    rules += inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
+            self._layout = self.deployer.layout(*rules)
         return self._layout
 
     @cached_property
