@@ -33,7 +33,7 @@ def open_file(path: Path) -> BinaryIO:
       OSError: There is no file, or it is not an ordinary one: a pipe or a device may have no end.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        # As of a pipe, which nobody opens here on purpose: `OF_THE_MACHINE` has it, so that it is one sentence.
+        # The number of a pipe, which is in `OF_THE_MACHINE`: commands then say it in one sentence.
         raise OSError(errno.ESPIPE, "is not an ordinary file", str(path))
     return path.open("rb")
 
