@@ -17,8 +17,8 @@ from meshwright.engine import (
     comparable_settings,
     describe,
     errors_naming,
+    run_engine,
 )
-from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
 from meshwright.experiment._auto import automatic, settled
 from meshwright.experiment._builders import noted_sources
@@ -100,7 +100,7 @@ def run(
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
         of_made = {"described": lambda: describe(made[-1]), "remedies": lambda: _remedies(made[-1])}
         settings = dataclasses.replace(settings, **of_made, **how)
-        return run_parts(settings, experiment.optimizer, partial(training_of, made))
+        return run_engine(settings, experiment.optimizer, partial(training_of, made))
 
 
 def _remedies(experiment: Experiment) -> str:

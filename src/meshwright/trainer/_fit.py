@@ -18,8 +18,8 @@ from meshwright.engine import (
     Settings,
     Training,
     global_batch,
+    run_engine,
 )
-from meshwright.engine import run as run_parts
 from meshwright.evaluation import Scores
 from meshwright.input import facts_of, is_indexed
 from meshwright.train import TrainState, check_dtypes, frozen_names, wider_than
@@ -81,7 +81,7 @@ def fit(
         make = partial(_training_of, recipe, progress, call, calls, first_state)
         settings = _settings_for(recipe, call, calls, place, described)
         held = recipe.deployer.loops.held(place)
-        outcome = run_parts(settings, recipe.tx, lambda _, watch: make(watch), held)
+        outcome = run_engine(settings, recipe.tx, lambda _, watch: make(watch), held)
         progress.state = outcome.state
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
 
