@@ -285,7 +285,7 @@ LOSSY = mw.checkpoint.best("all/lossy", "min")
         ({"save": mw.Save(keep=LOSSY)}, r"(?s)^save\.keep reads the score .* Did you mean 'all/loss'\?"),
         (
             {
-                "save": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)),
+                "save": mw.Save(keep=mw.checkpoint.keep_any(mw.checkpoint.last(1), LOSSY)),
                 "evaluations": {},
             },
             r"(?s)^save\.keep reads the score .* The scores are: none; give examples to evaluate on",
