@@ -252,8 +252,8 @@ class AnyOf:
 def always(keep: int | Keep, *, then: int | Keep) -> Keep:
     """Return a policy that applies `then` only to checkpoints that `keep` does not keep, and to the newest.
 
-    `keep_any(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be multiples;
-    `always(multiples(1000), then=last(2))` does not count multiples among the two.
+    `keep_any(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be
+    multiples; `always(multiples(1000), then=last(2))` does not count multiples among the two.
 
     Args:
       keep: A policy, or a number of newest checkpoints, which are all kept.
