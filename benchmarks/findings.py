@@ -1611,6 +1611,37 @@ def whole_batches():
     return run(batch_axis_names=()).step
 
 
+# --- words that a newcomer writes first
+
+
+@finding(
+    "words",
+    "newcomer B2: a loss that asks for the step",
+    before="TypeError: loss_of_the_step.<locals>.<lambda>() missing 1 required positional argument: 'step'",
+    test="tests/experiment/test_experiment.py"
+    "::test_what_asks_for_the_step_gets_that_of_the_state_also_after_a_restart",
+)
+def loss_of_the_step():
+    return run(loss=lambda params, batch, key, step: squares(params, batch) * step).step
+
+
+@finding(
+    "words",
+    "an argument of a loss with a default got the random key",
+    before="l2 is key<fry>[]",
+    test="tests/train/test_step.py::test_arguments_of_a_loss_with_a_default_keep_it",
+)
+def argument_with_a_default():
+    seen = []
+
+    def loss(params, batch, l2=1e-4):
+        seen.append(getattr(l2, "aval", l2))
+        return squares(params, batch)
+
+    run(loss=loss)
+    return f"l2 is {getattr(seen[0], 'str_short', lambda: seen[0])()}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -146,7 +146,10 @@ GUESSES = {
     "an NNX module": (lambda: experiment(model=NnxNet(nnx.Rngs(0))), "net = mw.functional(NnxNet)"),
     "a Linen module": (lambda: experiment(model=LinenNet()), "mw.functional(LinenNet, example_input)"),
     "an Equinox module": (lambda: experiment(model=EquinoxNet(jnp.ones(2))), "mw.functional(EquinoxNet)"),
-    "a loss of the batch": (lambda: mw.run(experiment(loss=lambda batch: 0.0)), "loss(params, batch, key)"),
+    "a loss of the batch": (
+        lambda: mw.run(experiment(loss=lambda batch: 0.0)),
+        "called with (params, batch, key)",
+    ),
     "a loss of each example": (
         lambda: mw.run(experiment(loss=lambda params, batch: (batch["x"] @ params["w"]).mean(-1))),
         "Return losses.mean()",

@@ -12,7 +12,7 @@ from meshwright.evaluation._means import Scores, mean_over
 from meshwright.metrics import Mean
 from meshwright.program import check_lookups, program_of
 from meshwright.sharding import Layout, adding_right, meeting
-from meshwright.train import ComputeDtype, TrainState, eval_params, key_of, narrowing
+from meshwright.train import ComputeDtype, TrainState, eval_params, key_of, narrowing, of_loss
 from meshwright.tree import PyTree
 
 _EVALUATION = 2**32 - 1  # no training step has this number, so no key is drawn twice
@@ -112,7 +112,8 @@ class AverageLoss:
         # Evaluation has a stream of keys of its own, so it does not change what training draws.
         key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
         params, has_state = self._narrow(eval_params(state)), state.model_state is not None
-        returned = self._loss(params, batch, key, *([state.model_state] if has_state else []))
+        held = [state.model_state] if has_state else []
+        returned = of_loss(self._loss, params, batch, key, *held, step=state.step)
         value, metrics = _split(returned, has_state)
         means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
         return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}

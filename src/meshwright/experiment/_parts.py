@@ -157,9 +157,9 @@ def _of_parameters(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loss that explains the error if it calls the parameters as if they were a model."""
 
     @functools.wraps(loss)
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         try:
-            return loss(*arguments)
+            return loss(*arguments, **named)
         except TypeError as error:
             if f"'{type(arguments[0]).__name__}' object is not callable" in str(error):
                 error.add_note(

@@ -163,12 +163,12 @@ def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
     jitted = jax.jit(function)
 
     @wraps(function)
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         with suppress(TypeError):
-            traced = jitted.trace(*arguments)
-            leaves = evaluate(traced.jaxpr, jax.tree.leaves(arguments), bind)
+            traced = jitted.trace(*arguments, **named)
+            leaves = evaluate(traced.jaxpr, jax.tree.leaves((arguments, named)), bind)
             return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
-        return function(*arguments)  # for the same error, or for a result that is no arrays
+        return function(*arguments, **named)  # for the same error, or for a result that is no arrays
 
     return called
 

@@ -52,9 +52,9 @@ class Trainer(Generic[Params]):
       deployer: The deployer. The trainer uses its mesh, seed, workdir and log.
       loss: A function that returns the loss to minimise, a scalar or a `Mean`, or a pair of the loss and
         metrics, `{name: scalar or Mean}`. It may name the arguments `params`, `model` (if a model is given),
-        `batch`, `key`, `train` (False in evaluation), and `model_state` (then it returns the new model state
-        as a third value). It calls `model(inputs)` with a batch; an Equinox module, which takes one example,
-        is mapped over the batch. Without a loss no `eval/loss` is computed.
+        `batch`, `key`, `train` (False in evaluation), `step`, and `model_state` (then it returns the new
+        model state as a third value). It calls `model(inputs)` with a batch; an Equinox module, which takes
+        one example, is mapped over the batch. Without a loss no `eval/loss` is computed.
       optimizer: An optax gradient transformation.
       collate: A function that makes a dictionary of arrays from a list of examples. By default the arrays of
         the examples are stacked.
@@ -261,8 +261,8 @@ class Trainer(Generic[Params]):
             computed on `eval_examples`, for example without labels, and evaluate the predictions only.
           eval_predictor: The predictor whose predictions on `eval_examples` go to `eval_metric_fn`.
           eval_metric_fn: A function that returns `{name: number}` for all examples together. It names any of
-            `examples`, `preds` and `scores`, which has the loss and its metrics over all examples. If it
-            names only `scores`, no predictor is needed:
+            `examples`, `preds`, `step` and `scores`, which has the loss and its metrics over all examples. If
+            it names no `preds`, no predictor is needed:
             `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
           evaluations: Functions `(params) -> {name: number}` by name, for other evaluations at the same
             times, such as tasks of a benchmark; see `mw.EvaluationFunction`. Scores are called `tasks/acc`.

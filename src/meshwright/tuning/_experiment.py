@@ -90,8 +90,8 @@ def _of_pair(function: Callable[..., Any], adapter: Lora) -> Callable[..., Any]:
     """Return a function of the model's parameters as one of those with the adapter."""
 
     @functools.wraps(function)
-    def called(params: Any, *rest: Any) -> Any:
-        return function(adapter.effective(params), *rest)
+    def called(params: Any, *rest: Any, **named: Any) -> Any:
+        return function(adapter.effective(params), *rest, **named)
 
     return called
 

@@ -165,10 +165,10 @@ class Lora:
           loss: The model's loss, `(params, batch, key)` or `(params, batch)`.
         """
 
-        def called(params: Any, batch: Any, key: jax.Array, *model_state: Any) -> Any:
+        def called(params: Any, batch: Any, key: jax.Array, *model_state: Any, step: Any = None) -> Any:
             stream = jax.random.fold_in(key, _STREAM) if self.dropout else None
             with explaining_other_uses():
-                return of_loss(loss, self.effective(params, stream), batch, key, *model_state)
+                return of_loss(loss, self.effective(params, stream), batch, key, *model_state, step=step)
 
         return called
 
