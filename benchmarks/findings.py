@@ -1627,6 +1627,19 @@ def loss_of_the_step():
 
 @finding(
     "words",
+    "newcomer B8: a model of functional in a loop of one's own",
+    before="TypeError: 'Functional' object is not callable",
+    test="tests/train/test_state.py"
+    "::test_a_model_of_functional_is_taken_for_the_function_that_makes_its_parameters",
+)
+def state_of_a_model():
+    model = mw.functional((lambda key: {"w": jnp.ones(4)}, lambda params, x: x @ params["w"]))
+    layout = mw.Layout(mw.make_mesh("data=-1"))
+    return mw.train.init_state(model, optax.sgd(0.1), 0, layout).params["w"]
+
+
+@finding(
+    "words",
     "an argument of a loss with a default got the random key",
     before="l2 is key<fry>[]",
     test="tests/train/test_step.py::test_arguments_of_a_loss_with_a_default_keep_it",

@@ -29,7 +29,6 @@ from meshwright.experiment._parts import (
     Parts,
     batch_sharding,
     data_of,
-    init_of,
     mesh_of,
     on_hardware,
 )
@@ -38,6 +37,7 @@ from meshwright.sharding import hardware, mesh_rule
 from meshwright.train import (
     RunningWatchdog,
     TrainState,
+    as_init,
     check_given,
     fill_state,
     frozen_names,
@@ -208,7 +208,7 @@ def _first_state(
     except UsageError as error:
         raise UsageError(f"Experiment.init_state_builder: {error}") from None
     began_from += sources
-    init, seed = init_of(experiment), experiment.seed
+    init, seed = as_init(experiment.model), experiment.seed
 
     def fresh() -> TrainState:
         # No other reference to these arrays may exist, because the first step donates them.

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import AxisError, LayoutError, UsageError
-from meshwright.experiment import Experiment, Parts, init_of, loss_of, parts_of
+from meshwright.experiment import Experiment, Parts, loss_of, parts_of
 from meshwright.program import bind, evaluate
 from meshwright.sharding import grouped_mesh, in_mesh
-from meshwright.train import Init, TrainState, key_of
+from meshwright.train import Init, TrainState, as_init, key_of
 from meshwright.tree import PyTree
 
 _BOTH = ("data", "fsdp")
@@ -124,7 +124,7 @@ class Traces:
 
     def _init(self, experiment: Experiment, mesh: Mesh) -> Init:
         """Return what makes parameters as the model's own, traced once for all meshes that share a step."""
-        own = self._once((experiment.model,), lambda: jax.jit(partial(init_of(experiment))))
+        own = self._once((experiment.model,), lambda: jax.jit(partial(as_init(experiment.model))))
         if not _is_auto(mesh):  # the parameters have shardings of their own in their types
             return own
         _, common = _common(experiment, mesh)

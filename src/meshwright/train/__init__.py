@@ -29,10 +29,12 @@ from meshwright.train._schedule import OneForwardOneBackward, PipelineSchedule
 from meshwright.train._schedules import schedule
 from meshwright.train._state import (
     Init,
+    Model,
     Params,
     TrainState,
     Variables,
     abstract_state,
+    as_init,
     init_optimizer,
     init_state,
     state_from,
@@ -63,6 +65,7 @@ __all__ = [
     "InitialArrays",
     "Loss",
     "Metrics",
+    "Model",
     "Norms",
     "OneForwardOneBackward",
     "Params",
@@ -84,6 +87,7 @@ __all__ = [
     "UpdateRule",
     "Variables",
     "abstract_state",
+    "as_init",
     "as_seed",
     "at_most_ahead",
     "by_path",

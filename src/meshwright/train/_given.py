@@ -11,6 +11,7 @@ from meshwright.errors import UsageError, nearest
 from meshwright.sharding import Layout, compare_given, copy_to, move_to
 from meshwright.train._state import (
     Init,
+    Model,
     TrainState,
     abstract_state,
     computed,
@@ -34,7 +35,9 @@ All processes call it.
 """
 
 
-def state_around(given: InitialArrays, init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
+def state_around(
+    given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int, layout: Layout
+) -> TrainState:
     """Return a state with the arrays in `given`. The rest has the values that `init_state` computes.
 
     The given arrays do not change the values of the rest: `init` is traced completely, but only the missing
@@ -58,7 +61,9 @@ def state_around(given: InitialArrays, init: Init, optimizer: Tx, seed: int, lay
     return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
 
 
-def fill_state(target: TrainState, given: InitialArrays, init: Init, optimizer: Tx, seed: int) -> TrainState:
+def fill_state(
+    target: TrainState, given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int
+) -> TrainState:
     """Return the same state as `state_around`, for an abstract state that exists already.
 
     Args:

@@ -49,7 +49,7 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
     """
     model, builder, save = experiment.model, experiment.init_state_builder, experiment.save
     if isinstance(model, Functional):
-        adapter, model = replace(adapter, form="merged"), model.init
+        adapter = replace(adapter, form="merged")
     return replace(
         experiment,
         model=adapter.init(model),
