@@ -1640,6 +1640,26 @@ def state_of_a_model():
 
 @finding(
     "words",
+    "newcomer B5: one score, one name",
+    before="UsageError: stop.early reads the score 'loss', but no evaluation gives it. "
+    "Did you mean 'eval/loss'?",
+    test="tests/trainer/test_checkpoints.py"
+    "::test_a_score_of_a_trainer_has_one_name_for_the_best_and_for_early_stopping",
+)
+def one_name_of_a_score():
+    stop = mw.Stop(early=mw.early_stopping("loss", "max", patience=1))
+    trainer = mw.Trainer(
+        mw.Deployer(seed=0, workdir="run", verbose=False),
+        params={"w": np.ones(4, np.float32)},
+        loss=squares,
+        optimizer=optax.sgd(0.01),
+    )
+    trainer.fit({"x": X}, batch_size=16, epochs=4, eval_examples={"x": X}, best={"loss": "min"}, stop=stop)
+    return f"stopped after step {trainer.step}"
+
+
+@finding(
+    "words",
     "an argument of a loss with a default got the random key",
     before="l2 is key<fry>[]",
     test="tests/train/test_step.py::test_arguments_of_a_loss_with_a_default_keep_it",

@@ -230,7 +230,7 @@ def _is_continued(progress: Progress, calls: CallData) -> bool:
 
 
 def _evaluations(recipe: Recipe, call: Call, calls: CallData) -> Sequence[EvaluationPart]:
-    best, due = call.schedule.best, call.schedule.evaluates(calls.epochs)
+    due = call.schedule.evaluates(calls.epochs)
 
     def is_new() -> bool:  # False for a call that was finished before the program restarted
         return calls.saved is None
@@ -239,7 +239,7 @@ def _evaluations(recipe: Recipe, call: Call, calls: CallData) -> Sequence[Evalua
     others = call.others.parts(recipe, when, is_new)
     if call.evaluated.examples is None:
         return others
-    scoring = call.evaluated.scoring(best)
+    scoring = call.evaluated.scoring()
     return [EvaluationPart("eval", PREFIX, "eval_examples", when, scoring, is_new), *others]
 
 
