@@ -48,6 +48,7 @@ from flax import linen
 
 import meshwright as mw
 from meshwright import cli
+from meshwright.cli import _commands, _guess, _overrides
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._spikes import Rule
 from meshwright.formats.readers import _file, _zarr2
@@ -1656,6 +1657,50 @@ def one_name_of_a_score():
     )
     trainer.fit({"x": X}, batch_size=16, epochs=4, eval_examples={"x": X}, best={"loss": "min"}, stop=stop)
     return f"stopped after step {trainer.step}"
+
+
+def answers(*calls):
+    """Return the hint of each error, which follows its first sentence."""
+    hints = []
+    for call in calls:
+        try:
+            call()
+        except mw.MeshwrightError as error:
+            hints.append(str(error).splitlines()[0].partition(". ")[2] or "no hint")
+    return " | ".join(hints)
+
+
+@finding(
+    "words",
+    "newcomer B5, C1: guesses that were answered by the nearest letters",
+    before="Did you mean memory? | Did you mean eval_metric_fn? | Did you mean from_step? | "
+    "Did you mean max_steps? | Did you mean 'plan'? | no hint",
+    test="tests/test_wrong_guesses.py::test_a_wrong_guess_is_answered_by_what_to_write_instead",
+)
+def guesses_of_a_newcomer():
+    trainer = mw.Trainer(
+        mw.Deployer(seed=0, verbose=False), params={"w": X[0]}, loss=squares, optimizer=optax.sgd(0.1)
+    )
+    fit = functools.partial(trainer.fit, {"x": X}, batch_size=16, epochs=1)
+    known = inspect.signature(lambda workdir, learning_rate=0.1: None).parameters
+    return answers(
+        lambda: fit(early=None),
+        lambda: fit(early_stopping=3),
+        lambda: fit(verbose=0),
+        lambda: fit(eval_steps=10),
+        lambda: _guess.check_command(["explain"], _commands.grammar()),
+        lambda: _overrides._check_names({"lr": "0.1"}, known, mw.Experiment),
+    )
+
+
+@finding(
+    "words",
+    "language B2: a model's type is no typing error",
+    before="CheckpointError: there is no model here for model_type 'gemma3'; did you mean gemma?",
+    test="tests/models/test_hugging_face.py::test_what_the_decoder_lacks_is_refused",
+)
+def type_of_another_model():
+    return mw.models.hugging_face.config({"model_type": "gemma3"})
 
 
 @finding(
