@@ -132,7 +132,7 @@ GUESSES = {
     "early stopping of an experiment": (lambda: experiment(patience=3), "Write stop=mw.Stop(early="),
     "augmentation of an input": (lambda: mw.Input(EXAMPLES, 8, augment=len), "mw.mapped(function, examples)"),
     "how often to report": (lambda: mw.Logging(log_every=50), "Write every=50."),
-    "a misspelt argument": (lambda: fit(bach_size=8), "Did you mean batch_size?"),
+    "a misspelt argument": (lambda: fit(bach_size=8), "Did you mean 'batch_size'?"),
     "the batch of an experiment": (
         lambda: experiment(batch_size=8),
         "input=mw.Input(examples, batch_size=64)",
@@ -156,7 +156,7 @@ GUESSES = {
         "mw.models.decoder.Config has no argument 'vocab_size'. Write vocabulary=.",
     ),
     "the length of a GPT-2": (lambda: mw.models.gpt2.Config(block_size=64), "Write positions=."),
-    "a misspelt size": (lambda: mw.models.t5.Config(max_distanc=64), "Did you mean max_distance?"),
+    "a misspelt size": (lambda: mw.models.t5.Config(max_distanc=64), "Did you mean 'max_distance'?"),
     "the axis of a pmap": (
         lambda: fit_model(mw.functional(NormOfPmap(), EXAMPLES["x"])),
         "Leave it out, as in BatchNorm(axis_name=None)",

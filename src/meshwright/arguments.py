@@ -8,7 +8,7 @@ from inspect import Parameter
 from itertools import takewhile
 from typing import Any, Literal, Union, get_args, get_origin
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _OTHER_WORDS = {"rng": "key", "rngs": "key", "prng_key": "key", "is_training": "train", "training": "train"}
@@ -110,28 +110,25 @@ def in_order(
       6
     """
     every, fixed = {**values, **named}, _fixed(function)
-    parameters = [p for p in _parameters(function, what) if p.name not in fixed]
-    names = {p.name: name for p in parameters if (name := _OTHER_WORDS.get(p.name, p.name)) in every}
-    by_place = [p for p in parameters if _must_be_given(p) and p.kind is not p.KEYWORD_ONLY]
-    by_name = {
-        p.name: names[p.name]
-        for p in parameters
-        if p.name in names and p not in by_place and p.kind in _BY_KEYWORD
-    }
+    free = [p for p in _parameters(function, what) if p.name not in fixed]
+    value_of = {p.name: name for p in free if (name := _OTHER_WORDS.get(p.name, p.name)) in every}
+    places = [p for p in free if _must_be_given(p) and p.kind is not p.KEYWORD_ONLY]
+    others = [p for p in free if p not in places and p.kind in _BY_KEYWORD]
+    by_name = {p.name: value_of[p.name] for p in others if p.name in value_of}
     order = [name for name in values if name not in by_name.values()]
-    num = sum(names.get(p.name) not in named for p in by_place)
-    has_rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    num = sum(value_of.get(p.name) not in named for p in places)
+    has_rest = any(p.kind is p.VAR_POSITIONAL for p in free)
     if num < len(order) and not has_rest and optional in order:
         order.remove(optional)
-    unknown = [p for p in parameters if _must_be_given(p) and p not in by_place and p.name not in by_name]
-    if unknown or num > len(order) or (num < len(order) and not has_rest):
+    is_unknown = any(_must_be_given(p) and p.name not in by_name for p in others)
+    if is_unknown or num > len(order) or (num < len(order) and not has_rest):
         left_out = f" `{optional}` may be left out." if optional else ""
         raise UsageError(
             f"the {what} {_title(function)}{inspect.signature(function)} cannot be called: it is called with "
             f"({', '.join(values)}).{left_out} Arguments of your own need a default.{hint}"
         )
     rest = iter(order)
-    placed = [every[name if (name := names.get(p.name)) in named else next(rest)] for p in by_place]
+    placed = [every[name if (name := value_of.get(p.name)) in named else next(rest)] for p in places]
     placed += [values[name] for name in rest]
     return functools.partial(function, *placed, **{name: every[of] for name, of in by_name.items()})
 
@@ -173,8 +170,7 @@ def _misfit(
     lines = [f"the {what} {_title(function)}{inspect.signature(function)} cannot be called:"]
     for name in unknown:
         known = _OTHER_WORDS.get(name)
-        close = known if known in available else nearest(name, available)
-        hint = f" Did you mean {close!r}?" if close else ""
+        hint = f" Did you mean {known!r}?" if known in available else did_you_mean(name, available)
         lines.append(f"  it asks for {name!r}, which is not available.{hint}")
     lines += [f"  it does not take {' or '.join(map(repr, names))}, as a {what} must." for names in missing]
     return UsageError("\n".join([*lines, f"  Available: {', '.join(available)}."]))

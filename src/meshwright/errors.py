@@ -245,3 +245,9 @@ def _is_alike(a: str, b: str) -> bool:
     """Return whether texts have the same digits, and besides these more than two characters."""
     digits = re.sub(r"\D", "", a)
     return digits == re.sub(r"\D", "", b) and max(len(a), len(b)) - len(digits) > 2
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the sentence " Did you mean 'accuracy'?" about a mistyped name, or nothing; see `nearest`."""
+    close = nearest(name, names)
+    return f" Did you mean {close!r}?" if close else ""

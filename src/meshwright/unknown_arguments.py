@@ -7,14 +7,14 @@ command line answers unknown settings from both.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from meshwright.errors import UsageError, listed, nearest
+from meshwright.errors import UsageError, did_you_mean, listed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SAME: Mapping[str, list[str]] = {
+_SAME: Mapping[str, Sequence[str]] = {
     words.split()[0]: words.split()
     for words in (
         "epochs n_epochs num_epochs max_epochs num_train_epochs nb_epoch",
@@ -110,7 +110,7 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         ("save_when", "Write save=mw.Save(when=1000, keep=3)."),
         ("logging.every trackers loggers logger", "Write logging=mw.Logging(every=50, trackers=...)."),
         ("max_seconds", "Write stop=mw.Stop(max_seconds=3600)."),
-        ("early early_stopping", f"Write {_STOP}."),
+        ("early early_stopping", f"Write {_STOP}.".replace("eval/", "test/")),
         ("progress_bar", "`run` takes it: mw.run(experiment, verbose=True)."),
         ("init", "Write model=."),
         _MAPPED,
@@ -222,6 +222,5 @@ def _unknown(path: str, name: str, names: list[str]) -> UsageError:
     hint = instead(path, name)
     if not hint and (same := synonym(name, names)):
         hint = f"Write {same}=."
-    elif not hint and (close := nearest(name, names)):
-        hint = f"Did you mean {close}?"
-    return UsageError(f"mw.{path} has no argument {name!r}. {hint}\n  It has {listed(names, len(names))}.")
+    hint = f" {hint}" if hint else did_you_mean(name, names)
+    return UsageError(f"mw.{path} has no argument {name!r}.{hint}\n  It has {listed(names, len(names))}.")

@@ -88,7 +88,7 @@ def test_a_fallback_is_put_where_the_target_says(mesh):
 def test_a_subtree_is_restored_by_its_own_names(pretrained):
     restored = restore(subtree(pretrained, "params"), {"w": np.zeros(3), "head": np.zeros(2)})
     assert restored["w"].tolist() == [1, 1, 1]
-    with pytest.raises(CheckpointError, match="saved has no arrays below parms/; did you mean params"):
+    with pytest.raises(CheckpointError, match=r"saved has no arrays below parms/\. Did you mean 'params'"):
         subtree(pretrained, "parms")
 
 

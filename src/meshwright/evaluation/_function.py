@@ -6,7 +6,7 @@ from typing import Any
 from meshwright import process
 from meshwright.arguments import in_order
 from meshwright.evaluation._means import Scores
-from meshwright.evaluation._measured import beside, step_by_name
+from meshwright.evaluation._measured import held_by
 from meshwright.evaluation._metric import as_scores
 from meshwright.evaluation._scoring import Scoring
 from meshwright.train import ComputeDtype, eval_params, narrowing
@@ -43,8 +43,8 @@ def scoring_by_function(
     def scores(state: Any, batches: Iterable[Any]) -> Scores:
         for _ in batches:  # here the run may interrupt the evaluation
             pass
-        values = {"params": narrow(params(state)), **beside(state)}
-        call = in_order(function, values, "function", named=step_by_name(state), optional="model_state")
+        values = {"params": narrow(params(state)), **held_by(state, "model_state")}
+        call = in_order(function, values, named=held_by(state, "step"), optional="model_state")
         return process.agree(as_scores(call(), name))
 
     return Scoring(scores, lambda: iter((None,)), None)

@@ -54,23 +54,17 @@ def evaluating(
     narrow = narrowing(compute_dtype)
 
     def evaluated(state: Any, batch: PyTree) -> T:
-        held = beside(state)
+        held = held_by(state, "model_state")
         hint = "\n  Write output, _ = model.apply(params, ..., model_state=model_state)." if held else ""
         values = {"params": narrow(params(state)), "batch": batch, **held}
-        return in_order(function, values, named=step_by_name(state), hint=hint)()
+        return in_order(function, values, named=held_by(state, "step"), hint=hint)()
 
     return evaluated
 
 
-def beside(state: Any) -> dict[str, PyTree]:
-    """Return the model state by its name, if there is one: a user's own state need not have one."""
-    model_state = getattr(state, "model_state", None)
-    return {} if model_state is None else {"model_state": model_state}
-
-
-def step_by_name(state: Any) -> dict[str, Any]:
-    """Return the step by its name, if the state has one."""
-    return {"step": state.step} if hasattr(state, "step") else {}
+def held_by(state: Any, *names: str) -> dict[str, Any]:
+    """Return those of some parts of a state that it has: a user's own state need not have them."""
+    return {name: part for name in names if (part := getattr(state, name, None)) is not None}
 
 
 class Measured:

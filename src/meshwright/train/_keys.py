@@ -49,8 +49,7 @@ def with_key(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """Return the update as a function `(state, batch)`. A third parameter gets the key of the step.
 
     Raises:
-      UsageError: The update takes other arguments. When called: it takes a key, and its state has no `seed`
-        or no `step`.
+      UsageError: The update takes other arguments; or, when called, its state has no `seed` or no `step`.
     """
     names = ("state", "batch", "key")
     call = in_order(step, dict.fromkeys(names), "step function", optional="key")

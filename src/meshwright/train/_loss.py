@@ -79,17 +79,11 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
 
 
 def of_loss(
-    loss: Callable[..., Any],
-    params: PyTree,
-    batch: PyTree,
-    key: jax.Array,
-    *model_state: PyTree,
-    step: jax.Array | None,
+    loss: Callable[..., Any], params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree, step: Any
 ) -> Any:
     """Call a loss, with the key and the step if the loss takes them, and return its result."""
     values = {"params": params, "batch": batch, "key": key}
-    if model_state:
-        values["model_state"] = model_state[0]
+    values |= zip(["model_state"], model_state, strict=False)  # where there is one
     hint = "\n  Write lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
     return in_order(loss, values, "loss", named={"step": step}, optional="key", hint=hint)()
 

@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from meshwright import process, tree
 from meshwright.collector import collector_paused
 from meshwright.docstrings import documented
-from meshwright.errors import UsageError, listed, nearest
+from meshwright.errors import UsageError, did_you_mean, listed
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.shown import mesh_of, size_text, values_of
@@ -90,8 +90,7 @@ class TrainState(Generic[Params]):
         """
         names = [field.name for field in fields(self)]
         for name in changes.keys() - set(names):
-            close = nearest(name, names)
-            hint = f" Did you mean {close!r}?" if close else ""
+            hint = did_you_mean(name, names)
             raise UsageError(f"a TrainState has no field {name!r}.{hint}\n  It has {', '.join(names)}.")
         return replace(self, **changes)
 
