@@ -18,18 +18,21 @@ SPLIT = (mw.sharding.fsdp(min_size=16),)
 
 def in_order(examples):
     """Return the batches of one epoch that is not shuffled."""
-    num_rows = len(jax.tree.leaves(examples)[0])
-    return [jax.tree.map(lambda x: x[i : i + ROWS], examples) for i in range(0, num_rows, ROWS)]
+    starts = range(0, len(jax.tree.leaves(examples)[0]), ROWS)
+    return [jax.tree.map(lambda x, start=start: x[start : start + ROWS], examples) for start in starts]
 
 
 def layout_on(devices, **options):
     return mw.Layout(mw.make_mesh(_MESHES[devices], jax.devices()[:devices]), SPLIT, **options)
 
 
-def by_step(init, loss, tx, batches, layout, make=mw.make_step):
-    """Train by a step alone, with a loop of one's own around it."""
-    step, state = make(loss, tx, layout), mw.train.init_state(init, tx, 0, layout)
-    losses = []
+def by_loss(init, loss, tx, batches, layout):
+    """Train by the step of a loss alone, with a loop of one's own around it."""
+    return by_step(init, mw.make_step(loss, tx, layout), tx, batches, layout)
+
+
+def by_step(init, step, tx, batches, layout):
+    state, losses = mw.train.init_state(init, tx, 0, layout), []
     for batch in batches:
         state, metrics = step(state, batch)
         losses.append(mw.metrics.merge([metrics])["loss"])

@@ -3,13 +3,12 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
 
 import meshwright as mw
-from ports.doors import by_step, by_trainer, close, in_order, layout_on, same
+from ports.doors import by_loss, by_trainer, close, in_order, layout_on, same
 
 RNG = np.random.default_rng(0)
 EXAMPLES = {
@@ -81,7 +80,7 @@ def mapped(state, batch):
 
 def test_on_one_device_parameters_and_statistics_move_as_by_hand():
     init = lambda key: mw.train.Variables(VARIABLES["params"], VARIABLES["batch_stats"])
-    losses, state = by_step(init, loss, TX, in_order(EXAMPLES), layout_on(1))
+    losses, state = by_loss(init, loss, TX, in_order(EXAMPLES), layout_on(1))
     same((losses, (state.params, state.model_state)), by_hand(jax.jit(train_step), in_order(EXAMPLES)))
 
 

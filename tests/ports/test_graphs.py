@@ -1,4 +1,4 @@
-"""A graph network on graphs packed into tuples of one size, as Flax's ogbg_molpcba example has them of jraph."""
+"""A graph network on packs of graphs of one size, as Flax's ogbg_molpcba example has them of jraph."""
 
 import functools
 from typing import NamedTuple
@@ -10,7 +10,7 @@ import optax
 from flax import linen as nn
 
 import meshwright as mw
-from ports.doors import by_step, by_trainer, close, in_order, layout_on, same
+from ports.doors import by_loss, by_trainer, close, in_order, layout_on
 
 NODES, EDGES, GRAPHS, TASKS = 12, 20, 3, 2
 TX = optax.adam(1e-2)
@@ -97,7 +97,7 @@ def loss(params, batch):
 
 
 def test_on_one_device_a_mean_over_the_labels_that_there_are_is_that_by_hand():
-    losses, state = by_step(lambda key: PARAMS, loss, TX, BATCHES, layout_on(1))
+    losses, state = by_loss(lambda key: PARAMS, loss, TX, BATCHES, layout_on(1))
     close((losses, state.params), by_hand())
 
 

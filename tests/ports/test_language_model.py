@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from ports.doors import by_experiment, by_step, close, in_order, layout_on
+from ports.doors import by_experiment, by_loss, close, in_order, layout_on
 
 RNG = np.random.default_rng(0)
 LENGTH, VOCABULARY = 8, 32
@@ -19,7 +19,9 @@ SEGMENTS[:, -1] *= RNG.integers(0, 2, 40)  # some rows end with padding, which i
 EXAMPLES = {
     "tokens": RNG.integers(1, VOCABULARY, (40, LENGTH)).astype(np.int32),
     "segments": SEGMENTS,
-    "positions": np.stack([np.arange(LENGTH) - np.searchsorted(row, row) for row in SEGMENTS]).astype(np.int32),
+    "positions": np.stack([np.arange(LENGTH) - np.searchsorted(row, row) for row in SEGMENTS]).astype(
+        np.int32
+    ),
 }
 TX = optax.adamw(optax.warmup_constant_schedule(0.0, 1e-2, 3), b2=0.98, eps=1e-6, weight_decay=0.1)
 
@@ -84,7 +86,7 @@ def loss(params, batch):
 
 
 def test_on_one_device_a_mean_over_tokens_is_that_by_hand():
-    losses, state = by_step(NET.init, loss, TX, in_order(EXAMPLES), layout_on(1))
+    losses, state = by_loss(NET.init, loss, TX, in_order(EXAMPLES), layout_on(1))
     close((losses, state.params), by_hand())
 
 

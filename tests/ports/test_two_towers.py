@@ -9,7 +9,7 @@ import optax
 from flax import linen as nn
 
 import meshwright as mw
-from ports.doors import by_step, by_trainer, close, in_order, layout_on, same
+from ports.doors import by_loss, by_trainer, close, in_order, layout_on, same
 
 RNG = np.random.default_rng(0)
 EXAMPLES = {
@@ -69,7 +69,7 @@ def of_params(params, batch):
 
 
 def test_on_one_device_the_loss_over_all_pairs_moves_as_by_hand():
-    losses, state = by_step(lambda key: PARAMS, of_params, TX, in_order(EXAMPLES), layout_on(1))
+    losses, state = by_loss(lambda key: PARAMS, of_params, TX, in_order(EXAMPLES), layout_on(1))
     same((losses, state.params), by_hand())
 
 

@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 import meshwright as mw
-from ports.doors import by_step, by_trainer, close, in_order, layout_on, same
+from ports.doors import by_loss, by_trainer, close, in_order, layout_on, same
 
 EXAMPLES = {"image": (np.random.default_rng(0).random((40, 16)) > 0.5).astype(np.float32)}
 TX = optax.adam(1e-2)
@@ -69,7 +69,7 @@ def by_hand():
 def test_on_one_device_noise_and_parameters_are_those_of_the_loop_by_hand():
     net = mw.functional(Vae(nnx.Rngs(0)))
     of_params = lambda params, batch, key: loss(functools.partial(net.apply, params), batch, key)
-    losses, state = by_step(net.init, of_params, TX, in_order(EXAMPLES), layout_on(1))
+    losses, state = by_loss(net.init, of_params, TX, in_order(EXAMPLES), layout_on(1))
     same((losses, state.params), by_hand())
 
 
