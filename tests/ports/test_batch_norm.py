@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 import optax
+import pytest
 from flax import linen as nn
 
 import meshwright as mw
@@ -26,13 +27,17 @@ class ResNet(nn.Module):
         conv = functools.partial(nn.Conv, 8, (3, 3), use_bias=False)
         norm = functools.partial(nn.BatchNorm, not train, momentum=0.9, axis_name=self.axis_name)
         x = nn.relu(norm()(conv()(x)))
-        inner = nn.relu(norm()(conv()(x)))
-        x = nn.relu(x + norm(scale_init=nn.initializers.constant(0.1))(conv()(inner)))
+        x = nn.relu(x + norm(scale_init=nn.initializers.constant(0.1))(conv()(x)))
         return nn.Dense(4)(x.mean((1, 2)))
 
 
 NET = mw.functional(ResNet(), EXAMPLES["image"][:1])
-VARIABLES = ResNet().init(jax.random.key(0), EXAMPLES["image"][:1])
+
+
+@functools.cache
+def initial():
+    variables = jax.jit(ResNet().init)(jax.random.key(0), EXAMPLES["image"][:1])
+    return {"params": variables["params"], "model_state": variables["batch_stats"]}
 
 
 def decayed(params):
@@ -63,7 +68,7 @@ def train_step(state, batch, axis_name=None):
 
 
 def by_hand(step, batches):
-    params, batch_stats = VARIABLES["params"], VARIABLES["batch_stats"]
+    params, batch_stats = initial().values()
     state, losses = (params, batch_stats, TX.init(params)), []
     for batch in batches:
         state, value = step(state, batch)
@@ -78,14 +83,14 @@ def mapped(state, batch):
     return jax.tree.map(lambda x: x[0], (state, values))
 
 
+@pytest.mark.slow
 def test_on_one_device_parameters_and_statistics_move_as_by_hand():
-    init = lambda key: mw.train.Variables(VARIABLES["params"], VARIABLES["batch_stats"])
-    losses, state = by_loss(init, loss, TX, in_order(EXAMPLES), layout_on(1))
+    variables = mw.train.Variables(**initial())
+    losses, state = by_loss(lambda key: variables, loss, TX, in_order(EXAMPLES), layout_on(1))
     same((losses, (state.params, state.model_state)), by_hand(jax.jit(train_step), in_order(EXAMPLES)))
 
 
 def test_on_eight_devices_it_is_the_program_that_names_the_axis_of_pmap():
-    given = {"params": VARIABLES["params"], "model_state": VARIABLES["batch_stats"]}
-    losses, trainer = by_trainer(EXAMPLES, model=NET, loss=loss, optimizer=TX, **given)
+    losses, trainer = by_trainer(EXAMPLES, model=NET, loss=loss, optimizer=TX, **initial())
     theirs = by_hand(jax.jit(mapped), in_order(EXAMPLES))
     close((losses, (trainer.params, trainer.model_state)), theirs, atol=1e-5)

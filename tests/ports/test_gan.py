@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import meshwright as mw
 from ports.doors import ROWS, by_step, by_trainer, close, in_order, layout_on, same
@@ -147,6 +148,7 @@ def trained(params, model_state):
     return params, model_state["states"], jax.random.key_data(model_state["key"])
 
 
+@pytest.mark.slow
 def test_on_one_device_two_updates_in_a_step_are_those_by_hand():
     layout = layout_on(1)
     init = lambda key: mw.train.Variables(PARAMS, {"states": STATES, "key": KEY})

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import linen as nn
 
 import meshwright as mw
@@ -61,7 +62,11 @@ class Net(nn.Module):
 
 
 NET = mw.functional(Net(), EXAMPLES[0])
-PARAMS = Net().init(jax.random.key(0), EXAMPLES[0])["params"]
+
+
+@functools.cache
+def initial():
+    return jax.jit(Net().init)(jax.random.key(0), EXAMPLES[0])["params"]
 
 
 def measured(logits, labels):
@@ -84,7 +89,7 @@ def by_hand():
         updates, opt_state = TX.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    params, opt_state, losses = PARAMS, TX.init(PARAMS), []
+    params, opt_state, losses = initial(), TX.init(initial()), []
     for batch in BATCHES:
         params, opt_state, value = train_step(params, opt_state, batch)
         losses.append(value)
@@ -96,11 +101,13 @@ def loss(params, batch):
     return mw.Mean.of(*measured(logits, batch.labels))
 
 
+@pytest.mark.slow
 def test_on_one_device_a_mean_over_the_labels_that_there_are_is_that_by_hand():
-    losses, state = by_loss(lambda key: PARAMS, loss, TX, BATCHES, layout_on(1))
+    params = initial()
+    losses, state = by_loss(lambda key: params, loss, TX, BATCHES, layout_on(1))
     close((losses, state.params), by_hand())
 
 
 def test_on_eight_devices_each_has_graphs_of_its_own():
-    losses, trainer = by_trainer(EXAMPLES, params=PARAMS, loss=loss, optimizer=TX)
+    losses, trainer = by_trainer(EXAMPLES, params=initial(), loss=loss, optimizer=TX)
     close((losses, trainer.params), by_hand())

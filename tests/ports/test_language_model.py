@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
@@ -51,7 +52,11 @@ class Lm(nn.Module):
 
 ROW = [x[:1] for x in EXAMPLES.values()]
 NET = mw.functional(Lm(), *ROW)
-PARAMS = jax.device_get(mw.train.init_state(NET.init, TX, 0, layout_on(1)).params)
+
+
+@functools.cache
+def initial():
+    return jax.device_get(mw.train.init_state(NET.init, TX, 0, layout_on(1)).params)
 
 
 def of_tokens(logits, batch):
@@ -73,7 +78,7 @@ def by_hand():
         updates, opt_state = TX.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    params, opt_state, losses = PARAMS, TX.init(PARAMS), []
+    params, opt_state, losses = initial(), TX.init(initial()), []
     for batch in in_order(EXAMPLES):
         params, opt_state, value = train_step(params, opt_state, batch)
         losses.append(value)
@@ -85,6 +90,7 @@ def loss(params, batch):
     return mw.Mean.of(*of_tokens(logits, batch))
 
 
+@pytest.mark.slow
 def test_on_one_device_a_mean_over_tokens_is_that_by_hand():
     losses, state = by_loss(NET.init, loss, TX, in_order(EXAMPLES), layout_on(1))
     close((losses, state.params), by_hand())

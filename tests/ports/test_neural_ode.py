@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import meshwright as mw
 from ports.doors import by_experiment, by_loss, close, in_order, layout_on, same
@@ -22,7 +23,7 @@ class NeuralOde(eqx.Module):
     field: eqx.nn.MLP
 
     def __init__(self, key):
-        self.field = eqx.nn.MLP(2, 2, 8, 2, activation=jax.nn.softplus, key=key)
+        self.field = eqx.nn.MLP(2, 2, 8, 1, activation=jax.nn.softplus, key=key)
 
     def __call__(self, ts, y0):
         """Return the solution at all times, one step of Runge and Kutta from each to the next."""
@@ -75,6 +76,7 @@ def by_hand():
     return losses, eqx.filter(module, eqx.is_inexact_array)
 
 
+@pytest.mark.slow
 def test_on_one_device_both_phases_are_those_by_hand():
     losses, init = [], NET.init
     for length, tx in PHASES:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import linen as nn
 
 import meshwright as mw
@@ -40,7 +41,11 @@ def sigmoid_loss(images, texts, temperature, bias):
 
 
 NET = mw.functional(TwoTowers(), EXAMPLES["image"][:1], EXAMPLES["text"][:1])
-PARAMS = TwoTowers().init(jax.random.key(0), EXAMPLES["image"][:1], EXAMPLES["text"][:1])["params"]
+
+
+@functools.cache
+def initial():
+    return jax.jit(TwoTowers().init)(jax.random.key(0), EXAMPLES["image"][:1], EXAMPLES["text"][:1])["params"]
 
 
 def loss(model, batch):
@@ -57,7 +62,7 @@ def by_hand():
         updates, opt_state = TX.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    update, params, opt_state, losses = jax.jit(update_fn), PARAMS, TX.init(PARAMS), []
+    update, params, opt_state, losses = jax.jit(update_fn), initial(), TX.init(initial()), []
     for batch in in_order(EXAMPLES):
         params, opt_state, value = update(params, opt_state, batch)
         losses.append(value)
@@ -68,11 +73,13 @@ def of_params(params, batch):
     return loss(functools.partial(NET.apply, params), batch)
 
 
+@pytest.mark.slow
 def test_on_one_device_the_loss_over_all_pairs_moves_as_by_hand():
-    losses, state = by_loss(lambda key: PARAMS, of_params, TX, in_order(EXAMPLES), layout_on(1))
+    params = initial()
+    losses, state = by_loss(lambda key: params, of_params, TX, in_order(EXAMPLES), layout_on(1))
     same((losses, state.params), by_hand())
 
 
 def test_on_eight_devices_each_row_still_meets_all_others():
-    losses, trainer = by_trainer(EXAMPLES, model=NET, params=PARAMS, loss=loss, optimizer=TX)
+    losses, trainer = by_trainer(EXAMPLES, model=NET, params=initial(), loss=loss, optimizer=TX)
     close((losses, trainer.params), by_hand())
