@@ -1718,6 +1718,21 @@ def argument_with_a_default():
 
     run(loss=loss)
     return f"l2 is {getattr(seen[0], 'str_short', lambda: seen[0])()}"
+@finding(
+    "models",
+    "own, a last batch on explicit axes",
+    before="AssertionError",
+    test="tests/evaluation/test_pieces.py"
+    "::test_on_explicit_axes_the_last_examples_are_split_as_those_before_them",
+)
+def last_batch_on_explicit_axes():
+    deployer = mw.Deployer(0, verbose=False, mesh="explicit: data=8")
+    params = {"w": jnp.ones(4)}
+    trainer = mw.Trainer(deployer, params=params, loss=squares, optimizer=optax.sgd(0.01))
+    try:
+        return f"{trainer.evaluate({'x': X[:60]}, batch_size=16)['loss']:.4f}"
+    except AssertionError as error:
+        return type(error).__name__
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from meshwright import process
 from meshwright.errors import ExamplesError
@@ -108,7 +109,10 @@ class AverageLoss:
         if rows is not None:
             is_whole = len(rows) % self._layout.batch_ways
             sharding = self._layout.replicated if is_whole else self._layout.batch_sharding
-            batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[rows], sharding), batch)
+            # On explicit axes a constraint only asserts what an array's type says.
+            explicit = AxisType.Explicit in sharding.mesh.axis_types
+            place = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+            batch = jax.tree.map(lambda x: place(x[rows], sharding), batch)
         # Evaluation has a stream of keys of its own, so it does not change what training draws.
         key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
         params, has_state = self._narrow(eval_params(state)), state.model_state is not None
