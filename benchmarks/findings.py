@@ -57,7 +57,7 @@ from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
 from meshwright.launch._summary import summary
 from meshwright.models import decoder
-from meshwright.process import _connections, _rendezvous, _sockets
+from meshwright.process import _connections, _peers, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
 from meshwright.storage import _settings
 from meshwright.tokens._template import Template
@@ -1733,6 +1733,41 @@ def last_batch_on_explicit_axes():
         return f"{trainer.evaluate({'x': X[:60]}, batch_size=16)['loss']:.4f}"
     except AssertionError as error:
         return type(error).__name__
+
+
+@finding(
+    "models",
+    "axes 5",
+    before="{'data': 1, 'fsdp': 8}",
+    test="tests/sharding/test_mesh.py"
+    "::test_cpus_of_a_process_are_a_group_though_jax_calls_all_of_them_one_slice",
+)
+def cpus_of_two_processes():
+    of_jax = functools.partial(unittest.mock.Mock, platform="cpu", device_kind="cpu", slice_index=0)
+    devices = [of_jax(id=i, process_index=i // 4) for i in range(8)]
+    return dict(mw.make_mesh("data=-1; fsdp=-1", devices).shape)
+
+
+@finding(
+    "network",
+    "axes 2",
+    before="process 0 sends 64 messages when an epoch ends on 8 other processes",
+    test="tests/process/test_peers.py"
+    "::test_process_0_compares_the_ends_of_examples_alone_and_tells_only_a_difference",
+)
+def ends_of_an_epoch():
+    others, number = range(1, 9), 0
+
+    def broadcast(message, *, but=None):
+        nonlocal number
+        number += len({*others} - {but})
+
+    watch = _peers.Watch(unittest.mock.Mock(others=others, broadcast=broadcast))
+    stream = watch.streams.open()
+    for process in others:
+        watch.on_message(process, {"process": process, "stream": stream, "end": [4, 1, 0]})
+    watch.read(stream, 4, [4, 1, 0])
+    return f"process 0 sends {number} messages when an epoch ends on {len(others)} other processes"
 
 
 def main() -> None:
