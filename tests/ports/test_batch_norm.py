@@ -69,7 +69,7 @@ def train_step(state, batch, axis_name=None):
 
 def by_hand(step, batches):
     params, batch_stats = initial().values()
-    state, losses = (params, batch_stats, TX.init(params)), []
+    state, losses = (params, batch_stats, jax.jit(TX.init)(params)), []
     for batch in batches:
         state, value = step(state, batch)
         losses.append(value)

@@ -102,7 +102,7 @@ def original(generator, discriminator, states, opt_states, image, key):
 @functools.cache
 def by_hand():
     generator, discriminator, states, key = MADE, JUDGE, STATES, KEY
-    opt_states = {name: ADAM.init(params) for name, params in PARAMS.items()}
+    opt_states = {name: jax.jit(ADAM.init)(params) for name, params in PARAMS.items()}
     losses = []
     for batch in in_order(EXAMPLES):
         generator, discriminator, states, opt_states, key, value = original(
@@ -156,6 +156,7 @@ def test_on_one_device_two_updates_in_a_step_are_those_by_hand():
     same((losses, trained(state.params, state.model_state)), by_hand())
 
 
+@pytest.mark.slow
 def test_on_eight_devices_a_trainer_takes_the_update_and_the_chain_of_keys():
     given = {"params": PARAMS, "model_state": {"states": STATES, "key": KEY}, "optimizer": TX}
     losses, trainer = by_trainer(EXAMPLES, train_step=train_step, **given)

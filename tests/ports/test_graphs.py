@@ -89,7 +89,7 @@ def by_hand():
         updates, opt_state = TX.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    params, opt_state, losses = initial(), TX.init(initial()), []
+    params, opt_state, losses = initial(), jax.jit(TX.init)(initial()), []
     for batch in BATCHES:
         params, opt_state, value = train_step(params, opt_state, batch)
         losses.append(value)
@@ -108,6 +108,7 @@ def test_on_one_device_a_mean_over_the_labels_that_there_are_is_that_by_hand():
     close((losses, state.params), by_hand())
 
 
+@pytest.mark.slow
 def test_on_eight_devices_each_has_graphs_of_its_own():
     losses, trainer = by_trainer(EXAMPLES, params=initial(), loss=loss, optimizer=TX)
     close((losses, trainer.params), by_hand())

@@ -78,7 +78,7 @@ def by_hand():
         updates, opt_state = TX.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    params, opt_state, losses = initial(), TX.init(initial()), []
+    params, opt_state, losses = initial(), jax.jit(TX.init)(initial()), []
     for batch in in_order(EXAMPLES):
         params, opt_state, value = train_step(params, opt_state, batch)
         losses.append(value)
@@ -96,6 +96,7 @@ def test_on_one_device_a_mean_over_tokens_is_that_by_hand():
     close((losses, state.params), by_hand())
 
 
+@pytest.mark.slow
 def test_on_eight_devices_the_names_of_flax_split_what_flax_reshapes(tmp_path):
     described = {"model": NET, "loss": loss, "optimizer": TX}
     losses, state = by_experiment(tmp_path, EXAMPLES, rules=None, **described)

@@ -48,7 +48,7 @@ def by_hand():
         updates, opt_state = META.update(grads, opt_state)
         return optax.apply_updates(meta, updates), opt_state, value
 
-    meta, opt_state, losses = INITIAL, META.init(INITIAL), []
+    meta, opt_state, losses = INITIAL, jax.jit(META.init)(INITIAL), []
     for task in TASKS:
         meta, opt_state, value = outer_step(meta, opt_state, task)
         losses.append(value)

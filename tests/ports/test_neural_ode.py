@@ -62,7 +62,7 @@ def by_hand():
     module = NeuralOde(mw.train.key_of(0))
     losses = []
     for length, tx in PHASES:
-        opt_state = tx.init(eqx.filter(module, eqx.is_inexact_array))
+        opt_state = jax.jit(tx.init)(eqx.filter(module, eqx.is_inexact_array))
 
         @eqx.filter_jit
         def make_step(module, opt_state, ys, length=length, tx=tx):

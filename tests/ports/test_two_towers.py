@@ -62,7 +62,7 @@ def by_hand():
         updates, opt_state = TX.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    update, params, opt_state, losses = jax.jit(update_fn), initial(), TX.init(initial()), []
+    update, params, opt_state, losses = jax.jit(update_fn), initial(), jax.jit(TX.init)(initial()), []
     for batch in in_order(EXAMPLES):
         params, opt_state, value = update(params, opt_state, batch)
         losses.append(value)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import meshwright as mw
@@ -66,6 +67,7 @@ def by_hand():
     return losses, nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
+@pytest.mark.slow
 def test_on_one_device_noise_and_parameters_are_those_of_the_loop_by_hand():
     net = mw.functional(Vae(nnx.Rngs(0)))
     of_params = lambda params, batch, key: loss(functools.partial(net.apply, params), batch, key)
