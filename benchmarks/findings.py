@@ -1736,19 +1736,6 @@ def last_batch_on_explicit_axes():
 
 
 @finding(
-    "models",
-    "axes 5",
-    before="{'data': 1, 'fsdp': 8}",
-    test="tests/sharding/test_mesh.py"
-    "::test_cpus_of_a_process_are_a_group_though_jax_calls_all_of_them_one_slice",
-)
-def cpus_of_two_processes():
-    of_jax = functools.partial(unittest.mock.Mock, platform="cpu", device_kind="cpu", slice_index=0)
-    devices = [of_jax(id=i, process_index=i // 4) for i in range(8)]
-    return dict(mw.make_mesh("data=-1; fsdp=-1", devices).shape)
-
-
-@finding(
     "network",
     "axes 2",
     before="process 0 sends 64 messages when an epoch ends on 8 other processes",
