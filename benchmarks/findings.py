@@ -1718,6 +1718,8 @@ def argument_with_a_default():
 
     run(loss=loss)
     return f"l2 is {getattr(seen[0], 'str_short', lambda: seen[0])()}"
+
+
 @finding(
     "models",
     "own, a last batch on explicit axes",
