@@ -1611,6 +1611,54 @@ def whole_batches():
     return run(batch_axis_names=()).step
 
 
+# --- environments
+
+
+@contextlib.contextmanager
+def home_that_cannot_be_written():
+    """Set a home in which nothing can be made."""
+    Path("home").touch()
+    home = {"HOME": str(Path("home").absolute()), "XDG_CACHE_HOME": ""}
+    with unittest.mock.patch.dict(os.environ, home), unittest.mock.patch("tempfile.tempdir", str(Path.cwd())):
+        yield
+
+
+@finding(
+    "environments",
+    "publicbugs 9: a run",
+    before="UsageError: compile_cache: cannot keep compiled programs in a home that cannot be written",
+    test="tests/storage/test_of_user.py::test_a_home_that_cannot_be_written_is_a_warning_and_the_run_trains",
+)
+def run_without_a_home():
+    kept = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        with home_that_cannot_be_written():
+            return f"step {run().step}"
+    except mw.errors.UsageError as error:
+        message = re.sub(r" in /.*", " in a home that cannot be written", str(error))
+        return f"{type(error).__name__}: {message}"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", kept)
+
+
+@finding(
+    "environments",
+    "publicbugs 9: a text",
+    before="NotADirectoryError",
+    test="tests/storage/test_of_user.py::test_tokens_are_kept_where_a_home_cannot_be_written",
+)
+def text_without_a_home():
+    Path("a.txt").write_text("abc")
+    try:
+        with home_that_cannot_be_written():
+            store = mw.corpus.tokenized("a.txt", mw.generation.Bytes())
+            with contextlib.closing(store):
+                return store.block(0).tokens
+    except OSError as error:
+        return type(error).__name__
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

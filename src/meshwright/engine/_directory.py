@@ -145,9 +145,14 @@ def compiled_programs(cache: bool | str) -> Iterator[None]:
     if cache is False or (cache is True and known is not None):
         yield
         return
-    directory = user_compile_cache() if cache is True else cache
-    log.info("compiled programs are kept in %s", directory)
-    compile_cache(directory)
+    try:
+        directory = user_compile_cache() if cache is True else cache
+        compile_cache(directory)
+        log.info("compiled programs are kept in %s", directory)
+    except UsageError as error:
+        if cache is not True:
+            raise
+        log.warning("%s\n  Programs are compiled again at each start.", error)
     try:
         yield
     finally:
