@@ -1659,6 +1659,56 @@ def text_without_a_home():
         return type(error).__name__
 
 
+@finding(
+    "environments",
+    "publicbugs 10: a terminal of ASCII",
+    before="UnicodeEncodeError",
+    test="tests/cli/test_streams.py::test_what_ascii_lacks_is_escaped_on_a_terminal_that_has_no_more",
+)
+def doctor_in_ascii():
+    written = io.BytesIO()
+    screen = io.TextIOWrapper(written, "ascii")
+    with contextlib.redirect_stdout(screen), unittest.mock.patch("sys.argv", ["meshwright", "doctor"]):
+        try:
+            cli.main()
+        except UnicodeEncodeError as error:
+            return type(error).__name__
+    return re.search(rb"devices.*", written.getvalue())[0].decode()
+
+
+@finding(
+    "environments",
+    "publicbugs 10: a locale of ASCII",
+    before="UnicodeDecodeError: 'ascii' codec can't decode byte 0xe2 in position 6918: ordinal not in "
+    "range(128)",
+    test="tests/cli/test_streams.py::test_every_command_answers_in_ascii",
+)
+def report_in_ascii():
+    run()
+    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "meshwright", "report", "run"]
+    done = subprocess.run(command, env=os.environ | locale, capture_output=True, text=True)
+    return (done.stdout + done.stderr).splitlines()[-1]
+
+
+@finding(
+    "environments",
+    "publicbugs 10: a screen that is gone",
+    before="BrokenPipeError: [Errno 32] Broken pipe",
+    test="tests/test_lines.py::test_a_screen_whose_reader_is_gone_stops_nothing",
+)
+def screen_that_is_gone():
+    reading, writing = os.pipe()
+    os.close(reading)
+    screen = os.fdopen(writing, "w")
+    try:
+        with contextlib.redirect_stderr(screen):
+            return f"step {run().step}"
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            screen.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

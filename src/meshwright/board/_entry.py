@@ -120,7 +120,7 @@ def stat_of(pid: int) -> list[str] | None:
     process.
     """
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     return None
 
 

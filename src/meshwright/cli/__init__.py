@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.cli._commands import grammar
 from meshwright.cli._guess import check_command, check_rest
 from meshwright.cli._launched import launched_at
-from meshwright.cli._output import show
+from meshwright.cli._output import open_streams, show
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       >>> main(["runs"])  # which prints the error on stderr
       3
     """
+    if arguments is None:
+        open_streams()
     started = launched_at() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:

@@ -162,7 +162,7 @@ def _failure(code: int, said: str, trace: str) -> MeshwrightError:
 
 def _is_locked(directory: Path) -> bool:
     try:
-        with (directory / ".lock").open("r") as file:
+        with (directory / ".lock").open("r", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

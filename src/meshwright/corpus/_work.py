@@ -207,7 +207,7 @@ def _tools(document: Document) -> Any:
 
 def _locked(store: Path) -> Any:
     """Return the store's lock, or None if another process has it. Without locks, two may write the same."""
-    file = (store / ".lock").open("w")
+    file = (store / ".lock").open("w", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

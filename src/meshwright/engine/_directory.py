@@ -164,7 +164,7 @@ def log_file(directory: Path) -> Iterator[None]:
     """Write the log of this process to `logs/process-00000.log`, with the error that ends the run, if any."""
     path = directory / _log_name()
     path.parent.mkdir(exist_ok=True)
-    handler: Any = logging.FileHandler(path)
+    handler: Any = logging.FileHandler(path, encoding="utf-8")
     handler.handleError = nothing  # a full disk ends the run with one message of its own
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", FORMAT))
     level = log.level

@@ -143,7 +143,7 @@ class LedgerKeeper:
         draft = path.with_name(f"{path.name}.tmp")
         try:
             draft.unlink(missing_ok=True)  # may be a link, which must not be followed
-            with draft.open("x") as file:
+            with draft.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(self._ledger.document()) + "\n")
             draft.replace(path)
         except OSError as failure:

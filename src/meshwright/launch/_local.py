@@ -100,7 +100,7 @@ def launch_local(
 def _tell_why(progress: Path, why: str) -> None:
     """Leave the run a note of why it starts again, for its log."""
     with contextlib.suppress(OSError):
-        progress.with_name(f"{progress.name}.failed").write_text(why)
+        progress.with_name(f"{progress.name}.failed").write_text(why, encoding="utf-8")
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ def _place(
 def read_progress(path: Path) -> int | None:
     """Return the step in a file that `process.report_progress` writes; None if there is none."""
     try:
-        return int(path.read_text())
+        return int(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -73,7 +73,7 @@ def _cpu_digest() -> str:
     """Return a digest of the features of this machine's CPU, for which XLA compiles."""
     features = platform.processor()
     with contextlib.suppress(OSError):  # only Linux has the file
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
     return hashlib.sha256(features.encode()).hexdigest()[:8]
 
