@@ -1709,6 +1709,20 @@ def screen_that_is_gone():
             screen.close()
 
 
+@finding(
+    "environments",
+    "publicbugs 11",
+    before="made, and at the end the step is -2147483648",
+    test="tests/experiment/test_experiment.py::test_a_value_that_cannot_be_is_refused_by_name",
+)
+def more_steps_than_are_counted():
+    def count(state, batch):
+        return dataclasses.replace(state, step=state.step + 1), {}
+
+    state = mw.train.TrainState(jnp.int32(2**31 - 1), {}, (), jnp.uint32(0))
+    return f"made, and at the end the step is {mw.fit(count, state, iter([0]), max_steps=2**31).step}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -37,6 +37,7 @@ from meshwright.train import (
     StatefulLoss,
     Std,
     Tx,
+    check_num_steps,
     eval_params,
 )
 from meshwright.tree import PyTree
@@ -339,6 +340,7 @@ class Experiment:
         _check_model(self.model)
         check_types(self)
         _at_least(1, self, "max_steps", "microbatches", "pipeline_rounds")
+        check_num_steps("Experiment.max_steps", self.max_steps)
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.microbatches != AUTO and self.input.batch_size % self.microbatches:

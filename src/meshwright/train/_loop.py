@@ -10,6 +10,7 @@ import jax
 
 from meshwright import process
 from meshwright.errors import UsageError
+from meshwright.train._state import check_num_steps
 from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained
 from meshwright.when import Scores, Tick
@@ -85,6 +86,7 @@ def fit(
       3
     """
     tick, wait, check_count = Tick(int(state.step)), at_most_ahead(RUN_AHEAD), count_check()
+    check_num_steps("max_steps", max_steps)
     check_equal_start(state, data, max_steps)
     for i, batch in zip(range(tick.step + 1, max_steps + 1), _ending_together(state, data), strict=False):
         tick = Tick(i)
