@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -1712,7 +1713,8 @@ def screen_that_is_gone():
 @finding(
     "environments",
     "publicbugs 11",
-    before="made, and at the end the step is -2147483648",
+    before="UsageError: after batch 2147483648 the state has step=-2147483648. An update must count each "
+    "batch once, however many updates it makes or skips, because a restart continues by this count.",
     test="tests/experiment/test_experiment.py::test_a_value_that_cannot_be_is_refused_by_name",
 )
 def more_steps_than_are_counted():
@@ -1721,6 +1723,27 @@ def more_steps_than_are_counted():
 
     state = mw.train.TrainState(jnp.int32(2**31 - 1), {}, (), jnp.uint32(0))
     return f"made, and at the end the step is {mw.fit(count, state, iter([0]), max_steps=2**31).step}"
+
+
+@finding(
+    "environments",
+    "many_processes 12",
+    before="MeshwrightError: too many files are open: [Errno 24] Too many open files",
+    test="tests/experiment/test_power.py::test_what_the_machine_fails_at_is_told_with_its_cause",
+)
+def too_few_descriptors():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (sum(1 for _ in Path("/proc/self/fd").iterdir()) + 1, limits[1])
+    )
+    try:
+        run()
+    except mw.errors.MeshwrightError as error:
+        told = " ".join(str(error).split())
+        told = re.sub(r"the run ended because |(: '.*?')?\. The run writes .*?run\.|Then run .*", "", told)
+        return f"{type(error).__name__}: {told}".strip()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def main() -> None:
