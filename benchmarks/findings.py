@@ -1733,9 +1733,8 @@ def more_steps_than_are_counted():
 )
 def too_few_descriptors():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (sum(1 for _ in Path("/proc/self/fd").iterdir()) + 1, limits[1])
-    )
+    open_files = [*Path("/proc/self/fd").iterdir()]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_files) + 1, limits[1]))
     try:
         run()
     except mw.errors.MeshwrightError as error:
@@ -1744,6 +1743,87 @@ def too_few_descriptors():
         return f"{type(error).__name__}: {told}".strip()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@dataclass(frozen=True)
+class DeviceOfCpu:
+    """A CPU device of one of several processes, of which JAX tells slice 0."""
+
+    id: int
+    process_index: int
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+    slice_index: int = 0
+
+
+@finding(
+    "environments",
+    "axes 5",
+    before="{'data': 1, 'fsdp': 8}",
+    test="tests/sharding/test_mesh.py::test_processes_are_groups_on_cpus_whose_slices_are_all_number_0",
+)
+def groups_of_cpus():
+    return dict(mw.make_mesh("data=-1; fsdp=-1", [DeviceOfCpu(i, i // 4) for i in range(8)]).shape)
+
+
+def fourier(params, batch):
+    h = batch["x"] @ params["into"]
+    for w, mix in params["layers"]:
+        channels = jnp.moveaxis(h, -1, 1)
+        f = jnp.fft.rfft2(channels)
+        f = jnp.zeros_like(f).at[:, :, :4, :4].set(jnp.einsum("bixy,ioxy->boxy", f[:, :, :4, :4], w))
+        h = jax.nn.gelu(jnp.moveaxis(jnp.fft.irfft2(f, s=(16, 16)), 1, -1) + h @ mix)
+    return jnp.square(h).mean()
+
+
+@finding(
+    "environments",
+    "axes 9",
+    before="JaxRuntimeError: INTERNAL: RET_CHECK failure",
+    test="tests/experiment/test_out_of_memory.py"
+    "::test_an_fft_that_xla_cannot_compute_on_cpus_says_which_mesh_to_try",
+)
+def fft_over_tensor():
+    layer = jnp.ones((32, 32, 4, 4), jnp.complex64), jnp.ones((32, 32))
+    params = {"into": jnp.ones((4, 32)), "layers": [layer, layer]}
+    split = (mw.match("layers.*", "fsdp", "tensor"), mw.match("into", None, "tensor"))
+    rows = mw.Input({"x": np.ones((16, 16, 16, 4), np.float32)}, batch_size=16)
+    try:
+        return run(
+            model=lambda key: params, loss=fourier, input=rows, rules=split, mesh="data=2,fsdp=2,tensor=2"
+        ).step
+    except jax.errors.JaxRuntimeError as error:
+        return f"{type(error).__name__}: {str(error).partition(' (')[0]}"
+
+
+@finding(
+    "environments",
+    "axes 10: the axis of experts",
+    before="Give its devices to an axis that splits the batch (data or fsdp), or use it: in a rule for "
+    "parameters, to split batches, or in a constraint or `shard_map` of the model. If all devices are to "
+    "compute the same, of whole batches, write batch_axis_names=().",
+    test="tests/sharding/test_idle_axes.py::test_an_axis_that_a_function_splits_over_names_it",
+)
+def axis_of_experts():
+    try:
+        return run(mesh="data=2,expert=4").step
+    except mw.errors.LayoutError as error:
+        return str(error).splitlines()[1].strip()
+
+
+@finding(
+    "environments",
+    "axes 10: a graph in microbatches",
+    before="TypeError: sub got incompatible shapes for broadcasting: (8,), (32,).",
+    test="tests/train/test_step.py::test_microbatches_of_arrays_with_other_numbers_of_rows_are_refused",
+)
+def graph_in_microbatches():
+    def loss(params, batch):
+        return (batch["x"] @ params["w"] - batch["y"]).sum()
+
+    layout, tx = mw.Layout(mw.make_mesh("data=8")), optax.sgd(0.1)
+    state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, tx, 0, layout)
+    return mw.make_step(loss, tx, layout, microbatches=2)(state, {"x": X[:16], "y": X[:, 0]})
 
 
 def main() -> None:
