@@ -51,6 +51,7 @@ import meshwright as mw
 from meshwright import cli
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._spikes import Rule
+from meshwright.experiment._evaluations import evaluations_of
 from meshwright.formats.readers import _file, _zarr2
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
@@ -1824,6 +1825,32 @@ def graph_in_microbatches():
     layout, tx = mw.Layout(mw.make_mesh("data=8")), optax.sgd(0.1)
     state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, tx, 0, layout)
     return mw.make_step(loss, tx, layout, microbatches=2)(state, {"x": X[:16], "y": X[:, 0]})
+
+
+@finding(
+    "environments",
+    "many_processes 8",
+    before="LayoutError: evaluations.all: a batch of 256 examples cannot be split into 6 equal parts, as the "
+    "mesh {'data': 6} splits it (P('data',)).",
+    test="tests/experiment/test_evaluations.py"
+    "::test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits",
+)
+def default_that_the_mesh_does_not_split():
+    (part,) = evaluations_of(
+        mw.Experiment(
+            workdir="run",
+            model=lambda key: {"w": jnp.ones(4)},
+            loss=squares,
+            optimizer=optax.sgd(0.01),
+            max_steps=1,
+            input=mw.Input({"x": X}, batch_size=16),
+            evaluations={"all": mw.Evaluation(measure_squares, {"x": X})},
+        ),
+        layout := mw.Layout(mw.make_mesh("data=6", jax.devices()[:6])),
+    )
+    state = mw.train.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.01), layout)
+    part.scoring.check(state)
+    return f"scores: {part.scoring.names}"
 
 
 def main() -> None:

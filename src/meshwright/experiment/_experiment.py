@@ -123,6 +123,10 @@ class Input:
         _at_least(0, self, "num_threads")
 
 
+USUAL_SIZE = 256
+"""The batch size of an evaluation that stands for the next number that the mesh can split."""
+
+
 @explained
 @documented
 @dataclass(frozen=True)
@@ -149,9 +153,9 @@ class Evaluation:
     the step, or the step and the values that the run reported last, by name:
     `lambda step, metrics: metrics.get("loss", inf) < 2`. It is also called for step 0, without values. A run
     that is killed and continued evaluates at the same steps."""
-    batch_size: int = 256
-    """The number of examples in a batch, over all devices. A loader that has its own keeps that, as a
-    `DataLoader` does."""
+    batch_size: int = USUAL_SIZE
+    """The number of examples in a batch, over all devices; 256 stands for the next number that the mesh can
+    split. A loader that has its own keeps that, as a `DataLoader` does."""
     dtype: str | None = "train"
     """The dtype to compute in, as in `Experiment.compute_dtype`. "train" means that dtype, and None the
     parameters' own dtypes."""
