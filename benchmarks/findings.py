@@ -1853,6 +1853,51 @@ def default_that_the_mesh_does_not_split():
     return f"scores: {part.scoring.names}"
 
 
+@finding(
+    "environments",
+    "attack C: directories of killed launchers",
+    before="1 directory of a killed launcher is left",
+    test="tests/launch/test_scratch.py::test_the_directory_of_a_killed_launcher_is_removed_at_the_next_start",
+)
+def directories_of_killed_launchers():
+    python = [sys.executable, "-c", "import meshwright as mw, sys; mw.launch.launch_local(sys.argv[1:], 1)"]
+    environ = os.environ | {"TMPDIR": str(Path.cwd())}
+    with subprocess.Popen([*python, "sleep", "60"], env=environ) as launcher:
+        while not [*Path.cwd().iterdir()]:
+            time.sleep(0.05)
+        launcher.kill()
+    subprocess.run([*python, "true"], env=environ)
+    return f"{len([*Path.cwd().iterdir()])} directory of a killed launcher is left"
+
+
+@finding(
+    "environments",
+    "attack C: probes in a store",
+    before="['.probe-0123abcd']",
+    test="tests/experiment/test_addresses.py"
+    "::test_what_a_store_that_could_not_delete_has_kept_is_removed_at_the_next_start",
+)
+def probes_in_a_store():
+    place = "memory://probes"
+    with mw.storage.put_file_at(f"{place}/.probe-0123abcd") as path:
+        path.write_text("written")
+    run(workdir=place)
+    with mw.storage.local_copy(place) as copy:
+        return [path.name for path in copy.rglob(".probe-*")]
+
+
+@finding(
+    "environments",
+    "attack C: a draft of the ledger",
+    before="['checkpoints.tmp']",
+    test="tests/experiment/test_ledger.py::test_a_ledger_that_cannot_take_its_place_leaves_no_draft",
+)
+def draft_of_the_ledger():
+    with unittest.mock.patch("meshwright.engine._ledger.LEDGER", "checkpoints"):  # where a directory is
+        run()
+    return [path.name for path in Path("run").glob("*.tmp")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -71,6 +71,7 @@ def open_directory(
     with contextlib.ExitStack() as stack:
         if is_address(place):
             mirror = process.on_all(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
+            process.on_lead(mirror.remove_probes)
             directory, upload = mirror.path, mirror.put
         else:
             directory, upload = local_path(place), nothing

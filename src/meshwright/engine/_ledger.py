@@ -4,6 +4,7 @@ A thread writes the file every few seconds, so that the ledger of a killed run l
 the file system; the training never does.
 """
 
+import contextlib
 import json
 import logging
 import threading
@@ -147,6 +148,8 @@ class LedgerKeeper:
                 file.write(json.dumps(self._ledger.document()) + "\n")
             draft.replace(path)
         except OSError as failure:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
             if not self._is_failing:
                 log.warning("%s could not be written: %s", path.name, failure)
             self._is_failing = True

@@ -10,7 +10,6 @@ import random
 import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from meshwright.launch._ahead import at_lowest_priority, compiling_ahead
 from meshwright.launch._child import Child
 from meshwright.launch._look_out import looking_out
 from meshwright.launch._process import News, Show
+from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, say, supervise
 from meshwright.storage import local_path
 
@@ -83,7 +83,7 @@ def launch_local(
     fewest = min_processes or num_processes
     if num_processes > 1:
         say(f"starting {num_processes} processes")
-    with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory:
+    with scratch() as directory:
         progress = Path(directory, "progress")
         with looking_out(progress, say):
             return supervise(
