@@ -86,7 +86,6 @@ def fit(
       3
     """
     tick, wait, check_count = Tick(int(state.step)), at_most_ahead(RUN_AHEAD), count_check()
-    check_num_steps("max_steps", max_steps)
     check_equal_start(state, data, max_steps)
     for i, batch in zip(range(tick.step + 1, max_steps + 1), _ending_together(state, data), strict=False):
         tick = Tick(i)
@@ -140,7 +139,9 @@ def check_equal_start(state: Any, data: Any, steps: int) -> None:
 
     Raises:
       UsageError: The processes differ. One would wait for the others for ever, or train on other examples.
+        Or a state cannot count so many steps.
     """
+    check_num_steps("max_steps", steps)
     if _is_of_all(state):
         facts = getattr(data, "facts", dict)
         bounds = {"steps": str(steps), "steps made before": str(int(state.step))}
