@@ -7,7 +7,6 @@ each test exists. `--tiny` runs one program of each kind; words choose those who
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import functools
 import inspect
 import io
@@ -61,7 +60,6 @@ from meshwright.models import decoder
 from meshwright.process import _connections, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
 from meshwright.storage import _settings
-from meshwright.tokens._template import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1502,12 +1500,18 @@ def a_chunk_that_claims_much():
     "strangers",
     "attack 7: a template whose lists repeat each other 2^24 times",
     before="100663292 characters",
-    test="tests/tokens/test_chat.py::test_a_template_reaches_nothing_and_stays_small",
+    test="tests/tokens/test_chat.py::test_a_template_that_grows_without_end_is_ended",
 )
 def a_template_of_nested_lists():
     twice = "{% for i in range(24) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
-    text = f"{{% set n = namespace(x=[]) %}}{twice}{{{{ n.x|string|length }}}}"
-    return Template(text, "x", datetime.datetime.now()).render([]) + " characters"
+    return chat_by(f"{{% set n = namespace(x=[]) %}}{twice}{{{{ n.x|string|length }}}}") + " characters"
+
+
+def chat_by(template):
+    """Return the text of a chat by a template, which may take a second at most."""
+    place = mw.train_tokenizer(["a word"], "tokens", vocab_size=270, chat_template=template)
+    with unittest.mock.patch("meshwright.tokens._template._MOST_SECONDS", 1):
+        return mw.chat(place).text([{"role": "user", "content": "why?"}])
 
 
 # --- models, optimizers and environments of others
@@ -1896,6 +1900,29 @@ def draft_of_the_ledger():
     with unittest.mock.patch("meshwright.engine._ledger.LEDGER", "checkpoints"):  # where a directory is
         run()
     return [path.name for path in Path("run").glob("*.tmp")]
+
+
+@finding(
+    "environments",
+    "attack 7: templates that do not end",
+    before="alive after eight seconds",
+    test="tests/tokens/test_chat.py::test_a_template_that_does_not_end_is_ended_and_others_go_on",
+)
+def template_that_does_not_end():
+    def late(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 8)
+    try:
+        search = "{% set l = range(99999)|list %}{% for i in range(99999) %}{{ 'x' in l }}{% endfor %}"
+        return chat_by(search)
+    except (TimeoutError, mw.errors.InputError) as error:
+        ended = "refuses the messages: it takes more than 1 seconds" in str(error)
+        return "ended after a second of work" if ended else "alive after eight seconds"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def main() -> None:
