@@ -7,7 +7,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.errors import UsageError
 from meshwright.open_files import allow_files_of
-from meshwright.process import start
+from meshwright.process import Cluster, _start
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_where_the_system_sets_no_end_as_many_are_asked_for(limited):
 
 def test_process_0_of_any_launcher_refuses_more_processes_than_it_has_files_for(limited):
     with pytest.raises(UsageError, match="process 0 of 100 opens some 320 files, and may open 60: ulimit"):
-        start(coordinator="127.0.0.1:1", num_processes=100, process_id=0)
+        _start._join(Cluster("a test", ""), "127.0.0.1:1", 100, 0, 1, 1)
 
 
 def test_a_command_says_how_many_files_it_may_open(tmp_path, monkeypatch, capsys):

@@ -12,9 +12,6 @@ _FILES, _FILES_A_PROCESS = 20, 3
 def allow_files_of(num_processes: int) -> None:
     """Let this process, and those that it starts, open as many files as process 0 of a run does.
 
-    Args:
-      num_processes: The number of processes of the run.
-
     Raises:
       UsageError: The system does not allow so many.
     """

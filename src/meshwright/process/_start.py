@@ -122,9 +122,9 @@ def _join(
     timeout_seconds: float,
     heartbeat_timeout_seconds: int,
 ) -> None:
-    _go_past_proxies(coordinator)
     if process_id == 0:
         allow_files_of(num_processes)
+    _go_past_proxies(coordinator)
     token = os.environ.get("MESHWRIGHT_TOKEN", "")
     exchange = rendezvous(
         coordinator, num_processes, process_id, timeout_seconds=timeout_seconds, token=token

@@ -27,9 +27,10 @@ def user_cache() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.W_OK | os.X_OK):
             return cache
-        _warn(f"{cache} cannot be written", instead)
+        why = f"{cache} cannot be written"
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        _warn(str(error), instead)
+        why = str(error)
+    _warn(why, instead)
     try:
         instead.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -38,11 +39,7 @@ def user_cache() -> Path:
 
 
 def check_owned(path: Path) -> Path:
-    """Return a folder in the temporary directory, where everybody may write, if it is this user's or is not
-    there.
-
-    Args:
-      path: The folder.
+    """Return a folder in the temporary directory, where everybody may write.
 
     Raises:
       UsageError: It is a link, or somebody else's.
@@ -56,9 +53,4 @@ def check_owned(path: Path) -> Path:
 
 @functools.cache
 def _warn(why: str, instead: Path) -> None:
-    log.warning(
-        "%s: compiled programs and tokens are kept in %s.\n  Set XDG_CACHE_HOME to a folder that you may "
-        "write, which stays for the next run.",
-        why,
-        instead,
-    )
+    log.warning("%s: programs and tokens are kept in %s. XDG_CACHE_HOME names another.", why, instead)

@@ -126,8 +126,7 @@ class _Renderer:
                     ends = itertools.accumulate(about["lengths"], initial=0)
                     yield about, [texts[start:end] for start, end in itertools.pairwise(ends)]
             except (EOFError, OSError):
-                self._process.wait()
-                code = self._end()
+                code = self._end(is_over=True)
                 late = f"takes more than {_MOST_SECONDS} seconds" if code == -signal.SIGPROF else None
                 yield {"error": f"refuses the messages: it {late or f'ended its process ({code})'}."}, []
             except BaseException:  # its further answers would be taken for those of the next
@@ -148,10 +147,12 @@ class _Renderer:
         with there:
             self._process = subprocess.Popen(command, env=environment, stdin=none, pass_fds=[there.fileno()])
 
-    def _end(self) -> int:
+    def _end(self, *, is_over: bool = False) -> int:
+        """End the process, and return how it ended. One that has closed its end is about to end by itself."""
         process, self._process = self._process, None
         self._other.close()
-        process.kill()
+        if not is_over:
+            process.kill()
         return process.wait()
 
 

@@ -35,15 +35,7 @@ LAST_STEP = 2**31 - 1
 
 
 def check_num_steps(name: str, steps: int) -> None:
-    """Check that a state can count so many steps.
-
-    Args:
-      name: What the number is, for the error.
-      steps: The number of steps.
-
-    Raises:
-      UsageError: It cannot.
-    """
+    """Raise a `UsageError`, which begins with a name, if a state cannot count so many steps."""
     if steps > LAST_STEP:
         raise UsageError(f"{name} is {steps}; it must be at most {LAST_STEP}, as steps are counted in int32.")
 
