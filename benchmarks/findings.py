@@ -48,6 +48,7 @@ from flax import linen
 
 import meshwright as mw
 from meshwright import cli
+from meshwright.cli import _commands, _guess, _overrides
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._spikes import Rule
 from meshwright.experiment._evaluations import evaluations_of
@@ -57,7 +58,7 @@ from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
 from meshwright.launch._summary import summary
 from meshwright.models import decoder
-from meshwright.process import _connections, _rendezvous, _sockets
+from meshwright.process import _connections, _peers, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
 from meshwright.storage import _settings
 
@@ -1615,6 +1616,153 @@ def axis_of_pmap():
 )
 def whole_batches():
     return run(batch_axis_names=()).step
+
+
+# --- words that a newcomer writes first
+
+
+@finding(
+    "words",
+    "newcomer B2: a loss that asks for the step",
+    before="TypeError: loss_of_the_step.<locals>.<lambda>() missing 1 required positional argument: 'step'",
+    test="tests/experiment/test_experiment.py"
+    "::test_what_asks_for_the_step_gets_that_of_the_state_also_after_a_restart",
+)
+def loss_of_the_step():
+    return run(loss=lambda params, batch, key, step: squares(params, batch) * step).step
+
+
+@finding(
+    "words",
+    "newcomer B8: a model of functional in a loop of one's own",
+    before="TypeError: 'Functional' object is not callable",
+    test="tests/train/test_state.py"
+    "::test_a_model_of_functional_is_taken_for_the_function_that_makes_its_parameters",
+)
+def state_of_a_model():
+    model = mw.functional((lambda key: {"w": jnp.ones(4)}, lambda params, x: x @ params["w"]))
+    layout = mw.Layout(mw.make_mesh("data=-1"))
+    return mw.train.init_state(model, optax.sgd(0.1), 0, layout).params["w"]
+
+
+@finding(
+    "words",
+    "newcomer B5: one score, one name",
+    before="UsageError: stop.early reads the score 'loss', but no evaluation gives it. "
+    "Did you mean 'eval/loss'?",
+    test="tests/trainer/test_checkpoints.py"
+    "::test_a_score_of_a_trainer_has_one_name_for_the_best_and_for_early_stopping",
+)
+def one_name_of_a_score():
+    stop = mw.Stop(early=mw.early_stopping("loss", "max", patience=1))
+    trainer = mw.Trainer(
+        mw.Deployer(seed=0, workdir="run", verbose=False),
+        params={"w": np.ones(4, np.float32)},
+        loss=squares,
+        optimizer=optax.sgd(0.01),
+    )
+    trainer.fit({"x": X}, batch_size=16, epochs=4, eval_examples={"x": X}, best={"loss": "min"}, stop=stop)
+    return f"stopped after step {trainer.step}"
+
+
+def answers(*calls):
+    """Return the hint of each error, which follows its first sentence."""
+    hints = []
+    for call in calls:
+        try:
+            call()
+        except mw.MeshwrightError as error:
+            hints.append(str(error).splitlines()[0].partition(". ")[2] or "no hint")
+    return " | ".join(hints)
+
+
+@finding(
+    "words",
+    "newcomer B5, C1: guesses that were answered by the nearest letters",
+    before="Did you mean memory? | Did you mean eval_metric_fn? | Did you mean from_step? | "
+    "Did you mean max_steps? | Did you mean 'plan'? | no hint",
+    test="tests/test_wrong_guesses.py::test_a_wrong_guess_is_answered_by_what_to_write_instead",
+)
+def guesses_of_a_newcomer():
+    trainer = mw.Trainer(
+        mw.Deployer(seed=0, verbose=False), params={"w": X[0]}, loss=squares, optimizer=optax.sgd(0.1)
+    )
+    fit = functools.partial(trainer.fit, {"x": X}, batch_size=16, epochs=1)
+    known = inspect.signature(lambda workdir, learning_rate=0.1: None).parameters
+    return answers(
+        lambda: fit(early=None),
+        lambda: fit(early_stopping=3),
+        lambda: fit(verbose=0),
+        lambda: fit(eval_steps=10),
+        lambda: _guess.check_command(["explain"], _commands.grammar()),
+        lambda: _overrides._check_names({"lr": "0.1"}, known, mw.Experiment),
+    )
+
+
+@finding(
+    "words",
+    "language B2: a model's type is no typing error",
+    before="CheckpointError: there is no model here for model_type 'gemma3'; did you mean gemma?",
+    test="tests/models/test_hugging_face.py::test_what_the_decoder_lacks_is_refused",
+)
+def type_of_another_model():
+    return mw.models.hugging_face.config({"model_type": "gemma3"})
+
+
+@finding(
+    "words",
+    "an argument of a loss with a default got the random key",
+    before="l2 is key<fry>[]",
+    test="tests/train/test_step.py::test_arguments_of_a_loss_with_a_default_keep_it",
+)
+def argument_with_a_default():
+    seen = []
+
+    def loss(params, batch, l2=1e-4):
+        seen.append(getattr(l2, "aval", l2))
+        return squares(params, batch)
+
+    run(loss=loss)
+    return f"l2 is {getattr(seen[0], 'str_short', lambda: seen[0])()}"
+
+
+@finding(
+    "models",
+    "own, a last batch on explicit axes",
+    before="AssertionError",
+    test="tests/evaluation/test_pieces.py"
+    "::test_on_explicit_axes_the_last_examples_are_split_as_those_before_them",
+)
+def last_batch_on_explicit_axes():
+    deployer = mw.Deployer(0, verbose=False, mesh="explicit: data=8")
+    params = {"w": jnp.ones(4)}
+    trainer = mw.Trainer(deployer, params=params, loss=squares, optimizer=optax.sgd(0.01))
+    try:
+        return f"{trainer.evaluate({'x': X[:60]}, batch_size=16)['loss']:.4f}"
+    except AssertionError as error:
+        return type(error).__name__
+
+
+@finding(
+    "network",
+    "axes 2",
+    before="process 0 sends 64 messages when an epoch ends on 8 other processes",
+    test="tests/process/test_peers.py"
+    "::test_process_0_compares_the_ends_of_examples_alone_and_tells_only_a_difference",
+)
+def ends_of_an_epoch():
+    others, number = range(1, 9), 0
+
+    def broadcast(message, *, but=None):
+        nonlocal number
+        number += len({*others} - {but})
+
+    watch = _peers.Watch(unittest.mock.Mock(others=others, broadcast=broadcast))
+    stream = watch.streams.open()
+    for process in others:
+        watch.on_message(process, {"process": process, "stream": stream, "end": [4, 1, 0]})
+    watch.read(stream, 4, [4, 1, 0])
+    return f"process 0 sends {number} messages when an epoch ends on {len(others)} other processes"
 
 
 # --- environments

@@ -88,7 +88,7 @@ def experiment(
         },
         save=mw.Save(
             when=50,
-            keep=mw.checkpoint.any_of(
+            keep=mw.checkpoint.keep_any(
                 mw.checkpoint.last(2),
                 mw.checkpoint.best("held_out/loss", "min", without_metric="drop"),
             ),

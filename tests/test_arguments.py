@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.arguments import by_name, num_positional, num_required
+from meshwright.arguments import by_name, in_order, num_required
 from meshwright.errors import UsageError
 
 VALUES = {"params": 2, "batch": 3, "rng": 5, "train": True, "model_state": 7, "step": 11}
@@ -97,15 +97,31 @@ def test_arguments_without_names_are_refused():
         told(3, what="metric")
 
 
+PLACES = {"params": 2, "batch": 3, "key": 5}
+
+
 @pytest.mark.parametrize(
-    ("function", "count"),
+    ("function", "returned"),
     [
-        (lambda params, batch: 0, 2),
-        (lambda params, batch, /, key=None, *, train: 0, 3),
-        (lambda *everything: 0, float("inf")),
-        (functools.partial(lambda config, params, batch: 0, {}), 2),
-        (jax.jit(lambda params, batch: 0), 2),
+        (lambda a, b: (a, b), (2, 3)),
+        (lambda a, b, c: (a, b, c), (2, 3, 5)),
+        (lambda a, b, /, c, *, step: (a, b, c, step), (2, 3, 5, 11)),
+        (lambda a, b, step: (a, b, step), (2, 3, 11)),
+        (lambda a, step, b, c: (a, step, b, c), (2, 11, 3, 5)),
+        (lambda a, b, l2=0.1: (a, b, l2), (2, 3, 0.1)),
+        (lambda a, b, l2=0.1, rng=None, step=0: (a, b, l2, rng, step), (2, 3, 0.1, 5, 11)),
+        (lambda a, b, *, key: (a, b, key), (2, 3, 5)),
+        (lambda *everything: everything, (2, 3, 5)),
+        (functools.partial(lambda config, a, b: (config, a, b), "config"), ("config", 2, 3)),
+        (functools.partial(lambda a, b, step: (a, b, step), step=7), (2, 3, 7)),
+        (jax.jit(lambda a, b: a + b), 5),
     ],
 )
-def test_the_arguments_that_a_function_takes_by_position_are_counted(function, count):
-    assert num_positional(function) == count
+def test_values_in_order_go_to_what_has_no_default_and_others_by_name(function, returned):
+    assert in_order(function, PLACES, named={"step": 11}, optional="key")() == returned
+
+
+@pytest.mark.parametrize("function", [lambda a: 0, lambda a, b, c, d: 0, lambda a, b, *, colour: 0])
+def test_a_function_of_another_number_of_values_is_told_how_it_is_called(function):
+    with pytest.raises(UsageError, match=r"the loss .* is called with \(params, batch, key\). `key` may be"):
+        in_order(function, PLACES, "loss", named={"step": 11}, optional="key")

@@ -1,5 +1,8 @@
 """What newcomers write first, and the words of the answer that say what to write instead."""
 
+import dataclasses
+import functools
+import inspect
 import re
 
 import equinox as eqx
@@ -12,7 +15,9 @@ import pytest
 from flax import nnx
 
 import meshwright as mw
-from meshwright.errors import MeshwrightError
+from meshwright.cli import _commands, _guess, _overrides
+from meshwright.errors import MeshwrightError, _is_within, nearest
+from meshwright.unknown_arguments import _INSTEAD
 
 EXAMPLES = {"x": np.ones((16, 4), np.float32)}
 
@@ -113,7 +118,21 @@ GUESSES = {
     ),
     "validation as of Keras": (lambda: fit(validation_data=EXAMPLES), "Write eval_examples=."),
     "callbacks as of Keras": (lambda: fit(callbacks=[]), "stop=mw.Stop(early=...)"),
-    "a misspelt argument": (lambda: fit(bach_size=8), "Did you mean batch_size?"),
+    "early stopping of a trainer": (lambda: trainer(patience=3), "`fit` takes it: trainer.fit(..., stop="),
+    "early": (lambda: fit(early=None), "Write stop=mw.Stop(early=mw.early_stopping("),
+    "early stopping": (lambda: fit(early_stopping=None), "Write stop=mw.Stop(early=mw.early_stopping("),
+    "patience": (lambda: fit(patience=3), "Write stop=mw.Stop(early=mw.early_stopping("),
+    "patience of a stop": (lambda: mw.Stop(patience=3), "Write early=mw.early_stopping("),
+    "a quiet trainer": (lambda: fit(verbose=0), "mw.Deployer(seed=0, verbose=False)"),
+    "steps between evaluations": (lambda: fit(eval_steps=100), "Write eval_when=."),
+    "steps between saves": (lambda: fit(checkpoint=100), "Write save_when=."),
+    "augmentation": (lambda: fit(augment=len), "mw.mapped(function, examples)"),
+    "the learning rate of fit": (lambda: fit(lr=1e-3), "mw.Trainer(..., optimizer=optax.adamw(1e-3))"),
+    "the learning rate of an experiment": (lambda: experiment(lr=1e-3), "optimizer=optax.adamw(1e-3)"),
+    "early stopping of an experiment": (lambda: experiment(patience=3), "Write stop=mw.Stop(early="),
+    "augmentation of an input": (lambda: mw.Input(EXAMPLES, 8, augment=len), "mw.mapped(function, examples)"),
+    "how often to report": (lambda: mw.Logging(log_every=50), "Write every=50."),
+    "a misspelt argument": (lambda: fit(bach_size=8), "Did you mean 'batch_size'?"),
     "the batch of an experiment": (
         lambda: experiment(batch_size=8),
         "input=mw.Input(examples, batch_size=64)",
@@ -123,7 +142,7 @@ GUESSES = {
     "a run directory": (lambda: experiment(output_dir="x"), "Write workdir=."),
     "evaluation of an experiment": (lambda: experiment(eval_dataset=EXAMPLES), "evaluations={"),
     "how often to evaluate": (lambda: mw.Evaluation(scores, EXAMPLES, every=1), "Write when=100"),
-    "how often to save": (lambda: mw.Save(every=1), "Write when=1000"),
+    "how often to save": (lambda: mw.Save(every=1), "Write when=100, a number"),
     "how many to keep": (lambda: mw.Checkpoints("x", max_to_keep=3), "Write keep=3"),
     "workers": (lambda: mw.Input(EXAMPLES, batch_size=8, num_workers=2), "Write num_threads=."),
     "shuffling": (lambda: mw.batches(EXAMPLES, 8, None, shuffle=True), "Write seed=0"),
@@ -137,7 +156,7 @@ GUESSES = {
         "mw.models.decoder.Config has no argument 'vocab_size'. Write vocabulary=.",
     ),
     "the length of a GPT-2": (lambda: mw.models.gpt2.Config(block_size=64), "Write positions=."),
-    "a misspelt size": (lambda: mw.models.t5.Config(max_distanc=64), "Did you mean max_distance?"),
+    "a misspelt size": (lambda: mw.models.t5.Config(max_distanc=64), "Did you mean 'max_distance'?"),
     "the axis of a pmap": (
         lambda: fit_model(mw.functional(NormOfPmap(), EXAMPLES["x"])),
         "Leave it out, as in BatchNorm(axis_name=None)",
@@ -146,7 +165,10 @@ GUESSES = {
     "an NNX module": (lambda: experiment(model=NnxNet(nnx.Rngs(0))), "net = mw.functional(NnxNet)"),
     "a Linen module": (lambda: experiment(model=LinenNet()), "mw.functional(LinenNet, example_input)"),
     "an Equinox module": (lambda: experiment(model=EquinoxNet(jnp.ones(2))), "mw.functional(EquinoxNet)"),
-    "a loss of the batch": (lambda: mw.run(experiment(loss=lambda batch: 0.0)), "loss(params, batch, key)"),
+    "a loss of the batch": (
+        lambda: mw.run(experiment(loss=lambda batch: 0.0)),
+        "called with (params, batch, key)",
+    ),
     "a loss of each example": (
         lambda: mw.run(experiment(loss=lambda params, batch: (batch["x"] @ params["w"]).mean(-1))),
         "Return losses.mean()",
@@ -225,3 +247,60 @@ def test_a_loss_that_calls_the_parameters_is_told_how_to_call_the_model(tmp_path
     with pytest.raises(TypeError) as raised:
         mw.run(experiment(loss=lambda model, batch: model(batch["x"]).mean()))
     assert "net.apply(params, batch['x'], key=key, train=True)" in "".join(raised.value.__notes__)
+
+
+def own_names():
+    """All names of ours that somebody may mistype, by what has them."""
+    paths = {path: functools.reduce(getattr, path.split("."), mw) for path in _INSTEAD}
+    named = {path: [*inspect.signature(of).parameters] for path, of in paths.items()}
+    grammar = _commands.grammar()
+    options = {f"meshwright {name}": _guess.options_of(name, grammar) for name in grammar.commands}
+    fields = [field.name for field in dataclasses.fields(mw.Experiment)]
+    settings = [*fields, *_overrides._paths_in(mw.Experiment)]
+    return named | options | {"commands": [*grammar.commands], "settings": settings, "public": [*mw.__all__]}
+
+
+def slips(name):
+    """A name without one character, with one twice, with two swapped, and with another one."""
+    for i in (i for i, letter in enumerate(name) if not letter.isdigit()):
+        start, end = name[:i], name[i + 1 :]
+        yield from (start + end, start + 2 * name[i] + end, start + "x" + end)
+        yield start + end[:1] + name[i] + end[1:]
+
+
+def test_a_name_with_a_slip_is_answered_by_the_name_and_by_no_other():
+    for names in own_names().values():
+        for name in {name for name in names if len(name) > 2}:
+            for typed in {*slips(name)} - {*names}:
+                same = [other for other in names if _is_within(1, typed, other)]
+                assert nearest(typed, names) in {name, *same}, (typed, name)
+
+
+OTHER_WORDS = (
+    "explain early_stopping verbose eval_steps patience checkpoint_dir augment lr dataset gpus n_embd betas "
+    "weight_decay num_beams tokens epoch_size h"
+)
+
+
+@pytest.mark.parametrize("typed", OTHER_WORDS.split())
+def test_a_word_of_another_thing_is_answered_by_no_name(typed):
+    for what, names in own_names().items():
+        assert typed in names or nearest(typed, names) is None, what
+
+
+@pytest.mark.parametrize(
+    ("typed", "names", "near"),
+    [
+        ("gemma3", ["gemma", "gemma2"], None),
+        ("layers/2/q", ["layers/0/q", "layers/1/q"], None),
+        ("layers/1/qery", ["layers/0/query", "layers/1/query"], "layers/1/query"),
+        ("lx", ["tx", "lr"], None),
+        ("loss", ["test/loss"], "test/loss"),
+        ("batch_szie", ["input.batch_size"], "input.batch_size"),
+        ("train/loss", ["test/loss"], None),
+        ("evalaution", ["evaluation"], "evaluation"),
+        ("evlauatoin", ["evaluation"], "evaluation"),
+    ],
+)
+def test_near_are_slips_in_letters_and_names_without_their_path(typed, names, near):
+    assert nearest(typed, names) == near

@@ -2,14 +2,13 @@
 
 import functools
 import inspect
-import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from itertools import takewhile
 from typing import Any, Literal, Union, get_args, get_origin
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _OTHER_WORDS = {"rng": "key", "rngs": "key", "prng_key": "key", "is_training": "train", "training": "train"}
@@ -82,20 +81,56 @@ def num_required(function: Callable[..., Any], what: str = "function") -> int:
     return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
 
 
-def num_positional(function: Callable[..., Any], what: str = "function") -> float:
-    """Return the largest number of arguments that a function takes by position; infinity with `*args`.
+def in_order(
+    function: Callable[..., Any],
+    values: Mapping[str, Any],
+    what: str = "function",
+    *,
+    named: Mapping[str, Any] = {},
+    optional: str = "",
+    hint: str = "",
+) -> functools.partial[Any]:
+    """Return the call of a function with values by position, each with its name.
+
+    A parameter with a default gets a value only by its name, so those of the user's own keep theirs.
 
     Args:
       function: The user's function.
-      what: The noun for it in errors.
+      values: The values in their order.
+      what: The noun for the function in errors.
+      named: Further values, which a parameter gets only by its name.
+      optional: The name of a value that the function may leave out.
+      hint: The end of an error.
 
     Raises:
-      UsageError: It is not callable, or has no signature.
+      UsageError: The function takes another number of values, is not callable, or has no signature.
+
+    Example:
+      >>> mw.arguments.in_order(lambda x, scale=2: x * scale, {"x": 3, "key": 0}, optional="key")()
+      6
     """
-    kinds = [parameter.kind for parameter in _parameters(function, what)]
-    if Parameter.VAR_POSITIONAL in kinds:
-        return math.inf
-    return sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    every, fixed = {**values, **named}, _fixed(function)
+    free = [p for p in _parameters(function, what) if p.name not in fixed]
+    value_of = {p.name: name for p in free if (name := _OTHER_WORDS.get(p.name, p.name)) in every}
+    places = [p for p in free if _must_be_given(p) and p.kind is not p.KEYWORD_ONLY]
+    others = [p for p in free if p not in places and p.kind in _BY_KEYWORD]
+    by_name = {p.name: value_of[p.name] for p in others if p.name in value_of}
+    order = [name for name in values if name not in by_name.values()]
+    num = sum(value_of.get(p.name) not in named for p in places)
+    has_rest = any(p.kind is p.VAR_POSITIONAL for p in free)
+    if num < len(order) and not has_rest and optional in order:
+        order.remove(optional)
+    is_unknown = any(_must_be_given(p) and p.name not in by_name for p in others)
+    if is_unknown or num > len(order) or (num < len(order) and not has_rest):
+        left_out = f" `{optional}` may be left out." if optional else ""
+        raise UsageError(
+            f"the {what} {_title(function)}{inspect.signature(function)} cannot be called: it is called with "
+            f"({', '.join(values)}).{left_out} Arguments of your own need a default.{hint}"
+        )
+    rest = iter(order)
+    placed = [every[name if (name := value_of.get(p.name)) in named else next(rest)] for p in places]
+    placed += [values[name] for name in rest]
+    return functools.partial(function, *placed, **{name: every[of] for name, of in by_name.items()})
 
 
 def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
@@ -135,8 +170,7 @@ def _misfit(
     lines = [f"the {what} {_title(function)}{inspect.signature(function)} cannot be called:"]
     for name in unknown:
         known = _OTHER_WORDS.get(name)
-        close = known if known in available else nearest(name, available)
-        hint = f" Did you mean {close!r}?" if close else ""
+        hint = f" Did you mean {known!r}?" if known in available else did_you_mean(name, available)
         lines.append(f"  it asks for {name!r}, which is not available.{hint}")
     lines += [f"  it does not take {' or '.join(map(repr, names))}, as a {what} must." for names in missing]
     return UsageError("\n".join([*lines, f"  Available: {', '.join(available)}."]))

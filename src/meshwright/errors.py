@@ -18,8 +18,8 @@ Every message says what was found, what was expected and what to try. The comman
 alone, without a traceback, and exits with `exit_code`.
 """
 
-import difflib
 import errno
+import re
 import signal
 from collections.abc import Iterable
 from unicodedata import category
@@ -207,7 +207,11 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that a mistyped one was probably meant to be, or None.
+    """Return the name that a mistyped one was meant to be, or None: a wrong hint is worse than none.
+
+    A name may have one slip, and two if it has more than seven characters: one too many, too few, another
+    one, or two that are swapped. Other digits make another name, and so does a slip in two letters. The last
+    part of a name is near to it: `loss` to `test/loss`.
 
     Args:
       name: The mistyped name.
@@ -217,5 +221,33 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
       >>> mw.errors.nearest("acuracy", ["loss", "accuracy"])
       'accuracy'
     """
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return close[0] if close else None
+    spellings = [(known, known) for known in names]
+    if not re.search("[/.]", name):
+        spellings += [(known, re.split("[/.]", known)[-1]) for known, _ in spellings]
+    for slips in range(3 if len(name) > 7 else 2):
+        for known, spelling in spellings:
+            if _is_within(slips, name, spelling) and (not slips or _is_alike(name, spelling)):
+                return known
+    return None
+
+
+def _is_within(slips: int, a: str, b: str) -> bool:
+    """Return whether two texts are so many slips or fewer from each other."""
+    while a and a[:1] == b[:1]:
+        a, b = a[1:], b[1:]
+    if not slips or a == b:
+        return a == b
+    rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:]), *([(a[2:], b[2:])] if a[:2] == b[1::-1] else [])]
+    return abs(len(a) - len(b)) <= slips and any(_is_within(slips - 1, *rest) for rest in rests)
+
+
+def _is_alike(a: str, b: str) -> bool:
+    """Return whether texts have the same digits, and besides these more than two characters."""
+    digits = re.sub(r"\D", "", a)
+    return digits == re.sub(r"\D", "", b) and max(len(a), len(b)) - len(digits) > 2
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the sentence " Did you mean 'accuracy'?" about a mistyped name, or nothing; see `nearest`."""
+    close = nearest(name, names)
+    return f" Did you mean {close!r}?" if close else ""

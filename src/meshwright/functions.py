@@ -26,17 +26,18 @@ def loss_of(
       UsageError: The loss declares an argument that is not available, or takes neither model nor parameters.
     """
     trained = ("params",) if model is None else ("model", "params")
-    available = (*trained, "batch", "key", "train", *(("model_state",) if has_state else ()))
+    available = (*trained, "batch", "key", "train", "step", *(("model_state",) if has_state else ()))
     called, declares_state = (
         by_name(loss, available, "loss", ("batch", trained)),
         declares(loss, "model_state"),
     )
 
-    def call(params: PyTree, batch: PyTree, key: jax.Array, model_state: PyTree = None) -> Any:
+    def call(
+        params: PyTree, batch: PyTree, key: jax.Array, model_state: PyTree = None, *, step: Any = None
+    ) -> Any:
         bound = Bound(model, params, model_state, key, train) if model else None
-        returned = called(
-            params=params, model=bound, batch=_own(batch), key=key, train=train, model_state=model_state
-        )
+        own = {"params": params, "model": bound, "model_state": model_state}
+        returned = called(**own, batch=_own(batch), key=key, train=train, step=step)
         if model_state is None or declares_state:
             return returned
         value, metrics = returned if isinstance(returned, tuple) else (returned, {})

@@ -60,8 +60,7 @@ def test_checkpoint_and_fallback_together_must_be_the_target(pretrained):
     with pytest.raises(CheckpointError) as error:
         restore(pretrained, target, fallback=fallback)
     assert str(error.value).splitlines()[1:] == [
-        "  params/scale: in the target, but neither in the checkpoint nor in the fallback; did you mean "
-        "params/head?",
+        "  params/scale: in the target, but neither in the checkpoint nor in the fallback",
         "  params/bias: shape (5,) in the fallback, (4,) in the target",
         "  params/sclae: in the fallback, but not in the target",
         "  params/head: in the checkpoint, but not in the target",
@@ -89,7 +88,7 @@ def test_a_fallback_is_put_where_the_target_says(mesh):
 def test_a_subtree_is_restored_by_its_own_names(pretrained):
     restored = restore(subtree(pretrained, "params"), {"w": np.zeros(3), "head": np.zeros(2)})
     assert restored["w"].tolist() == [1, 1, 1]
-    with pytest.raises(CheckpointError, match="saved has no arrays below parms/; did you mean params"):
+    with pytest.raises(CheckpointError, match=r"saved has no arrays below parms/\. Did you mean 'params'"):
         subtree(pretrained, "parms")
 
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints, any_of, best, last, multiples
+from meshwright.checkpoint import Checkpoints, best, keep_any, last, multiples
 from meshwright.cli._launch import launch_local
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.formats import open_source
@@ -102,7 +102,7 @@ STEPS = st.lists(st.integers(1, 40), min_size=1, max_size=8, unique=True).map(so
 @settings(max_examples=10)
 def test_every_checkpoint_that_is_kept_says_where_the_data_stood(tmp_path_factory, steps):
     directory = tmp_path_factory.mktemp("checkpoints")
-    keep = any_of(last(1), multiples(10), best("loss", "min", 2, without_metric="drop"))
+    keep = keep_any(last(1), multiples(10), best("loss", "min", 2, without_metric="drop"))
     with Checkpoints(directory, keep=keep) as checkpoints:
         save = checkpoints.saver(every(1))
         for step in steps:

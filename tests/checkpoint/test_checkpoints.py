@@ -10,7 +10,7 @@ import pytest
 
 from disk import no_room_for_more_than
 from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints, any_of, is_locked, last
+from meshwright.checkpoint import Checkpoints, is_locked, keep_any, last
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.formats import open_source, verify
 from meshwright.when import Tick, every
@@ -457,4 +457,4 @@ def test_what_keeps_nothing_is_refused_when_it_is_said(keep, tmp_path):
     with pytest.raises(UsageError, match="keep="):
         checkpoints.keep = keep
     with pytest.raises(UsageError, match="keep="):
-        any_of(last(1), keep)
+        keep_any(last(1), keep)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.checkpoint import Checkpoints, always, any_of, best, everything, last, multiples, spaced
+from meshwright.checkpoint import Checkpoints, always, best, everything, keep_any, last, multiples, spaced
 from meshwright.errors import MeshwrightError, UsageError
 
 
@@ -43,7 +43,7 @@ SIMPLE = st.one_of(
     st.builds(spaced, NUMBERS),
     st.builds(best, st.just("loss"), MODES, NUMBERS, without_metric=WITHOUT),
 )
-COMPOSED = st.builds(any_of, SIMPLE, SIMPLE) | st.builds(always, SIMPLE, then=SIMPLE)
+COMPOSED = st.builds(keep_any, SIMPLE, SIMPLE) | st.builds(always, SIMPLE, then=SIMPLE)
 POLICIES = SIMPLE | COMPOSED
 
 
@@ -124,14 +124,14 @@ def test_which_two_are_best(losses, kept):
 
 @given(SIMPLE, SIMPLE, HISTORIES)
 def test_any_of_keeps_what_one_or_the_other_keeps(one, other, scores):
-    assert any_of(one, other)(scores) == one(scores) | other(scores)
+    assert keep_any(one, other)(scores) == one(scores) | other(scores)
 
 
 def test_always_does_not_count_what_it_keeps():
     scores = scored(dict.fromkeys(range(1, 11)))
-    assert any_of(multiples(5), last(3))(scores) == {5, 8, 9, 10}
+    assert keep_any(multiples(5), last(3))(scores) == {5, 8, 9, 10}
     assert always(multiples(5), then=last(3))(scores) == {5, 8, 9, 10}
-    assert any_of(multiples(3), last(3))(scores) == {3, 6, 8, 9, 10}
+    assert keep_any(multiples(3), last(3))(scores) == {3, 6, 8, 9, 10}
     assert always(multiples(3), then=last(3))(scores) == {3, 6, 7, 8, 9, 10}
 
 
@@ -211,7 +211,7 @@ def test_a_policy_that_fails_costs_no_checkpoint(tmp_path):
 )
 def test_the_newest_three_and_every_second_step_before_them_are_left(tmp_path, saved, kept):
     uncommitted = [tmp_path / f"step_{step:08d}.tmp-0123abcd" for step in (5, 11)]
-    with Checkpoints(tmp_path, keep=any_of(last(3), spaced(2))) as checkpoints:
+    with Checkpoints(tmp_path, keep=keep_any(last(3), spaced(2))) as checkpoints:
         for path in uncommitted:  # what others are writing is neither counted nor removed
             path.mkdir()
         save_all(checkpoints, dict.fromkeys(saved, 0.0))

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from meshwright.checkpoint import Checkpoints, always, any_of, best, everything, last, multiples, spaced
+from meshwright.checkpoint import Checkpoints, always, best, everything, keep_any, last, multiples, spaced
 from meshwright.formats import pin, unpin
 from meshwright.metrics import tensorboard
 
@@ -67,12 +67,12 @@ PLAIN = {
     ],
     "everything": [everything, save(1, [1]), save(2, [1, 2]), save(3, [1, 2, 3])],
     "the newest three and one every two steps": [
-        any_of(last(3), spaced(2)),
+        keep_any(last(3), spaced(2)),
         *(save(step, None) for step in range(9)),
         save(9, [0, 2, 4, 6, 7, 8, 9]),
     ],
     "spacing is counted from the one kept before, divisibility from 0": [
-        any_of(last(1), spaced(10)),
+        keep_any(last(1), spaced(10)),
         save(5, [5]),
         save(10, [5, 10]),
         save(15, [5, 15]),

@@ -284,7 +284,7 @@ def test_convert_writes_what_other_programs_read(train, tmp_path, capsys):
     [
         ("--only=(", 2, "is not a regular expression"),
         ("--only=x", 2, "only: 'x' matches no name"),
-        ("--subtree=param", 3, "did you mean params?"),
+        ("--subtree=param", 3, "Did you mean 'params'?"),
         ("--dtype=x", 2, "there is no dtype 'x'"),
         ("--config=x", 2, "--config has no effect without --map"),
         ("--map=to-hugging-face", 2, "needs the model's config.json: --config"),

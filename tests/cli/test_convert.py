@@ -80,7 +80,7 @@ def test_averages_that_were_not_kept_are_an_error(saved, tmp_path, capsys):
         ),
         (("--only", "("), "'(' is not a regular expression"),
         (("--subtree", ""), "has no arrays below"),
-        (("--subtree", "param"), "did you mean params?"),
+        (("--subtree", "param"), "Did you mean 'params'?"),
         (("--dtype", ""), "there is no dtype ''"),
         (("--dtype", "float4_e2m1fn"), "it has no NaN, so values that do not fit"),
     ],

@@ -35,7 +35,7 @@ def experiment(workdir: str = "runs/tiny", max_steps: int = 6, scale: float = 1.
         workdir=workdir, model=init, loss=loss, optimizer=optax.sgd(0.001),
         input=mw.Input(examples, batch_size=8), max_steps=max_steps,
         evaluations={"test": mw.Evaluation(measure, examples, when=2, batch_size=8)},
-        save=mw.Save(when=2, keep=mw.checkpoint.any_of(9, mw.checkpoint.best("test/loss", "min"))),
+        save=mw.Save(when=2, keep=mw.checkpoint.keep_any(9, mw.checkpoint.best("test/loss", "min"))),
     )
 
 def without(workdir: str = "runs/none", max_steps: int = 2) -> mw.Experiment:

@@ -76,7 +76,7 @@ def params_of(run):
 def test_the_predictions_of_an_evaluation_are_exported_without_what_they_do_not_need(here):
     mw.run(scored())
     step, path = export_checkpoint(scored(), "m.jaxexport", run="runs/scored")
-    program = mw.exports.load(path)
+    program = mw.exports.load_program(path)
     assert (step, program.inputs) == (1, {"x": "float32[batch, 3]"})
     wanted = ROWS["x"][:5] @ params_of("runs/scored")["params/w"]
     np.testing.assert_allclose(program({"x": ROWS["x"][:5]}), wanted, rtol=1e-5)
@@ -98,7 +98,7 @@ def test_a_run_is_exported_and_computes_what_its_model_does(here, capsys):
     params = mw.tree.nested(params_of("runs/writes"))["params"]
     tokens = np.arange(6, dtype=np.int32)[None]
     wanted = decoder.logits(CFG, jax.tree.map(jax.numpy.asarray, params), tokens)
-    np.testing.assert_allclose(mw.exports.load("model.jaxexport")(tokens), wanted, atol=1e-5)
+    np.testing.assert_allclose(mw.exports.load_program("model.jaxexport")(tokens), wanted, atol=1e-5)
 
 
 @pytest.mark.slow

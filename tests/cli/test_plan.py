@@ -76,9 +76,9 @@ def test_a_search_ranks_meshes_that_divide(shell):
 
 
 def test_unknown_hardware_is_a_usage_error(shell):
-    done = shell(DIGITS, "--on", "h10:8")
+    done = shell(DIGITS, "--on", "a100-40g:8")
     assert done.returncode == 2
-    assert "Did you mean 'h100'" in done.stderr
+    assert "Did you mean 'a100-40gb'" in done.stderr
 
 
 def test_a_mesh_that_a_search_would_not_use_is_a_usage_error(shell):

@@ -144,6 +144,8 @@ def test_a_file_that_holds_no_settings_is_refused_with_the_line(tmp_path, text, 
     [
         ("evaluations: {tset: {when: 3}}", "unknown setting 'evaluations.tset'. Did you mean 'test'?"),
         ("evaluations: {test: {wehn: 3}}", "unknown setting 'evaluations.test.wehn'. Did you mean 'when'?"),
+        ("lr: 0.1", "unknown setting 'lr'. Did you mean 'learning_rate'?"),
+        ("early_stopping: 3", "unknown setting 'early_stopping'. In Python: Write stop=mw.Stop(early="),
         ("input: {batch_size: many}", "input.batch_size=many: expected int, found 'many'"),
         (
             "evaluations: {test: {when: 0}}",

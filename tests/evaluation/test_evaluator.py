@@ -104,7 +104,21 @@ def test_a_model_with_state_is_measured_with_it_and_does_not_change():
     init = lambda key: mw.train.Variables({"w": jnp.ones(4)}, {"mean": jnp.full(4, 2.0)})
     state = mw.train.init_state(init, optax.sgd(1.0), 0, layout)
     data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
-    measure = lambda params, batch, model_state: {"centred": (batch["x"] - model_state["mean"]).sum(-1)}
+    measure = lambda params, batch, model_state, by=1.0: {
+        "centred": by * (batch["x"] - model_state["mean"]).sum(-1)
+    }
     found = mw.evaluation.Evaluator(measure, data, layout, mw.when.never)(mw.when.Tick(1, last=True), state)
     np.testing.assert_allclose(found["centred"], (X.astype(np.float64) - 2).sum(1).mean(), rtol=1e-5)
     np.testing.assert_array_equal(state.model_state["mean"], np.full(4, 2.0))
+
+
+def test_an_argument_of_a_measure_with_a_default_is_not_taken_for_the_model_state():
+    layout = mw.Layout(mw.make_mesh("data=8"))
+    init = lambda key: mw.train.Variables({"w": jnp.ones(4)}, {"mean": jnp.full(4, 2.0)})
+    state = mw.train.init_state(init, optax.sgd(1.0), 0, layout)
+    data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
+    measured = mw.evaluation.Evaluator(lambda params, batch, by=1.0: {}, data, layout, mw.when.never)
+    with pytest.raises(
+        UsageError, match=r"is called with \(params, batch, model_state\)\. Arguments of your"
+    ):
+        measured(mw.when.Tick(1, last=True), state)

@@ -153,8 +153,8 @@ def test_of_a_directory_a_step_may_be_named(pretrained, tmp_path):
 def test_a_pattern_that_is_none_or_matches_nothing_is_an_error():
     with pytest.raises(UsageError, match="not a regular expression"):
         mw.from_checkpoint("there", "params/(")
-    with pytest.raises(UsageError, match=r"^only: 'bodies' matches no name; the nearest is params/body"):
-        parts_taken("there", {"body": BODY}, only="bodies")
+    with pytest.raises(UsageError, match=r"^only: 'bodi' matches no name; the nearest is params/body"):
+        parts_taken("there", {"body": BODY}, only="bodi")
 
 
 def test_any_source_will_do():

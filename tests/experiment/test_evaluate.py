@@ -27,7 +27,7 @@ def described(folder, **more):
 def trained(tmp_path_factory):
     """A run with checkpoints of steps 2 and 4, the second of which is the best; not to be changed."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    keep = mw.checkpoint.any_of(9, mw.checkpoint.best("all/loss", "min"))
+    keep = mw.checkpoint.keep_any(9, mw.checkpoint.best("all/loss", "min"))
     mw.run(described(folder, save=mw.Save(when=2, keep=keep)))
     return folder
 

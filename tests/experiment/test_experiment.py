@@ -3,6 +3,7 @@ import signal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import meshwright as mw
@@ -286,7 +287,7 @@ LOSSY = mw.checkpoint.best("all/lossy", "min")
         ({"save": mw.Save(keep=LOSSY)}, r"(?s)^save\.keep reads the score .* Did you mean 'all/loss'\?"),
         (
             {
-                "save": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)),
+                "save": mw.Save(keep=mw.checkpoint.keep_any(mw.checkpoint.last(1), LOSSY)),
                 "evaluations": {},
             },
             r"(?s)^save\.keep reads the score .* The scores are: none; give examples to evaluate on",
@@ -367,3 +368,25 @@ def test_a_finished_run_removes_what_a_killed_attempt_left(tmp_path):
     mw.run(experiment(tmp_path, save=mw.Save(when=4, keep=mw.checkpoint.everything)))
     mw.run(experiment(tmp_path, save=mw.Save(when=4, keep=1)))
     assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_00000010"]
+
+
+def test_what_asks_for_the_step_gets_that_of_the_state_also_after_a_restart(tmp_path):
+    def of_step(params, batch, step):
+        return (params["w"] * step).sum() + 0 * batch["x"].mean()
+
+    def measured(params, batch, step):
+        return {"now": jnp.full(len(batch["x"]), step)}
+
+    def started(**more):
+        one = mw.Evaluation(
+            measured, EXAMPLES, when=2, batch_size=16, metric_fn=lambda scores, step: {"step": step}
+        )
+        every = {"test": one, "all": mw.EvaluationFunction(lambda params, step: {"step": step}, when=2)}
+        chosen = {"loss": of_step, "optimizer": optax.sgd(1.0), "evaluations": every} | more
+        return mw.run(experiment(tmp_path, **chosen))
+
+    started(max_steps=2)
+    first = mw.train.init_state(init, optax.sgd(1.0), 0, mw.Layout(mw.make_mesh("data=-1"))).params["w"]
+    outcome = started(max_steps=4, microbatches=2, remat="nothing")
+    np.testing.assert_allclose(outcome.state.params["w"], first - (0 + 1 + 2 + 3), rtol=1e-5)
+    assert outcome.scores == {"test/now": 4, "test/step": 4, "all/step": 4}

@@ -70,8 +70,8 @@ def test_the_best_checkpoint_may_be_that_of_a_metric(tmp_path):
 
 
 def test_a_policy_by_a_metric_that_there_is_not_is_refused_before_the_first_step(tmp_path):
-    with pytest.raises(UsageError, match=r"'held_out/f2'.*Did you mean 'held_out/f1'"):
-        run(tmp_path, save=mw.Save(keep=mw.checkpoint.best("held_out/f2", "max")))
+    with pytest.raises(UsageError, match=r"'held_ot/f1'.*Did you mean 'held_out/f1'"):
+        run(tmp_path, save=mw.Save(keep=mw.checkpoint.best("held_ot/f1", "max")))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

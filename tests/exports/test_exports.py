@@ -78,13 +78,13 @@ def test_weights_beside_a_program_are_given_to_it(tmp_path):
     path = mw.export(function, narrow, ROW, tmp_path / "m.jaxexport", arrays="beside", platforms=["cpu"])
     assert path.stat().st_size < 40_000
     found = by_a_program(BESIDE, path, TOKENS)
-    np.testing.assert_array_equal(found, mw.exports.load(path)(TOKENS))
+    np.testing.assert_array_equal(found, mw.exports.load_program(path)(TOKENS))
     np.testing.assert_allclose(found, function(narrow, TOKENS), atol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_program_takes_any_batch_and_length(model):
-    program = mw.exports.load(model)
+    program = mw.exports.load_program(model)
     assert (program.inputs, program.outputs) == (ROW, "float32[batch, length, 32]")
     for shape in ((1, 1), (3, 17), (5, 2)):
         tokens = np.arange(np.prod(shape), dtype=np.int32).reshape(shape) % 32
@@ -95,14 +95,14 @@ def test_sizes_with_names_are_any_numbers(tmp_path):
     path = mw.export(
         lambda w, x: x @ w, np.eye(3, dtype=np.float32), "float32[n, 3]", tmp_path / "x.jaxexport"
     )
-    program = mw.exports.load(path)
+    program = mw.exports.load_program(path)
     assert (program.inputs, program.outputs) == ("float32[n, 3]", "float32[n, 3]")
     for n in (1, 5):
         np.testing.assert_array_equal(program(np.ones((n, 3), np.float32)), np.ones((n, 3)))
 
 
 def test_a_program_is_lowered_for_platforms_that_are_not_here(model):
-    program = mw.exports.load(model).program
+    program = mw.exports.load_program(model).program
     assert program.platforms == ("cpu", "cuda", "tpu")
 
 
@@ -112,7 +112,7 @@ def test_the_length_of_a_model_with_positions_is_bounded(tmp_path):
     params = gpt2.init(cfg, mw.train.key_of(0))
     function = mw.generation.logits_of(mw.models.with_cache(cfg))
     path = mw.export(function, params, ROW, tmp_path / "g.jaxexport", constraints=["length <= 8"])
-    program = mw.exports.load(path)
+    program = mw.exports.load_program(path)
     np.testing.assert_allclose(program(TOKENS), gpt2.logits(cfg, params, TOKENS), atol=1e-5)
     with pytest.raises(UsageError, match=r"where length <= 8; found \"int32\[1, 9\]\""):
         program(np.zeros((1, 9), np.int32))
@@ -124,7 +124,7 @@ def test_an_encoder_decoder_is_exported(tmp_path):
     params = t5.init(cfg, mw.train.key_of(0))
     inputs = {"inputs": "int32[batch, inputs]", "lengths": "int32[batch]", "targets": ROW}
     function = mw.generation.logits_of(mw.models.with_cache(cfg))
-    program = mw.exports.load(mw.export(function, params, inputs, tmp_path / "t5.jaxexport"))
+    program = mw.exports.load_program(mw.export(function, params, inputs, tmp_path / "t5.jaxexport"))
     given = {"inputs": TOKENS, "lengths": np.array([6, 3], np.int32), "targets": TOKENS[:, :4]}
     np.testing.assert_allclose(program(given), function(params, given), atol=1e-5)
 
@@ -135,7 +135,7 @@ def test_a_model_that_reads_a_token_at_a_time_is_exported(tmp_path):
 
     model = mw.generation.counting(lambda params, length: jnp.zeros(()), apply)
     function, table = mw.generation.logits_of(model), jnp.eye(16)
-    found = mw.exports.load(mw.export(function, table, ROW, tmp_path / "c.jaxexport"))(TOKENS)
+    found = mw.exports.load_program(mw.export(function, table, ROW, tmp_path / "c.jaxexport"))(TOKENS)
     np.testing.assert_array_equal(found, np.eye(16)[TOKENS] + np.arange(6)[None, :, None])
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_file_is_named(model, tmp_path, where):
     content[{"the program": 5000, "the description": -60, "the end": -15}[where]] ^= 1
     (tmp_path / "bad.jaxexport").write_bytes(content)
     with pytest.raises(InputError, match=r"bad\.jaxexport is damaged: its \d+ bytes do not have the checks"):
-        mw.exports.load(tmp_path / "bad.jaxexport")
+        mw.exports.load_program(tmp_path / "bad.jaxexport")
 
 
 @given(size=st.integers(0, 200), cut=st.floats(0, 0.999))
@@ -155,7 +155,7 @@ def test_any_cut_or_foreign_file_is_refused(model, size, cut):
         path = model.with_name(f"wrong{number}.jaxexport")
         path.write_bytes(wrong)
         with pytest.raises(InputError, match="is not a file of `meshwright export`, or its end is missing"):
-            mw.exports.load(path)
+            mw.exports.load_program(path)
 
 
 def test_damaged_or_missing_weights_are_named(tmp_path):
@@ -165,10 +165,10 @@ def test_damaged_or_missing_weights_are_named(tmp_path):
     content[-1] ^= 1
     beside.write_bytes(content)
     with pytest.raises(InputError, match=r"a\.safetensors is damaged, or is not of .*a\.jaxexport"):
-        mw.exports.load(path)
+        mw.exports.load_program(path)
     beside.unlink()
     with pytest.raises(InputError, match=r"the weights of .* are in .*a\.safetensors, which cannot be read"):
-        mw.exports.load(path)
+        mw.exports.load_program(path)
 
 
 @pytest.mark.parametrize("arrays", [{}, {"file": 1}, {"file": "../a"}, {"file": "a\0b"}])
@@ -177,11 +177,11 @@ def test_a_description_that_names_no_file_of_weights_is_refused(model, arrays):
     path = model.with_name("named.jaxexport")
     path.write_bytes(b"".join(packed(bytes(program), {**about, "arrays": arrays})))
     with pytest.raises(InputError, match=r"the description in .* is not one"):
-        mw.exports.load(path)
+        mw.exports.load_program(path)
 
 
 def test_inputs_that_do_not_fit_are_told(model):
-    program = mw.exports.load(model)
+    program = mw.exports.load_program(model)
     with pytest.raises(UsageError, match=r'takes "int32\[batch, length\]"; found "float32\[2, 6\]"'):
         program(TOKENS.astype(np.float32))
 
@@ -189,7 +189,7 @@ def test_inputs_that_do_not_fit_are_told(model):
 def test_a_program_for_other_devices_says_so(tmp_path):
     path = mw.export(lambda w, x: w * x, 2.0, "float32[n]", tmp_path / "t.jaxexport", platforms=["tpu"])
     with pytest.raises(UsageError, match=r"is for tpu, and the devices here are of cpu"):
-        mw.exports.load(path)(np.ones(2, np.float32))
+        mw.exports.load_program(path)(np.ones(2, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -225,5 +225,5 @@ def test_a_function_that_needs_a_size_is_told_how_to_give_it(tmp_path):
 def test_weights_of_a_mesh_are_exported_whole(tmp_path):
     mesh = mw.make_mesh("fsdp=8")
     w = jax.device_put(np.arange(16, dtype=np.float32), jax.NamedSharding(mesh, jax.P("fsdp")))
-    program = mw.exports.load(mw.export(lambda w, x: w + x, w, "float32[]", tmp_path / "a.jaxexport"))
+    program = mw.exports.load_program(mw.export(lambda w, x: w + x, w, "float32[]", tmp_path / "a.jaxexport"))
     np.testing.assert_array_equal(program(np.float32(1)), np.arange(16) + 1)

@@ -235,7 +235,7 @@ def test_a_published_size_has_as_many_parameters_as_published(name):
 
 
 def test_a_size_that_there_is_not_is_answered_with_the_nearest():
-    with pytest.raises(mw.errors.UsageError, match="did you mean 'llama-7b'"):
+    with pytest.raises(mw.errors.UsageError, match="Did you mean 'llama-7b'"):
         decoder.config("lama-7b")
 
 

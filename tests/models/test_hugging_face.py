@@ -244,7 +244,11 @@ def test_files_of_version_four_imply_which_layers_see_a_window(described, window
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "lama"}, "did you mean llama"),
+        ({"model_type": "gemma3"}, "no model here for model_type 'gemma3'; there are llama, .*umt5.$"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+            r"Its part for text is a gemma3_text. Save that alone, as in transformers Gemma3ForCausalLM",
+        ),
         ({"attention_bias": True}, "does not support attention_bias"),
         ({"hidden_act": "relu"}, "no activation 'relu'"),
         (

@@ -27,7 +27,8 @@ def test_hardware_is_named_as_mesh_rules_will_see_it(text, name, num_devices, gr
     ("text", "problem"),
     [
         ("h100", "cannot read the hardware"),
-        ("h10:8", "Did you mean 'h100'"),
+        ("a10-40gb:8", "the chip 'a10-40gb' is not known.\n"),
+        ("a100-40g:8", "Did you mean 'a100-40gb'"),
         ("h100:16", "Write h100:2x8 for 16 GPUs"),
         ("h100:2x2x2", "HOSTSxGPUS_PER_HOST"),
         ("2*h100:8", "HOSTSxGPUS_PER_HOST"),

@@ -157,3 +157,20 @@ def test_an_end_may_be_told_before_the_stream_is_open_here(streams):
 def test_ends_of_a_stream_that_is_closed_here_are_passed_over(streams):
     streams.close(1)
     assert streams.take(1, 1, (7,)) is None
+
+
+def test_an_end_that_is_equal_here_is_compared_once(streams):
+    class Counting(list):
+        compared = 0
+
+        def __eq__(self, other):
+            Counting.compared += 1
+            return super().__eq__(other)
+
+        __hash__ = None
+
+    assert streams.take(1, 1, Counting([5, 1, 0])) is None
+    streams.read(1, 5, [5, 1, 0])
+    times = Counting.compared
+    assert [streams.read(1, count, None) for count in range(6, 9)] == [None] * 3
+    assert Counting.compared == times > 0

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from meshwright import process
-from meshwright.errors import EXIT_PEERS, PeersError
+from meshwright.errors import EXIT_PEERS, PeersError, UsageError
 from meshwright.process import _peers
 from meshwright.process._member import member
 
@@ -81,6 +81,17 @@ def ends(monkeypatch, wires, seconds):
     monkeypatch.setattr(time, "monotonic", lambda: later)
     wires.poll()
     return codes
+
+
+def test_process_0_compares_the_ends_of_examples_alone_and_tells_only_a_difference(wires):
+    connected = wires(*range(1, 9))
+    stream = member.watch.streams.open()
+    for number in range(1, 9):
+        connected.on_message(number, {"process": number, "stream": stream, "end": [5, 1, number // 8]})
+    assert connected.sent == []
+    with pytest.raises(UsageError, match="on process 8, and in batch 5, which has 0 examples"):
+        member.watch.read(stream, 5, [5, 1, 0])
+    assert [list(message) for message in connected.sent] == [["process", "stream", "end"], ["differ"]]
 
 
 @pytest.mark.parametrize(("seconds", "codes"), [(4, []), (6, [75])])

@@ -56,7 +56,7 @@ REFUSE = {
     "experiment.export_checkpoint": lambda place: mw.experiment.export_checkpoint(None, place),
     "exports.export": lambda place: mw.export(None, {}, "int32[]", place),
     "exports.export_params": lambda place: mw.exports.export_params({}, place),
-    "exports.load": lambda place: mw.exports.load(place),
+    "exports.load_program": lambda place: mw.exports.load_program(place),
     "formats.export_npz": lambda place: formats.export_npz(TREE, place),
     "formats.export_safetensors": lambda place: formats.export_safetensors(TREE, place),
     "formats.export_t5x": lambda place: formats.export_t5x(TREE, place, step=0),

@@ -127,3 +127,11 @@ def test_a_key_for_a_state_without_a_seed_is_refused():
     step = mw.Step(lambda state, batch, key: (state, {"loss": 0.0}), LAYOUT)
     with pytest.raises(UsageError, match="a key as its third argument, and its state has no 'seed'"):
         step(placed(gan()), batch(0))
+
+
+def test_an_argument_of_an_update_with_a_default_keeps_it():
+    def update(state, batch, rate=0.5):
+        return replace(state, params=jax.tree.map(lambda w: w - rate, state.params)), {"loss": 0.0}
+
+    after, _ = mw.Step(update, LAYOUT)(fresh(), batch(0))
+    np.testing.assert_array_equal(after.params["w"], np.full(4, -0.5, np.float32))

@@ -118,6 +118,6 @@ def test_foreign_names_shapes_and_dtypes_are_listed_at_once(layout):
         "params/body": np.ones((16, 8), np.int8),
         "params/head": lambda x: x[:4],
     }
-    expected = r"(?s)haed.*did you mean params/head.*shape \(2, 2\).*body.*int8.*head.*found shape \(4, 8\)"
+    expected = r"(?s)haed.*Did you mean 'params/head'.*shape \(2, 2\).*body.*int8.*head.*found shape \(4, 8\)"
     with pytest.raises(UsageError, match=expected):
         state_around(given, init, TX, 0, layout)

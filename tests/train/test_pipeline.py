@@ -152,3 +152,14 @@ def test_a_circular_schedule_is_1_28_times_as_quick_as_one_round():
     once, circular = mw.train.Ring(8, 16), mw.train.Ring(8, 16, rounds=4)
     assert (once.ticks, circular.ticks) == (16 + 8 - 1, 16 * 4 + 8 - 1)
     assert once.ticks / (circular.ticks / 4) >= 1.28
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
+def test_a_loss_of_the_step_is_that_of_one_device(schedule):
+    def of_step(params, batch, key, step):
+        mean, _ = loss(params, batch, key)
+        return mw.Mean(mean.total * (step + 2), mean.count)
+
+    whole, _ = updated("data=1", batch_of(4), loss=of_step, microbatches=2)
+    split, _ = updated("pipeline=2", batch_of(4), loss=of_step, microbatches=2, pipeline_schedule=schedule)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), split, whole)

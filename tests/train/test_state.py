@@ -162,3 +162,15 @@ def test_a_state_from_parameters_is_the_state_that_init_makes():
         lambda x: (x.dtype, x.sharding), born
     )
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), built, born)
+
+
+def test_a_model_of_functional_is_taken_for_the_function_that_makes_its_parameters():
+    model, tx = mw.functional((init, lambda params, x, model_state: (x, model_state))), optax.sgd(0.1)
+    made, expected = mw.train.init_state(model, tx, 0, LAYOUT), mw.train.init_state(init, tx, 0, LAYOUT)
+    jax.tree.map(np.testing.assert_array_equal, made, expected)
+    named = mw.tree.named_leaves(expected.params)
+    around = mw.train.state_around({f"params/{name}": x for name, x in named.items()}, model, tx, 0, LAYOUT)
+    jax.tree.map(np.testing.assert_array_equal, around, mw.train.init_state(init, tx, 0, LAYOUT))
+    adapter = mw.lora("w", rank=1)
+    with_matrix = mw.functional((lambda key: {"w": jnp.ones((2, 2))}, lambda params, x: x @ params["w"]))
+    assert {*adapter.init(with_matrix)(jax.random.key(0))} == {"base", "adapter"}

@@ -360,3 +360,32 @@ def test_nor_need_one_of_a_model_with_a_state():
 def test_a_loss_without_a_key_may_be_wrapped(around):
     ours, theirs = trained("data=8", loss=around(keyless)), trained("data=8", loss=around(loss))
     jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])
+
+
+def of_step(params, batch, step):
+    """Return a loss whose gradient is the step."""
+    assert step.dtype == jnp.int32
+    return params["b"].sum() * step + 0 * batch["x"].mean(), {"now": step}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_loss_with_an_argument_step_gets_the_step_of_the_state(microbatches):
+    state, metrics = trained("data=8", 4, of_step, optimizer=optax.sgd(1.0), microbatches=microbatches)
+    np.testing.assert_array_equal(state.params["b"], np.full(4, -(0 + 1 + 2 + 3), np.float32))
+    assert metrics["now"].value == 3
+
+
+def test_losses_around_a_loss_of_the_step_pass_it_on():
+    loss = mw.train.remat(of_step, "nothing")
+    adapter = mw.lora("w", rank=1)
+    around = mw.train.with_parameter_noise(adapter.loss(loss), [("lora_b", 0.1)])
+    _, metrics = trained("data=8", 3, around, adapter.init(init), adapter.optimizer(optax.sgd(1.0)))
+    assert metrics["now"].value == 2
+
+
+def test_arguments_of_a_loss_with_a_default_keep_it():
+    def regularised(params, batch, l2=1e-4):
+        assert l2 == 1e-4
+        return loss(params, batch, None) + l2 * (params["w"] ** 2).sum()
+
+    trained("data=8", 1, regularised)

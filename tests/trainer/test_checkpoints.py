@@ -102,3 +102,19 @@ def test_the_last_checkpoint_has_the_scores_of_the_end(tmp_path, end):
     scores = fit(made, eval_examples=EXAMPLES, eval_when=4, save_when=3, **end)
     found = mw.Checkpoints(tmp_path / "checkpoints").scores()
     assert (made.step, found["eval/loss"]) == (6, scores["loss"])
+
+
+@pytest.mark.parametrize("score", ["loss", "eval/loss"])
+def test_a_score_of_a_trainer_has_one_name_for_the_best_and_for_early_stopping(tmp_path, score):
+    made = trainer(tmp_path)
+    stop = mw.Stop(early=mw.early_stopping(score, "min", patience=1, by=100.0))
+    fit(made, epochs=6, eval_examples=EXAMPLES, best={score: "min"}, stop=stop)
+    assert made.step == 6
+    np.testing.assert_array_equal(made.best(score).params["w"], made.params["w"])
+
+
+def test_a_score_of_another_evaluation_is_called_by_it(tmp_path):
+    made = trainer()
+    stop = mw.Stop(early=mw.early_stopping("size/norm", "max", patience=1))
+    fit(made, epochs=6, evaluations={"size": lambda params: {"norm": 1.0}}, stop=stop)
+    assert made.step == 6

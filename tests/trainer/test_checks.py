@@ -104,7 +104,7 @@ def test_an_optimizer_state_of_another_optimizer_is_told():
         ({}, {"eval_examples": {"x": EXAMPLES["x"]}}, "y"),
         ({}, {"eval_examples": []}, "there are no examples"),
         ({}, {"best": {"accuracy": "max"}}, "but no evaluation gives it"),
-        ({}, {"best": {"los": "min"}, "eval_examples": EXAMPLES}, "Did you mean 'loss'"),
+        ({}, {"best": {"los": "min"}, "eval_examples": EXAMPLES}, "Did you mean 'eval/loss'"),
     ],
 )
 @pytest.mark.daily(3)

@@ -208,3 +208,20 @@ def test_every_mesh_trains_to_the_same_loss(mesh):
     expected = fit(whole, eval_examples=EXAMPLES, epochs=5)["loss"]
     assert fit(split, eval_examples=EXAMPLES, epochs=5)["loss"] == pytest.approx(expected, rel=1e-5)
     assert "tensor" in split.params["hidden"].sharding.spec
+
+
+def test_a_loss_and_a_metric_function_that_ask_for_the_step_get_that_of_the_state(tmp_path):
+    def loss(params, batch, step=0):
+        return params["b"] * step, {"now": step}
+
+    def fitted(workdir, epochs):
+        made = trainer(
+            workdir, model=None, params={"b": np.zeros((), np.float32)}, loss=loss, optimizer=optax.sgd(1.0)
+        )
+        asked = {"eval_examples": EXAMPLES, "eval_metric_fn": lambda scores, step: {"step": step}}
+        return made, fit(made, epochs=epochs, **asked)
+
+    fitted(tmp_path, 1)  # three steps
+    continued, scores = fitted(tmp_path, 2)
+    assert continued.params["b"] == -(0 + 1 + 2 + 3 + 4 + 5)
+    assert (scores["now"], scores["step"]) == (6, 6)

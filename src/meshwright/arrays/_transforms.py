@@ -15,7 +15,7 @@ from meshwright import tree
 from meshwright.arrays._cast import Casts, cast_dtypes, cast_leaf, cast_leaves, dtype_of
 from meshwright.arrays._lazy import Index, LazyArray, in_memory
 from meshwright.arrays._source import Source, Spelling, names_below, spelling_of
-from meshwright.errors import CheckpointError, nearest
+from meshwright.errors import CheckpointError, did_you_mean, listed
 
 
 def as_source(arrays: Mapping[str, LazyArray | np.ndarray | jax.Array], name: str) -> Source:
@@ -52,9 +52,8 @@ def subtree(source: Source, prefix: str) -> Source:
     if not below:
         ours = map(spelling.ours, arrays)
         groups = {name[:end] for name in ours for end, letter in enumerate(name) if letter == "/"}
-        close = nearest(prefix, sorted(groups))
-        hint = f"did you mean {close}?" if close else f"there are {', '.join(sorted(groups)[:10]) or 'none'}."
-        raise CheckpointError(f"{source} has no arrays below {prefix}/; {hint}")
+        hint = did_you_mean(prefix, sorted(groups)) or f" There are {listed(sorted(groups), 10) or 'none'}."
+        raise CheckpointError(f"{source} has no arrays below {prefix}/.{hint}")
     start = f"{prefix}/"
     empty = {name.removeprefix(start): x for name, x in empty_of(source).items() if name.startswith(start)}
     held = {rest: arrays[name] for rest, name in below.items()}

@@ -10,7 +10,7 @@ from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import NativeSource
 from meshwright.checkpoint._of_run import checkpoints_of, settings_at
 from meshwright.checkpoint._scores import Mode, kept_by, mode_of, saved_scores, score_and_mode
-from meshwright.errors import CheckpointError, UsageError, listed, nearest
+from meshwright.errors import CheckpointError, UsageError, did_you_mean, listed
 from meshwright.process import on_lead
 from meshwright.storage import Directory, location
 
@@ -141,10 +141,7 @@ def _no_score(
     name: str, chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
 ) -> CheckpointError:
     names = {score for of in saved.values() for score in of}
-    close = nearest(name, names)
-    hint = f". Did you mean {close!r}?" if close else "."
-    if name in names:
-        hint = " that is a number: all are NaN."
+    hint = " that is a number: all are NaN." if name in names else f".{did_you_mean(name, names)}"
     by = f"\n  The run keeps its best checkpoints by {_shown(chosen)}." if chosen else ""
     return CheckpointError(
         f"no checkpoint in {directory} has a score {name!r}{hint}\n"

@@ -5,7 +5,7 @@ keep. It is called after each save. The newest checkpoint and pinned ones are al
 
 Policies can be combined. This keeps the newest two, the best three, and every 10,000th:
 
-    any_of(last(2), best("test/loss", "min", 3), multiples(10_000))
+    keep_any(last(2), best("test/loss", "min", 3), multiples(10_000))
 """
 
 import math
@@ -218,7 +218,7 @@ class Best:
         return (scores.keys() - older) | spared | set(ranked[-self.num_checkpoints :])
 
 
-def any_of(*keeps: int | Keep) -> Keep:
+def keep_any(*keeps: int | Keep) -> Keep:
     """Return a policy that keeps each checkpoint that at least one of the given policies keeps.
 
     Args:
@@ -228,7 +228,7 @@ def any_of(*keeps: int | Keep) -> Keep:
       UsageError: One of them is neither.
 
     Example:
-      >>> policy = mw.checkpoint.any_of(1, mw.checkpoint.multiples(200))
+      >>> policy = mw.checkpoint.keep_any(1, mw.checkpoint.multiples(200))
       >>> sorted(policy({100: {}, 200: {}, 300: {}}))
       [200, 300]
     """
@@ -237,7 +237,7 @@ def any_of(*keeps: int | Keep) -> Keep:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """The policy that `any_of` makes."""
+    """The policy that `keep_any` makes."""
 
     keeps: tuple[Keep, ...]
 
@@ -252,8 +252,8 @@ class AnyOf:
 def always(keep: int | Keep, *, then: int | Keep) -> Keep:
     """Return a policy that applies `then` only to checkpoints that `keep` does not keep, and to the newest.
 
-    `any_of(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be multiples;
-    `always(multiples(1000), then=last(2))` does not count multiples among the two.
+    `keep_any(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be
+    multiples; `always(multiples(1000), then=last(2))` does not count multiples among the two.
 
     Args:
       keep: A policy, or a number of newest checkpoints, which are all kept.

@@ -40,7 +40,7 @@ def export(options: argparse.Namespace) -> Result:
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
     from meshwright import process
     from meshwright.experiment import export_checkpoint
-    from meshwright.exports import load
+    from meshwright.exports import load_program
 
     step, path = export_checkpoint(
         experiment,
@@ -60,7 +60,7 @@ def export(options: argparse.Namespace) -> Result:
     found = {"run": options.path, "checkpoint": checkpoint, "files": files}
     lines = [f"wrote {name}, {human_bytes(nbytes)}" for name, nbytes in files.items()]
     if kind == _PROGRAM:
-        program = load(path)
+        program = load_program(path)
         names = "inputs", "outputs", "constraints", "platforms"
         found |= {name: getattr(program, name) for name in names}
         where = f", where {' and '.join(program.constraints)}" if program.constraints else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.cli._commands import Grammar
 from meshwright.cli._parser import TAKING_SETTINGS
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 
 _OF_A_RUN = ("experiment.txt", "experiment.json", "metrics.jsonl")
 
@@ -32,8 +32,7 @@ def check_rest(rest: Sequence[str], command: str, grammar: Grammar) -> None:
     name, equals, _ = word.partition("=")
     if word.startswith("-"):
         known = options_of(command, grammar)
-        close = nearest(name, known)
-        hint = f" Did you mean {close}?" if close else ""
+        hint = did_you_mean(name, known)
         raise UsageError(
             f"meshwright {command} has no option {name}.{hint}\n  Its options: {', '.join(known)}."
         )
@@ -81,8 +80,7 @@ def _meant(word: str, commands: Sequence[str]) -> str:
     if ":" in word or word.endswith(".py"):
         target = word if ":" in word else f"{word}:experiment"
         return f" To train the experiment that a function returns: `meshwright train {shlex.quote(target)}`."
-    close = nearest(word, commands)
-    return f" Did you mean {close!r}?" if close else ""
+    return did_you_mean(word, commands)
 
 
 def _is_run(word: str) -> bool:

@@ -15,6 +15,7 @@ from meshwright.arguments import spelled
 from meshwright.cli._parser import FLAGS
 from meshwright.cli._settings import place_of
 from meshwright.errors import OverrideError, UsageError, nearest
+from meshwright.unknown_arguments import instead, synonym
 
 Overrides = Mapping[str, str]
 
@@ -146,7 +147,7 @@ def _check_names(settings: Overrides, parameters: Iterable[str], kind: type) -> 
     for name in settings:
         first = name.split(".")[0]
         if first not in known:
-            raise _unknown(name, first, known, settings[name], _paths_in(kind))
+            raise _unknown(name, first, known, settings[name], kind)
 
 
 def _check_complete(asked: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
@@ -170,7 +171,7 @@ def _replaced(owner: Any, path: str, asked: Mapping[str, Any]) -> Any:
     known = _types_in(owner)
     for name in asked:
         if name not in known:
-            raise _unknown(f"{path}.{name}".lstrip("."), name, known, asked[name])
+            raise _unknown(f"{path}.{name}".lstrip("."), name, known, asked[name], type(owner))
     values = owner if isinstance(owner, Mapping) else {name: getattr(owner, name) for name in asked}
     changes = {
         name: _changed(values[name], f"{path}.{name}".lstrip("."), known[name], new)
@@ -208,14 +209,16 @@ def _dataclass_in(wanted: Any) -> Any:
     return next((kind for kind in kinds if getattr(kind, "is_known_by_place", False)), None)
 
 
-def _unknown(
-    name: str, part: str, known: Collection[str], asked: Any, paths: Sequence[str] = ()
-) -> OverrideError:
-    """Return the error for an unknown setting, with a guess at the setting or option that was meant."""
+def _unknown(name: str, part: str, known: Collection[str], asked: Any, kind: type) -> OverrideError:
+    """Return the error for an unknown setting of a kind, with the setting or option that was meant."""
     options = {flag[2:].replace("-", "_"): flag for flag in FLAGS if flag.startswith("--")}
+    paths = _paths_in(kind) if dataclasses.is_dataclass(kind) else ()
     meant = {each: each for each in (*known, *paths)} | ({} if "." in name else options)
-    close = nearest(part, meant)
-    hint = f" Did you mean {meant[close]!r}?" if close else ""
+    hint = ""
+    if close := (same := synonym(part, meant)) or nearest(part, meant):
+        hint = f" Did you mean {meant[close]!r}?"
+    if not same and (text := instead(kind.__name__, part)):
+        hint = f" In Python: {text}"
     there = f"Settings: {', '.join(known)}." if known else f"{name.rpartition('.')[0]} has no settings."
     return OverrideError(f"unknown setting {name!r}.{hint}\n  {there}{place_of(asked)}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli._guess import instead_of_target
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -49,8 +49,7 @@ def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> A
     found = getattr(module, name, None)
     if not fits(found):
         known = [key for key, value in vars(module).items() if fits(value) and not key.startswith("_")]
-        close = nearest(name, known)
-        hint = f" Did you mean {close!r}?" if close else ""
+        hint = did_you_mean(name, known)
         raise UsageError(f"module {module_name} has no {kind} {name!r}.{hint}")
     return found
 

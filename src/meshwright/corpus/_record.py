@@ -52,5 +52,5 @@ def no_field(field: str, there: list[str], where: str) -> ExamplesError:
     shown = ", ".join(there[:10]) or "nothing"
     return ExamplesError(
         f"{where}: there is no field {field!r}; it has {shown:.200}.\n"
-        f"  Name the one with the text: field={close or (there[0] if there else 'text')!r}."
+        f"  Name the one with the text: field={repr(close) if close else '…'}."
     )

@@ -19,10 +19,10 @@ from meshwright.engine._open_run import checkpoints_for, newest_step, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
 from meshwright.engine._rollback import without_left_out
-from meshwright.engine._run import run, train
+from meshwright.engine._run import run_engine, train
 from meshwright.engine._settings import Compile, Logging, Profile, Reporting, Saving, Settings, Watchdog
 from meshwright.engine._spikes import Spikes
-from meshwright.engine._stopping import Stop, StopEarly, early_stopping
+from meshwright.engine._stopping import EarlyStopping, Stop, StopEarly, early_stopping
 from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
 
@@ -30,6 +30,7 @@ __all__ = [
     "Compile",
     "Data",
     "Difference",
+    "EarlyStopping",
     "EvaluationPart",
     "Evaluations",
     "InformedWhen",
@@ -62,7 +63,7 @@ __all__ = [
     "newest_step",
     "open_run",
     "position_of_data",
-    "run",
+    "run_engine",
     "seconds_of",
     "step_options",
     "train",

@@ -17,7 +17,7 @@ from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.engine._unscored import never_due, unscored
 from meshwright.engine._unused import unused
-from meshwright.errors import UsageError, listed, nearest
+from meshwright.errors import UsageError, did_you_mean, listed
 from meshwright.evaluation import Scores
 from meshwright.program import check_lookups
 from meshwright.sharding import device_bytes
@@ -138,10 +138,9 @@ def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> N
     for field, policy in policies:
         for metric in metrics_of(policy):
             if metric not in scores:
-                close = nearest(metric, scores)
                 raise UsageError(
                     f"{field} reads the score {metric!r}, but no evaluation gives it."
-                    f"{f' Did you mean {close!r}?' if close else ''}\n"
+                    f"{did_you_mean(metric, scores)}\n"
                     f"  The scores are: {', '.join(scores) or 'none; give examples to evaluate on'}."
                 )
 

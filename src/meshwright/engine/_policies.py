@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from meshwright.arguments import num_required
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.when import When, every
 
 Known = Mapping[str, float]
@@ -39,10 +39,9 @@ class WhenEvaluated:
         """
         for name in self.evaluations:
             if name not in evaluations:
-                close = nearest(name, evaluations)
                 raise UsageError(
                     f"when_evaluated({name!r}): the run has no evaluation {name!r}."
-                    f"{f' Did you mean {close!r}?' if close else ''}\n"
+                    f"{did_you_mean(name, evaluations)}\n"
                     f"  Its evaluations are: {', '.join(evaluations) or 'none'}."
                 )
 

@@ -35,7 +35,7 @@ from meshwright.train import RUN_AHEAD, PhaseClock, RunningWatchdog, TrainState,
 from meshwright.tree import PyTree
 
 
-def run(
+def run_engine(
     settings: Settings,
     optimizer: Tx,
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],

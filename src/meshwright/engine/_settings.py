@@ -14,6 +14,7 @@ from meshwright.engine._types import check_types
 from meshwright.errors import UsageError, listed
 from meshwright.metrics import Tracker, is_writer
 from meshwright.train import PHASES, CompilerOptions, timeouts
+from meshwright.unknown_arguments import explained
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Saving:
     """The setting that errors about `keep` name."""
 
 
+@explained
 @documented
 @dataclass(frozen=True)
 class Logging:

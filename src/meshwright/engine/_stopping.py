@@ -12,6 +12,7 @@ from meshwright.docstrings import documented
 from meshwright.engine._deadline import Deadline
 from meshwright.engine._types import check_types
 from meshwright.errors import Interrupted, UsageError
+from meshwright.unknown_arguments import explained
 from meshwright.when import Tick
 
 History = Mapping[int, Mapping[str, float]]
@@ -77,6 +78,7 @@ def _comparable(score: float) -> float:
     return -math.inf if math.isnan(score) else score
 
 
+@explained
 @documented
 @dataclass(frozen=True)
 class Stop:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meshwright import process
-from meshwright.arguments import num_positional
+from meshwright.arguments import in_order
 from meshwright.evaluation._means import Scores
+from meshwright.evaluation._measured import held_by
 from meshwright.evaluation._metric import as_scores
 from meshwright.evaluation._scoring import Scoring
 from meshwright.train import ComputeDtype, eval_params, narrowing
@@ -42,9 +43,8 @@ def scoring_by_function(
     def scores(state: Any, batches: Iterable[Any]) -> Scores:
         for _ in batches:  # here the run may interrupt the evaluation
             pass
-        model_state = getattr(state, "model_state", None)
-        has_state = model_state is not None and num_positional(function) > 1
-        found = function(narrow(params(state)), *([model_state] if has_state else []))
-        return process.agree(as_scores(found, name))
+        values = {"params": narrow(params(state)), **held_by(state, "model_state")}
+        call = in_order(function, values, named=held_by(state, "step"), optional="model_state")
+        return process.agree(as_scores(call(), name))
 
     return Scoring(scores, lambda: iter((None,)), None)

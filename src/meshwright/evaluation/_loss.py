@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from meshwright import process
 from meshwright.errors import ExamplesError
@@ -12,7 +13,7 @@ from meshwright.evaluation._means import Scores, mean_over
 from meshwright.metrics import Mean
 from meshwright.program import check_lookups, program_of
 from meshwright.sharding import Layout, adding_right, meeting
-from meshwright.train import ComputeDtype, TrainState, eval_params, key_of, narrowing
+from meshwright.train import ComputeDtype, TrainState, eval_params, key_of, narrowing, of_loss
 from meshwright.tree import PyTree
 
 _EVALUATION = 2**32 - 1  # no training step has this number, so no key is drawn twice
@@ -108,11 +109,15 @@ class AverageLoss:
         if rows is not None:
             is_whole = len(rows) % self._layout.batch_ways
             sharding = self._layout.replicated if is_whole else self._layout.batch_sharding
-            batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[rows], sharding), batch)
+            # On explicit axes a constraint only asserts what an array's type says.
+            explicit = AxisType.Explicit in sharding.mesh.axis_types
+            place = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+            batch = jax.tree.map(lambda x: place(x[rows], sharding), batch)
         # Evaluation has a stream of keys of its own, so it does not change what training draws.
         key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
         params, has_state = self._narrow(eval_params(state)), state.model_state is not None
-        returned = self._loss(params, batch, key, *([state.model_state] if has_state else []))
+        held = [state.model_state] if has_state else []
+        returned = of_loss(self._loss, params, batch, key, *held, step=state.step)
         value, metrics = _split(returned, has_state)
         means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
         return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}

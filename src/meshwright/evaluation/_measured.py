@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright import process
-from meshwright.arguments import num_positional
+from meshwright.arguments import in_order
 from meshwright.collector import collector_paused
 from meshwright.errors import UsageError
 from meshwright.evaluation._means import Scores, mean_over
@@ -43,7 +43,8 @@ def evaluating(
     """Return a function of a state and a batch, given one of the parameters and a batch.
 
     Args:
-      function: A function `(params, batch)`; for a model with a state, `(params, batch, model_state)`.
+      function: A function `(params, batch)`; for a model with a state, `(params, batch, model_state)`. An
+        argument `step` gets the number of updates of the state.
       compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
       params: A function that returns the parameters to evaluate, given the state.
 
@@ -53,18 +54,17 @@ def evaluating(
     narrow = narrowing(compute_dtype)
 
     def evaluated(state: Any, batch: PyTree) -> T:
-        model_state = getattr(state, "model_state", None)  # a user's own state need not have one
-        if model_state is None:
-            return function(narrow(params(state)), batch)
-        if num_positional(function) < 3:
-            raise UsageError(
-                "the model has a state, so this function is called with (params, batch, model_state), but it "
-                "takes fewer arguments.\n  Write the third one, and: output, _ = model.apply(params, ..., "
-                "model_state=model_state)."
-            )
-        return function(narrow(params(state)), batch, model_state)
+        held = held_by(state, "model_state")
+        hint = "\n  Write output, _ = model.apply(params, ..., model_state=model_state)." if held else ""
+        values = {"params": narrow(params(state)), "batch": batch, **held}
+        return in_order(function, values, named=held_by(state, "step"), hint=hint)()
 
     return evaluated
+
+
+def held_by(state: Any, *names: str) -> dict[str, Any]:
+    """Return those of some parts of a state that it has: a user's own state need not have them."""
+    return {name: part for name in names if (part := getattr(state, name, None)) is not None}
 
 
 class Measured:

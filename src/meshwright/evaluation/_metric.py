@@ -52,9 +52,9 @@ def check_metric(
 
 
 def _by_name(function: Callable[..., Any], has_preds: bool, has_scores: bool) -> Callable[..., Any]:
-    """Return a function of `examples`, `preds` and `scores` that passes on those that `function` names."""
+    """Return a function of `examples`, `preds`, `scores` and `step` that passes on those that are named."""
     optional = {"preds": has_preds, "scores": has_scores}
-    available = ("examples", *(name for name, is_available in optional.items() if is_available))
+    available = ("examples", *(name for name, is_available in optional.items() if is_available), "step")
     return by_name(function, available, "metric function", ("preds" if has_preds else "scores",))
 
 
@@ -64,8 +64,8 @@ class Metric:
     Process 0 calls the function, and all processes get its scores.
 
     Args:
-      function: A function with any of the parameters `examples`, `preds` and `scores`. It returns numbers by
-        name.
+      function: A function with any of the parameters `examples`, `preds`, `scores` and `step`, the number of
+        updates of the state. It returns numbers by name.
       examples: The examples, in a form that `numbered_batches` takes.
       batch_size: The number of examples for the trial at the start of a run.
       predict: The function that makes the predictions, or None.
@@ -98,11 +98,12 @@ class Metric:
         """
         examples = _head(self._examples, self._batch_size) if is_trial else self._examples
         preds = None if self._predict is None else self._predict(state, examples, before_batch)
-        return process.on_lead(lambda: self._call(examples, preds, scores))
+        step = int(state.step) if hasattr(state, "step") else None  # a user's own state need not have one
+        return process.on_lead(lambda: self._call(examples, preds, scores, step))
 
-    def _call(self, examples: Any, preds: Any, scores: Scores) -> Scores:
+    def _call(self, examples: Any, preds: Any, scores: Scores, step: int | None) -> Scores:
         try:
-            returned = self._function(examples=examples, preds=preds, scores=dict(scores))
+            returned = self._function(examples=examples, preds=preds, scores=dict(scores), step=step)
         except Exception as error:
             available = f", which was given the scores {', '.join(scores)}" if scores else ""
             error.add_note(f"in {self._name}{available}")

@@ -24,7 +24,6 @@ class Scoring:
       num_examples: The number of examples, or None if it is not known.
       check: A function that traces with structs of the state and returns the names of the averages. It
         returns None if the names are not known before there is a state.
-      accept: A function that is called with the names of all scores, once they are known. It may raise.
     """
 
     def __init__(
@@ -36,10 +35,9 @@ class Scoring:
         outputs: Callable[[Path, int, Any, BeforeBatch], None] | None = None,
         num_examples: int | None = None,
         check: Callable[[Any], Sequence[str] | None] = lambda target: None,
-        accept: Callable[[Sequence[str]], None] = lambda names: None,
     ):
         self._mean, self._read, self._metric, self._outputs = mean, read, metric, outputs
-        self._check, self._accept = check, accept
+        self._check = check
         self.num_examples = num_examples
         self.names: tuple[str, ...] | None = None
         """The names of the scores; None until they are known."""
@@ -71,7 +69,7 @@ class Scoring:
         """
         names = self._check(target)
         if names is not None and self._metric is None:
-            self._set_names(names)
+            self.names = tuple(names)
         return names is not None
 
     def first(self, state: Any) -> Scores:
@@ -81,7 +79,7 @@ class Scoring:
           UsageError: A function does not fit the state or the examples.
         """
         scores = self._scores(state, nothing, is_trial=True)
-        self._set_names(list(scores))
+        self.names = tuple(scores)
         return scores
 
     def _scores(self, state: Any, before_batch: BeforeBatch, *, is_trial: bool) -> Scores:
@@ -94,7 +92,3 @@ class Scoring:
         if self._metric is None:
             return scores
         return scores | self._metric(state, scores, before_batch, is_trial=is_trial)
-
-    def _set_names(self, names: Sequence[str]) -> None:
-        self._accept(names)
-        self.names = tuple(names)

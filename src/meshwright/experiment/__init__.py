@@ -11,7 +11,7 @@ from meshwright.experiment._exported import export_checkpoint
 from meshwright.experiment._function import EvaluationFunction
 from meshwright.experiment._generated import generation_part
 from meshwright.experiment._generation import Generation
-from meshwright.experiment._parts import Parts, init_of, loss_of, parts_of
+from meshwright.experiment._parts import Parts, loss_of, parts_of
 from meshwright.experiment._run import on_devices, run, settings_for, training_of
 from meshwright.experiment._served import served_of_checkpoint
 from meshwright.experiment._texts import Texts, generation_of_run, texts_of_checkpoint
@@ -41,7 +41,6 @@ __all__ = [
     "generation_of_run",
     "generation_part",
     "has_averages",
-    "init_of",
     "loss_of",
     "on_devices",
     "open_averages",

@@ -144,8 +144,8 @@ class Evaluation:
 
     measure: Measure | StatefulMeasure | None
     """A function `(params, batch)`, or `(params, batch, model_state)` for a model with a state. It returns
-    values by name: one value, or an array of values, for each example. Their averages are the scores. None
-    if `metric_fn` returns all scores."""
+    values by name: one value, or an array of values, for each example. Their averages are the scores. An
+    argument `step` gets the step of the state. None if `metric_fn` returns all scores."""
     examples: Any
     """The examples, of the kinds that `Input.examples` lists."""
     when: int | When | InformedWhen = 500
@@ -174,8 +174,8 @@ class Evaluation:
     each example: the predictions for `metric_fn`."""
     metric_fn: Callable[..., Mapping[str, float]] | None = None
     """A function that returns scores that are not averages, as numbers by name. Process 0 computes them for
-    all processes. It may have any of three arguments: `examples`; `preds`, the predictions for them in the
-    same order; and `scores`, the averages of `measure`. For example
+    all processes. It may have any of these arguments: `examples`; `preds`, the predictions for them in the
+    same order; `scores`, the averages of `measure`; and `step`. For example
     `lambda examples, preds: {"f1": f1_score(examples["label"], preds)}`, or, without `predict`,
     `lambda scores: {"perplexity": math.exp(scores["nll"])}`."""
 
@@ -268,8 +268,8 @@ class Experiment:
     `mw.functional` returns."""
     loss: Loss | StatefulLoss
     """The function to minimise: `(params, batch, key)`, or `(params, batch)` if it draws no random numbers.
-    It returns the loss, or `(loss, metrics)`. Leaves of the batch are [batch_size, ...]. For a model with a
-    state see `mw.train.StatefulLoss`."""
+    An argument `step` gets the step. It returns the loss, or `(loss, metrics)`. Leaves of the batch are
+    [batch_size, ...]. For a model with a state see `mw.train.StatefulLoss`."""
     optimizer: Tx
     """An optax transformation, or a `mw.Trainable` that trains some of the parameters."""
     input: Input

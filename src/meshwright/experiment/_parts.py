@@ -21,6 +21,7 @@ from meshwright.train import (
     TrainState,
     Variables,
     abstract_state,
+    as_init,
     check_dtypes,
     inferred_rules,
     key_of,
@@ -102,7 +103,7 @@ def parts_of(
       mesh: The mesh.
       rows: Some examples of a batch, as arrays.
       other_rows: Some examples of each other shape that a batch may have.
-      init: What is called instead of `init_of(experiment)`, such as one that is traced once.
+      init: What is called instead of `as_init(experiment.model)`, such as one that is traced once.
       loss: What is called instead of `loss_of(experiment)`.
       target: The state, if it is known of other parts on this mesh.
 
@@ -111,7 +112,7 @@ def parts_of(
       UsageError: The settings do not fit together.
     """
     compiler = step_options(experiment.compile, mesh)
-    init, loss = init or init_of(experiment), loss or loss_of(experiment)
+    init, loss = init or as_init(experiment.model), loss or loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)
     layout = Layout(mesh, _rules(experiment, mesh, init, loss, batch), experiment.batch_axis_names)
     if target is None:
@@ -135,12 +136,6 @@ def parts_of(
     return Parts(layout, target, batch, step, compiler, others)
 
 
-def init_of(experiment: Experiment) -> Init:
-    """Return the function that makes the parameters."""
-    model = experiment.model
-    return model.init if isinstance(model, Functional) else model
-
-
 def loss_of(experiment: Experiment) -> Loss:
     """Return the loss that the step minimises, with remat and parameter noise."""
     loss: Callable[..., Any] = _of_parameters(experiment.loss)
@@ -157,9 +152,9 @@ def _of_parameters(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loss that explains the error if it calls the parameters as if they were a model."""
 
     @functools.wraps(loss)
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         try:
-            return loss(*arguments)
+            return loss(*arguments, **named)
         except TypeError as error:
             if f"'{type(arguments[0]).__name__}' object is not callable" in str(error):
                 error.add_note(

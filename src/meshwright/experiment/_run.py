@@ -17,8 +17,8 @@ from meshwright.engine import (
     comparable_settings,
     describe,
     errors_naming,
+    run_engine,
 )
-from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
 from meshwright.experiment._auto import automatic, settled
 from meshwright.experiment._builders import noted_sources
@@ -29,7 +29,6 @@ from meshwright.experiment._parts import (
     Parts,
     batch_sharding,
     data_of,
-    init_of,
     mesh_of,
     on_hardware,
 )
@@ -38,6 +37,7 @@ from meshwright.sharding import hardware, mesh_rule
 from meshwright.train import (
     RunningWatchdog,
     TrainState,
+    as_init,
     check_given,
     fill_state,
     frozen_names,
@@ -100,7 +100,7 @@ def run(
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
         of_made = {"described": lambda: describe(made[-1]), "remedies": lambda: _remedies(made[-1])}
         settings = dataclasses.replace(settings, **of_made, **how)
-        return run_parts(settings, experiment.optimizer, partial(training_of, made))
+        return run_engine(settings, experiment.optimizer, partial(training_of, made))
 
 
 def _remedies(experiment: Experiment) -> str:
@@ -208,7 +208,7 @@ def _first_state(
     except UsageError as error:
         raise UsageError(f"Experiment.init_state_builder: {error}") from None
     began_from += sources
-    init, seed = init_of(experiment), experiment.seed
+    init, seed = as_init(experiment.model), experiment.seed
 
     def fresh() -> TrainState:
         # No other reference to these arrays may exist, because the first step donates them.

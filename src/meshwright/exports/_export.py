@@ -39,8 +39,8 @@ def export(
 ) -> Path:
     """Write a function and its weights as a program that runs without Meshwright, and return its path.
 
-    `jax.export.deserialize(content).call(inputs)` runs it, and `mw.exports.load(path)` checks it first. See
-    the how-to "Exporting a model". Collective: process 0 writes.
+    `jax.export.deserialize(content).call(inputs)` runs it, and `mw.exports.load_program(path)` checks it
+    first. See the how-to "Exporting a model". Collective: process 0 writes.
 
     Args:
       function: A pure function of the parameters and the inputs. It returns arrays, or dictionaries, lists

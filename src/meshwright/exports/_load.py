@@ -25,7 +25,7 @@ class Exported:
 
     Example:
       >>> path = mw.export(lambda params, x: x * params, jnp.float32(3), "float32[n]", "three.jaxexport")
-      >>> program = mw.exports.load(path)
+      >>> program = mw.exports.load_program(path)
       >>> program.inputs, program.platforms
       ('float32[n]', ('cpu', 'cuda', 'tpu'))
       >>> program(np.ones(2, np.float32))
@@ -73,7 +73,7 @@ class Exported:
         return f", where {' and '.join(self.constraints)}" if self.constraints else ""
 
 
-def load(path: str | Path) -> Exported:
+def load_program(path: str | Path) -> Exported:
     """Return a program that `mw.export` wrote, with the weights beside it, having compared all checksums.
 
     A program can do what JAX can: load only files whose author you trust.
@@ -87,7 +87,7 @@ def load(path: str | Path) -> Exported:
 
     Example:
       >>> path = mw.export(lambda params, x: x + params, jnp.int32(1), "int32[]", "one.jaxexport")
-      >>> int(mw.exports.load(path)(np.int32(41)))
+      >>> int(mw.exports.load_program(path)(np.int32(41)))
       42
     """
     place = local_path(path)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.errors import ExamplesError, nearest
+from meshwright.errors import ExamplesError, did_you_mean
 from meshwright.input._kinds import is_indexed
 from meshwright.input._source import Part, PartSource, rows_of
 from meshwright.tree import PyTree
@@ -125,10 +125,9 @@ class Bucketed(PartSource):
         named, structure = tree.named_leaves(example, is_list), jax.tree.structure(example, is_leaf=is_list)
         missing = [name for name in self.pad if name not in named]
         if missing:
-            close = nearest(missing[0], list(named))
             raise ExamplesError(
                 f"mw.Bucketed: pad names {missing[0]!r}, which an example does not have."
-                f"{f' Did you mean {close!r}?' if close else ''}\n  It has: {', '.join(named) or 'no names'}."
+                f"{did_you_mean(missing[0], named)}\n  It has: {', '.join(named) or 'no names'}."
             )
         return structure.unflatten(
             [self._longer(name, x, length) if name in self.pad else x for name, x in named.items()]

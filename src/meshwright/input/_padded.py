@@ -107,7 +107,7 @@ def numbered_batches(
         process.compare(_ABOUT, lambda: _said(length, start, batch_size))
     tasks = ((partial(read, [part]), ids) for part, ids in ordered(examples, batch_size, rows, start))
     batches = read_ahead(tasks, num_threads)
-    if several and length is None:
+    if several:  # a process that cannot read a batch would leave the others in a program of all
         batches = in_step(batches, _ABOUT, lambda pair: f"{pair[1].start} to {pair[1].stop - 1}")
     for batch, ids in batches:
         yield place(batch), ids

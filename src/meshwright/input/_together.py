@@ -9,14 +9,21 @@ from meshwright import process
 T = TypeVar("T")
 
 
-def in_step(results: Iterator[T], about: str, said: Callable[[T], str]) -> Iterator[T]:
+def in_step(results: Iterator[T], about: str, description: Callable[[T], str]) -> Iterator[T]:
     """Yield `results`, each after all processes have one. Otherwise a process with more would wait for ever.
 
     Raises:
       UsageError: A process has none left, or a different one; raised on every process.
+      Exception: A process cannot make its next result; raised on every process.
     """
-    for result in itertools.chain(results, [None]):
-        text = "none are left" if result is None else said(result)
-        process.compare(about, lambda text=text: {"next": text})
-        if result is not None:
-            yield result
+    result: list[T] = []
+
+    def next_description() -> dict[str, str]:
+        result[:] = itertools.islice(results, 1)
+        return {"next": description(result[0]) if result else "none are left"}
+
+    while True:
+        process.compare(about, next_description)
+        if not result:
+            return
+        yield result[0]

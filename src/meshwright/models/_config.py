@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.unknown_arguments import explained_as
 
 T = TypeVar("T")
@@ -212,9 +212,8 @@ def config(name: str) -> Config:
       32
     """
     if name not in _SIZES:
-        close = nearest(name, _SIZES)
-        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(_SIZES)}."
-        raise UsageError(f"there is no decoder called {name!r}; {hint}")
+        hint = did_you_mean(name, _SIZES) or f" There are {', '.join(_SIZES)}."
+        raise UsageError(f"there is no decoder called {name!r}.{hint}")
     return _SIZES[name]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.nn._blockwise import blockwise
 from meshwright.nn._cudnn import cudnn, why_not_cudnn
 from meshwright.nn._dense import dense, plain
@@ -149,8 +149,7 @@ def _checked(form: str, given: AttentionInputs, with_lse: bool, hardware: Hardwa
     if form not in _FORMS:
         if form in _OF_PARTS:
             raise UsageError(f"form={form!r} needs a mesh with the axis 'sequence'.\n  Leave form out.")
-        close = nearest(str(form), _FORMS)
-        hint = f" Did you mean {close!r}?" if close else ""
+        hint = did_you_mean(str(form), _FORMS)
         raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
     if reason := why_not(form, given, with_lse, hardware):
         raise UsageError(

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.metrics import Mean
 from meshwright.nn._chunks import Static, losses_of, total_of
 
@@ -120,8 +120,7 @@ def _checked(
     if not (isinstance(chunk, int) and chunk > 0):
         raise UsageError(f"chunk={chunk!r}: expected a number of positions, at least 1.")
     if gather not in _GATHERS:
-        close = nearest(str(gather), _GATHERS)
-        hint = f" Did you mean {close!r}?" if close else ""
+        hint = did_you_mean(str(gather), _GATHERS)
         raise UsageError(
             f"gather={gather!r} is not known.{hint}\n  There are {', '.join(map(repr, _GATHERS))}."
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.plan._chips import CHIPS, Chip, Gpu, Tpu
 
 CPU = "cpu"
@@ -133,9 +133,8 @@ def _cpus(shape: tuple[int, ...]) -> Hardware:
 
 def _chip(name: str) -> Chip:
     if name not in CHIPS:
-        close = nearest(name, CHIPS)
         raise UsageError(
-            f"the chip {name!r} is not known.{f' Did you mean {close!r}?' if close else ''}\n"
+            f"the chip {name!r} is not known.{did_you_mean(name, CHIPS)}\n"
             f"  Known are {', '.join(CHIPS)}, and cpu."
         )
     return CHIPS[name]

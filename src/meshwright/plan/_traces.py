@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import AxisError, LayoutError, UsageError
-from meshwright.experiment import Experiment, Parts, init_of, loss_of, parts_of
+from meshwright.experiment import Experiment, Parts, loss_of, parts_of
 from meshwright.program import bind, evaluate
 from meshwright.sharding import grouped_mesh, in_mesh
-from meshwright.train import Init, TrainState, key_of
+from meshwright.train import Init, TrainState, as_init, key_of
 from meshwright.tree import PyTree
 
 _BOTH = ("data", "fsdp")
@@ -124,7 +124,7 @@ class Traces:
 
     def _init(self, experiment: Experiment, mesh: Mesh) -> Init:
         """Return what makes parameters as the model's own, traced once for all meshes that share a step."""
-        own = self._once((experiment.model,), lambda: jax.jit(partial(init_of(experiment))))
+        own = self._once((experiment.model,), lambda: jax.jit(partial(as_init(experiment.model))))
         if not _is_auto(mesh):  # the parameters have shardings of their own in their types
             return own
         _, common = _common(experiment, mesh)
@@ -163,12 +163,12 @@ def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
     jitted = jax.jit(function)
 
     @wraps(function)
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         with suppress(TypeError):
-            traced = jitted.trace(*arguments)
-            leaves = evaluate(traced.jaxpr, jax.tree.leaves(arguments), bind)
+            traced = jitted.trace(*arguments, **named)
+            leaves = evaluate(traced.jaxpr, jax.tree.leaves((arguments, named)), bind)
             return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
-        return function(*arguments)  # for the same error, or for a result that is no arrays
+        return function(*arguments, **named)  # for the same error, or for a result that is no arrays
 
     return called
 

@@ -9,7 +9,7 @@ keeps a connection to process 0, which the system closes when a process ends, fo
     0 -> all, and each answers   {"over": true}     all are at the end of their programs
     process 3 -> 0, 0 -> all     {"left": 1}        it has failed, and ends with this exit code
     0 -> all the others          {"gone": 3, "how": "ended with exit code 1"}
-    any -> all by way of 0       {"process": 3, "stream": 2, "end": [7]}   see `_streams.py`
+    process 3 -> 0, 0 -> all     {"process": 3, "stream": 2, "end": [7]}   see `_streams.py`
     any -> all by way of 0       {"differ": "the examples end on ..."}     all end because of this difference
     any -> all by way of 0       {"word": "waits"}  a short text for other parts of the program
 
@@ -46,7 +46,7 @@ _NOTICE_AFTER_SECONDS = 5
 _POLL_SECONDS = 0.1
 _PRINT_SECONDS = 1
 _EARLY = "has ended its program early"
-_RELAYED = {"stream", "differ", "word"}
+_RELAYED = {"differ", "word"}
 """The keys of messages that process 0 sends on to all others."""
 
 _LOST = re.compile(

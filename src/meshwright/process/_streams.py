@@ -1,12 +1,13 @@
 """Streams of examples of unknown number, which must end in the same batch on all processes.
 
 If the examples of one process ended early, the others would wait for it in the program of the next step. So
-each process tells the others in which batch an epoch has ended, and waits for them at the end of its
-examples. At other steps nothing is sent: a process compares the ends of the others with the number of batches
-that it has read.
+each process tells process 0 in which batch an epoch has ended, and process 0 tells all others of its own.
+Each waits for the others at the end of its examples. At other steps nothing is sent: process 0 compares the
+ends of the others with the number of batches that it has read, and each of them those of process 0.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,8 +22,10 @@ class _Stream:
     """The number of batches that this process has read."""
     ends: list[End] = field(default_factory=list)
     """The ends on this process."""
-    ends_of_others: dict[int, list[End]] = field(default_factory=dict)
-    """The ends on each other process."""
+    ends_of_others: dict[int, dict[int, End]] = field(default_factory=dict)
+    """The ends on each other process that are not yet compared, by their numbers."""
+    num_taken: Counter[int] = field(default_factory=Counter)
+    """The number of ends on each other process so far."""
 
 
 class Streams:
@@ -76,18 +79,25 @@ class Streams:
                 self._streams.setdefault(number, _Stream())
             if number not in self._streams:
                 return None  # it is closed here
-            self._streams[number].ends_of_others.setdefault(process_id, []).append(end)
-            return _difference(self._streams[number])
+            stream = self._streams[number]
+            stream.ends_of_others.setdefault(process_id, {})[stream.num_taken[process_id]] = end
+            stream.num_taken[process_id] += 1
+            return _difference(stream)
 
 
 def _difference(stream: _Stream) -> str | None:
-    for process_id, ends in stream.ends_of_others.items():
-        for i, end in enumerate(ends):
+    """Return how this process differs from another, if it does. Ends that are equal are forgotten."""
+    for process_id, ends in list(stream.ends_of_others.items()):
+        for i, end in list(ends.items()):
             here = stream.ends[i] if i < len(stream.ends) else None
             is_past = stream.count > end[0] or (stream.count == end[0] and len(end) > 1)
-            if here != end and (here or is_past):
+            if here == end:
+                del ends[i]
+            elif here or is_past:
                 subject = "the examples end" if len(end) == 1 else "an epoch of the examples ends"
                 return f"{subject} {_place(end)} on process {process_id}, and {_place(here)}"
+        if not ends:
+            del stream.ends_of_others[process_id]
     return None
 
 

@@ -25,8 +25,7 @@ import numpy as np
 
 from meshwright import process, tree
 from meshwright.checkpoint import complete_steps
-from meshwright.engine import Compile, Logging, Profile, Stop, Training
-from meshwright.engine import run as run_parts
+from meshwright.engine import Compile, Logging, Profile, Stop, Training, run_engine
 from meshwright.experiment import Experiment, on_devices, settings_for, training_of
 from meshwright.program import jaxprs_in
 from meshwright.replay._steps import copied, opened
@@ -109,7 +108,7 @@ def _run(experiment: Experiment, orders: Orders, note: Note) -> None:
         data = _Noted(training, partial(_noted_program, training, note), note, orders)
         return dataclasses.replace(training, data=data, first_state=partial(_noted_first, training, note))
 
-    run_parts(settings_for(experiment, None), experiment.optimizer, make)
+    run_engine(settings_for(experiment, None), experiment.optimizer, make)
 
 
 def _noted_program(training: Training, note: Note) -> None:

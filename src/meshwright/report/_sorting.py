@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.checkpoint import mode_of, score_and_mode
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.metrics import number
 from meshwright.report._varied import plain
 
@@ -115,8 +115,7 @@ def _unknown(kind: str, name: str, numbers: Sequence[str], runs: Sequence[Docume
     typed = list(dict.fromkeys(each for run in runs for each in run.get("typed", {})))
     paths = dict.fromkeys(path for run in runs for path in run.get("settings", {}))
     ends = dict.fromkeys(path.rpartition(".")[2] for path in paths)
-    close = nearest(name, dict.fromkeys([*typed, *numbers, *ends, *paths]))
-    hint = f" Did you mean {close!r}?" if close else ""
+    hint = did_you_mean(name, dict.fromkeys([*typed, *numbers, *ends, *paths]))
     lists = [
         f"  {title}: {', '.join(names[:_MOST_NAMED])}{', …' if len(names) > _MOST_NAMED else ''}."
         for title, names in (("Settings", typed), ("Scores and other numbers", numbers))

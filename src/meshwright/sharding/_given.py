@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
-from meshwright.errors import UsageError, listed, nearest
+from meshwright.errors import UsageError, did_you_mean, listed
 from meshwright.sharding._rules import Rule, check_rules
 from meshwright.tree import PyTree
 
@@ -61,6 +61,5 @@ def _check_keys(rules: Mapping[str, Any], params: PyTree) -> None:
     there = list(params) if isinstance(params, Mapping) else []
     for key in rules:
         if key not in there:
-            close = nearest(key, there)
-            hint = f"Did you mean {close!r}?" if close else f"There are {listed(there) or 'no keys'}."
-            raise UsageError(f"sharding rules are given for {key!r}, which is not in the parameters. {hint}")
+            hint = did_you_mean(key, there) or f" There are {listed(there) or 'no keys'}."
+            raise UsageError(f"sharding rules are given for {key!r}, which is not in the parameters.{hint}")

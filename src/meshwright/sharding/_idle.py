@@ -7,7 +7,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.errors import AxisError, LayoutError, nearest
+from meshwright.errors import AxisError, LayoutError, did_you_mean
 from meshwright.program import equations
 from meshwright.sharding._layout import AXES, BATCH_AXES, EXPERT, PIPELINE, SEQUENCE, Layout, axes_of
 from meshwright.tree import PyTree
@@ -67,7 +67,7 @@ def check_axes(
 
 
 def _error_text(layout: Layout, axis: str) -> str:
-    size, close = layout.mesh.shape[axis], None if axis in AXES else nearest(axis, AXES)
+    size, hint = layout.mesh.shape[axis], "" if axis in AXES else did_you_mean(axis, AXES)
     if axis in _USED_BY:
         what, function = _USED_BY[axis]
         return (
@@ -77,8 +77,7 @@ def _error_text(layout: Layout, axis: str) -> str:
         )
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
-        "of the state, and no operation of the program names it."
-        f"{f' Did you mean {close!r}?' if close else ''}\n"
+        f"of the state, and no operation of the program names it.{hint}\n"
         f"  Give its devices to an axis that splits the batch ({' or '.join(_FOR_BATCHES)}), or use it: in "
         "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model. "
         "If all devices are to compute the same, of whole batches, write batch_axis_names=()."

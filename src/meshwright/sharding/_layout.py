@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import program, tree
 from meshwright.docstrings import documented
-from meshwright.errors import LayoutError, listed, nearest
+from meshwright.errors import LayoutError, did_you_mean, listed
 from meshwright.patterns import Table
 from meshwright.sharding._explain import PlacementTable, explain, left_whole
 from meshwright.sharding._rules import Reasoned, Rule, check_rules, fsdp, tables_of
@@ -261,8 +261,7 @@ def _trouble(shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
     used = [axis for entry in spec for axis in axes_of(entry)]
     unknown = [axis for axis in used if axis not in mesh.shape]
     if unknown:
-        close = nearest(unknown[0], mesh.shape)
-        return f"the mesh has no axis {unknown[0]!r}." + (f" Did you mean {close!r}?" if close else "")
+        return f"the mesh has no axis {unknown[0]!r}." + did_you_mean(unknown[0], mesh.shape)
     if len(set(used)) < len(used):
         return "one mesh axis is used for two dimensions."
     if len(spec) > len(shape):

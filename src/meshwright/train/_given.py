@@ -7,10 +7,11 @@ import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.sharding import Layout, compare_given, copy_to, move_to
 from meshwright.train._state import (
     Init,
+    Model,
     TrainState,
     abstract_state,
     computed,
@@ -34,7 +35,9 @@ All processes call it.
 """
 
 
-def state_around(given: InitialArrays, init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
+def state_around(
+    given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int, layout: Layout
+) -> TrainState:
     """Return a state with the arrays in `given`. The rest has the values that `init_state` computes.
 
     The given arrays do not change the values of the rest: `init` is traced completely, but only the missing
@@ -58,7 +61,9 @@ def state_around(given: InitialArrays, init: Init, optimizer: Tx, seed: int, lay
     return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
 
 
-def fill_state(target: TrainState, given: InitialArrays, init: Init, optimizer: Tx, seed: int) -> TrainState:
+def fill_state(
+    target: TrainState, given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int
+) -> TrainState:
     """Return the same state as `state_around`, for an abstract state that exists already.
 
     Args:
@@ -110,7 +115,8 @@ def check_given(given: InitialArrays, target: TrainState) -> None:
         of them.
     """
     wanted = tree.named_leaves(target)
-    problems = [_unknown(name, wanted) for name in given if name not in wanted]
+    unknown = [name for name in given if name not in wanted]
+    problems = [f"{name}: the state has no such array.{did_you_mean(name, wanted)}" for name in unknown]
     outcomes = {name: _outcome(x, wanted[name]) for name, x in given.items() if name in wanted}
     problems += [
         f"{name}: expected shape {wanted[name].shape}, {wanted[name].dtype}; "
@@ -134,11 +140,6 @@ def _moved(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, An
 def _outcome(given: Any, wanted: jax.ShapeDtypeStruct) -> Any:
     """Return a given array, or the shape and dtype that a given function returns."""
     return jax.eval_shape(given, wanted) if callable(given) else given
-
-
-def _unknown(name: str, wanted: Mapping[str, Any]) -> str:
-    close = nearest(name, wanted)
-    return f"{name}: the state has no such array" + (f"; did you mean {close}?" if close else "")
 
 
 def _dtype(x: Any) -> np.dtype:

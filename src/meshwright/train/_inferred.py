@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from meshwright.collector import collector_paused
 from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical, stated
 from meshwright.train._keys import key_of
@@ -35,7 +37,7 @@ def inferred_rules(
 
 def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
     def evaluated(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        return objective(loss)(params, model_state, batch, key_of(0))
+        return objective(loss)(params, model_state, batch, key_of(0), jnp.int32(0))
 
     with collector_paused():
         return auto(first.params, evaluated, first.model_state, batch)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from meshwright.arguments import num_positional
+from meshwright.arguments import in_order
 from meshwright.errors import UsageError
 
 _IMPL = "threefry2x32"
@@ -48,10 +48,12 @@ def step_key(state: Any) -> jax.Array:
 def with_key(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """Return the update as a function `(state, batch)`. A third parameter gets the key of the step.
 
-    Raises (when called):
-      UsageError: The update takes a key, and its state has no `seed` or no `step`.
+    Raises:
+      UsageError: The update takes other arguments; or, when called, its state has no `seed` or no `step`.
     """
-    if num_positional(step, "step function") < 3:
+    names = ("state", "batch", "key")
+    call = in_order(step, dict.fromkeys(names), "step function", optional="key")
+    if len(call.args) + len(call.keywords) < len(names):
         return step
 
     def keyed(state: Any, batch: Any) -> Any:
@@ -62,6 +64,7 @@ def with_key(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
                 "to draw it from.\n  Give the state the fields `seed`, uint32[], and `step`, int32[], as a "
                 "TrainState has; or take (state, batch) alone."
             )
-        return step(state, batch, step_key(state))
+        values = dict(zip(names, (state, batch, step_key(state)), strict=True))
+        return in_order(step, values, "step function", optional="key")()
 
     return keyed

@@ -36,8 +36,8 @@ def with_layer_policy(
     """
 
     @wraps(function)
-    def called(params: Any, *arguments: Any) -> Any:
-        traced = jax.jit(function).trace(params, *arguments)
+    def called(params: Any, *arguments: Any, **named: Any) -> Any:
+        traced = jax.jit(function).trace(params, *arguments, **named)
         found = layers_of(traced.jaxpr, len(jax.tree.leaves(params)))
         if not found:
             raise UsageError(
@@ -45,7 +45,8 @@ def with_layer_policy(
                 "stacked weights (`jax.lax.scan`), or calls them through `jax.checkpoint`.\n  Give a policy "
                 "for the whole loss, such as remat='dots'."
             )
-        leaves = evaluate(traced.jaxpr, jax.tree.leaves((params, *arguments)), _changed(found, policy))
+        leaves = jax.tree.leaves((params, arguments, named))
+        leaves = evaluate(traced.jaxpr, leaves, _changed(found, policy))
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
 
     return called

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright import tree
-from meshwright.arguments import num_positional
+from meshwright.arguments import in_order
 from meshwright.errors import UsageError
 from meshwright.metrics import Histogram, Mean, widened
 from meshwright.program import bind, evaluate
@@ -22,14 +22,20 @@ REPORTED = ("step", "time")
 RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)
 """The names in a report that the metrics of a loss must not use."""
 
-Loss = Callable[[PyTree, PyTree, jax.Array], Any] | Callable[[PyTree, PyTree], Any]
+Loss = (
+    Callable[[PyTree, PyTree, jax.Array], Any]
+    | Callable[[PyTree, PyTree], Any]
+    | Callable[[PyTree, PyTree, jax.Array, jax.Array], Any]
+)
 """A function `(params, batch, key) -> loss` or `(params, batch, key) -> (loss, metrics)`.
 
-A loss that uses no randomness may leave out the key: `(params, batch)`. The arrays of the batch have the
-shape [batch, ...]; with microbatches the loss is called with each microbatch, which has fewer rows. The loss
-is a scalar, the mean over the batch, or a `Mean(total, count)`. The totals and counts of microbatches are
-added before the division, so that padding and masks get exact weights. Metrics are a dictionary
-`{name: Mean, scalar or Histogram}`.
+A loss that uses no randomness may leave out the key: `(params, batch)`. An argument `step` gets the step of
+the state, int32[], 0 in the first update. Arguments of its own have a default, which they keep.
+
+The arrays of the batch have the shape [batch, ...]; with microbatches the loss is called with each
+microbatch, which has fewer rows. The loss is a scalar, the mean over the batch, or a `Mean(total, count)`.
+The totals and counts of microbatches are added before the division, so that padding and masks get exact
+weights. Metrics are a dictionary `{name: Mean, scalar or Histogram}`.
 """
 
 StatefulLoss = (
@@ -42,10 +48,10 @@ A loss that uses no randomness may leave out the key: `(params, batch, model_sta
 differentiated. The new state must have the structure, shapes and dtypes of the old one.
 """
 
-Objective = Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[jax.Array, tuple[Metrics, PyTree]]]
-"""A function `(params, model_state, batch, key) -> (total, (metrics, model_state))` of either kind of loss.
+Objective = Callable[..., tuple[jax.Array, tuple[Metrics, PyTree]]]
+"""A function `(params, model_state, batch, key, step) -> (total, (metrics, model_state))`.
 
-It returns the total of the loss, not the mean. The state of a model without a state is None.
+It returns the total of either kind of loss, not the mean. The state of a model without a state is None.
 """
 
 
@@ -57,12 +63,12 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
     """
 
     def total(
-        params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array
+        params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
         if model_state is None:
-            value, metrics = _split(of_loss(loss, params, batch, key))
+            value, metrics = _split(of_loss(loss, params, batch, key, step=step))
         else:
-            value, metrics, new = _split_three(of_loss(loss, params, batch, key, model_state))
+            value, metrics, new = _split_three(of_loss(loss, params, batch, key, model_state, step=step))
             model_state = _like(model_state, new)
         _check_metrics(metrics)
         mean = as_mean("loss", value)
@@ -73,20 +79,15 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
 
 
 def of_loss(
-    loss: Callable[..., Any], params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree
+    loss: Callable[..., Any], params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree, step: Any
 ) -> Any:
-    """Call a loss, with the key if the loss takes one, and return its result."""
-    without_key = (params, batch, *model_state)
-    number = num_positional(loss, "loss")
-    if number < len(without_key):
-        arguments = "params, batch, key, model_state" if model_state else "params, batch, key"
-        raise UsageError(
-            f"the loss takes too few arguments: {number}. It is called as loss({arguments}), and "
-            "the key may be left out:\n  lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
-        )
-    arguments = without_key if number == len(without_key) else (params, batch, key, *model_state)
+    """Call a loss, with the key and the step if the loss takes them, and return its result."""
+    values = {"params": params, "batch": batch, "key": key}
+    values |= zip(["model_state"], model_state, strict=False)  # where there is one
+    hint = "\n  Write lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
+    called = in_order(loss, values, "loss", named={"step": step}, optional="key", hint=hint)
     try:
-        return loss(*arguments)
+        return called()
     except TypeError as error:
         if "same dtypes" in str(error):
             error.add_note("If compute_dtype casts the parameters, cast the examples in the loss, too.")
@@ -111,7 +112,7 @@ def mean_gradients(
     Microbatches are computed one after the other, so only one of them needs memory at a time. Totals, counts
     and gradients are added in at least float32 and are divided once, at the end. Each microbatch uses the
     model state that the microbatch before it returned. With `at_once` the objective itself takes all of
-    them, as `over_pipeline` makes it.
+    them, as `over_pipeline` makes it. The objective has the step already: it is that of all microbatches.
     """
     differentiate = jax.grad(objective, has_aux=True)
     if at_once:

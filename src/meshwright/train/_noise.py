@@ -50,13 +50,15 @@ class LossWithNoise:
     def __post_init__(self) -> None:
         Table.of("parameter_noise", self.noise)  # raises if a pattern is not a regular expression
 
-    def __call__(self, params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
+    def __call__(
+        self, params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree, step: Any = None
+    ) -> Any:
         judge({Table.of("parameter_noise", self.noise): tree.leaf_names({"params": params})})
         stream = jax.random.fold_in(key, _STREAM)
         params = tree.map_named(
             lambda name, x: _with_noise(name, x, value_of(self.noise, f"params/{name}", None), stream), params
         )
-        return of_loss(self.loss, params, batch, key, *model_state)
+        return of_loss(self.loss, params, batch, key, *model_state, step=step)
 
 
 def _with_noise(name: str, x: jax.Array, std: float | Std | None, key: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.train._layers import with_layer_policy
 
 LAYERS = "layers:"
@@ -76,16 +76,13 @@ def remat_policy(policy: str) -> RematPolicy:
             offload_src="device",
             offload_dst="pinned_host",
         )
-    close = nearest(kind, [*_POLICIES, "save:names", "offload:names"])
     if policy.startswith(LAYERS):
         raise UsageError(
             f"the policy {policy!r} is for the layers of a loss: give it to `mw.train.remat` or "
             "`Experiment.remat`. A model's own argument takes the name without 'layers:'."
         )
     raise UsageError(
-        f"there is no rematerialisation policy {policy!r}."
-        + (f" Did you mean {close!r}?" if close else "")
-        + "\n"
+        f"there is no rematerialisation policy {policy!r}.{did_you_mean(kind, _POLICIES)}\n"
         f"  There are {', '.join(_POLICIES)}, save:a,b and offload:a,b with names of your model. "
         "'layers:' before a name makes it the policy of each layer of a loss."
     )

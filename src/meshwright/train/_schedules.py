@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, did_you_mean
 
 _OWN_OPTIONS = {
     "linear": ("end",),
@@ -127,8 +127,7 @@ def _warmup(steps: int, warmup_steps: int | None, warmup_ratio: float | None) ->
 
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     if kind not in _OWN_OPTIONS:
-        close = nearest(kind, _OWN_OPTIONS)
-        hint = f" Did you mean {close!r}?" if close else ""
+        hint = did_you_mean(kind, _OWN_OPTIONS)
         raise UsageError(f"unknown schedule {kind!r}.{hint}\n  The schedules are {', '.join(_OWN_OPTIONS)}.")
     for name, value in options.items():
         if value is not None and name not in _OWN_OPTIONS[kind]:

@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Generic, Self
+from typing import Any, Generic, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from meshwright import process, tree
 from meshwright.collector import collector_paused
 from meshwright.docstrings import documented
-from meshwright.errors import UsageError, listed, nearest
+from meshwright.errors import UsageError, did_you_mean, listed
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.shown import mesh_of, size_text, values_of
@@ -62,6 +62,12 @@ Init = Callable[[jax.Array], Params | Variables[Params]]
 """A function that makes the parameters from a PRNG key, or `Variables` for a model with a state."""
 
 
+class Model(Protocol):
+    """What has an `Init` as its method, such as the value that `mw.functional` returns."""
+
+    def init(self, key: jax.Array, /) -> Any: ...
+
+
 @documented
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -93,8 +99,7 @@ class TrainState(Generic[Params]):
         """
         names = [field.name for field in fields(self)]
         for name in changes.keys() - set(names):
-            close = nearest(name, names)
-            hint = f" Did you mean {close!r}?" if close else ""
+            hint = did_you_mean(name, names)
             raise UsageError(f"a TrainState has no field {name!r}.{hint}\n  It has {', '.join(names)}.")
         return replace(self, **changes)
 
@@ -104,13 +109,14 @@ class TrainState(Generic[Params]):
         return f"TrainState(step={known}, {_shown(self, 'params', 'opt_state', 'model_state')})"
 
 
-def init_state(init: Init[Params], optimizer: Tx, seed: int, layout: Layout) -> TrainState[Params]:
+def init_state(init: Init[Params] | Model, optimizer: Tx, seed: int, layout: Layout) -> TrainState[Params]:
     """Return a new state. Each array is made on the devices where `layout` places it.
 
     The values depend only on `seed`, but another mesh may round the last bit of some differently.
 
     Args:
-      init: A function that makes the parameters, a pytree of arrays, from a PRNG key; see `Init`.
+      init: A function that makes the parameters, a pytree of arrays, from a PRNG key; see `Init`. Or a model
+        of `mw.functional`.
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       seed: The seed of the parameters and of the steps' random numbers, from 0 to 2**32 - 1.
       layout: The mesh, and the rules that split arrays over it.
@@ -160,7 +166,7 @@ def state_from(
     )
 
 
-def abstract_state(init: Init[Params], optimizer: Tx, layout: Layout) -> TrainState[Params]:
+def abstract_state(init: Init[Params] | Model, optimizer: Tx, layout: Layout) -> TrainState[Params]:
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
     The arguments and errors are those of `init_state`.
@@ -182,8 +188,8 @@ def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments
         return lowered.compile()(*arguments)
 
 
-def _make(init: Init, optimizer: Tx) -> Callable[[jax.Array], TrainState]:
-    return lambda seed: _fresh(init(key_of(seed)), optimizer, seed)
+def _make(init: Init | Model, optimizer: Tx) -> Callable[[jax.Array], TrainState]:
+    return lambda seed: _fresh(fresh_variables(init, seed), optimizer, seed)
 
 
 def _shown(of: TrainState | Variables, *parts: str) -> str:
@@ -193,9 +199,14 @@ def _shown(of: TrainState | Variables, *parts: str) -> str:
     return ", ".join(sizes if mesh is None else [*sizes, f"mesh {mesh}"])
 
 
-def fresh_variables(init: Init, seed: jax.Array) -> Variables:
+def as_init(model: Init | Model) -> Init:
+    """Return the function that makes the parameters, which a model has as a method."""
+    return model if callable(model) else model.init
+
+
+def fresh_variables(init: Init | Model, seed: jax.Array) -> Variables:
     """Return the variables that `init` makes from a seed."""
-    return _variables(init(key_of(seed)))
+    return _variables(as_init(init)(key_of(seed)))
 
 
 def fresh_opt_state(optimizer: Tx, params: PyTree) -> optax.OptState:

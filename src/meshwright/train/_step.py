@@ -357,7 +357,8 @@ def make_step(
         trained, frozen = only.split(state.params)
 
         def of_trained(trained: PyTree, model_state: PyTree, *rest: Any) -> Any:
-            total, (metrics, new) = minimised(narrow(joined(trained, frozen)), model_state, *rest)
+            params = narrow(joined(trained, frozen))
+            total, (metrics, new) = minimised(params, model_state, *rest, state.step)
             return total, (metrics, only.updated(model_state, new))
 
         total, is_pipeline = over_stages(of_trained), has_pipeline(layout)

@@ -1,13 +1,13 @@
 """The arguments of a call of `fit`, checked before anything is read or compiled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.checkpoint import InMemory
-from meshwright.engine import Logging, Profile, Stop, Watchdog
+from meshwright.engine import EarlyStopping, Logging, Profile, Stop, Watchdog
 from meshwright.errors import UsageError, listed
-from meshwright.trainer._evaluation import Evaluated
+from meshwright.trainer._evaluation import PREFIX, Evaluated, full_name
 from meshwright.trainer._others import Others
 from meshwright.trainer._recipe import Recipe
 from meshwright.trainer._schedule import Schedule, batch_sizes
@@ -41,6 +41,16 @@ class Call:
     def needs_workdir(self) -> bool:
         """True if the user asked for checkpoints, which need a directory."""
         return self.schedule.needs_workdir or self.memory is not None
+
+
+def with_full_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `fit` in which each score has the one name that settings have for it."""
+    best, stop = given["best"], given["stop"]
+    if isinstance(best, Mapping):
+        best = {name.removeprefix(PREFIX): mode for name, mode in best.items()}
+    if isinstance(stop, Stop) and isinstance(early := stop.early, EarlyStopping):
+        stop = replace(stop, early=replace(early, metric=full_name(early.metric, given["evaluations"])))
+    return {**given, "best": best, "stop": stop}
 
 
 def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) -> Call:

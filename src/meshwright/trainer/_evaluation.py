@@ -1,14 +1,14 @@
 """The evaluation of a `Trainer`: its examples, its loss, predictor and metric function, and its scores."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from meshwright.arrays import restore
 from meshwright.checkpoint import Mode, open_best
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError
 from meshwright.evaluation import BeforeBatch, Metric, Scoring, check_metric
 from meshwright.input import batch_size_of, numbered_batches
 from meshwright.predictor import Predictor
@@ -19,6 +19,16 @@ PREFIX = "eval/"
 """The prefix of the names of scores in reports and checkpoints."""
 Best = Mapping[str, Mode]
 """The scores by which the best checkpoint is kept, each with its mode, "min" or "max"."""
+
+
+def full_name(score: str, others: Iterable[str] = ()) -> str:
+    """Return the name of a score in reports and checkpoints, given this or the name that `fit` returns.
+
+    Args:
+      score: The name, `loss` or `eval/loss`.
+      others: The names of further evaluations, whose scores have one name: `tasks/acc`.
+    """
+    return score if score.startswith((PREFIX, *(f"{name}/" for name in others))) else PREFIX + score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +73,8 @@ class Evaluated:
         """True if the scores include the averages of a loss and its metrics."""
         return self.loss and bool(self.recipe.losses)
 
-    def scoring(self, best: Best) -> Scoring:
-        """Return the function that scores a state, by the loss, its metrics and the metric function.
-
-        Args:
-          best: The scores by which the best checkpoint is kept. The evaluation must return them.
-        """
+    def scoring(self) -> Scoring:
+        """Return the function that scores a state, by the loss, its metrics and the metric function."""
         recipe, examples = self.recipe, self.examples
         size = batch_size_of(examples, self.batch_size)
         sharding = recipe.layout.batch_sharding
@@ -79,7 +85,7 @@ class Evaluated:
             given = {"has_scores": self.has_averages, "name": "the metric function"}
             metric = Metric(self.metric_fn, examples, size, predict, **given)
         mean = recipe.average_loss if self.has_averages else None
-        return Scoring(mean, read, metric, accept=partial(_check_best, best))
+        return Scoring(mean, read, metric)
 
 
 def _predictions(
@@ -96,17 +102,5 @@ def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode |
       UsageError: The score or its mode is not known.
     """
     wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
-    state = restore(open_best(directory, score and PREFIX + score, mode), wanted, ignore=".*")
+    state = restore(open_best(directory, score and full_name(score), mode), wanted, ignore=".*")
     return Variables(eval_params(state), state.model_state)
-
-
-def _check_best(best: Best, names: Sequence[str]) -> None:
-    """Check that each score in `best` is one of `names`."""
-    for name in best:
-        if name not in names:
-            close = nearest(name, names)
-            raise UsageError(
-                f"best={{{name!r}: …}}: the evaluation does not return this score."
-                f"{f' Did you mean {close!r}?' if close else ''}\n"
-                f"  It returns {', '.join(names)}."
-            )

@@ -18,8 +18,8 @@ from meshwright.engine import (
     Settings,
     Training,
     global_batch,
+    run_engine,
 )
-from meshwright.engine import run as run_parts
 from meshwright.evaluation import Scores
 from meshwright.input import facts_of, is_indexed
 from meshwright.train import LAST_STEP, TrainState, check_dtypes, frozen_names, wider_than
@@ -79,7 +79,7 @@ def fit(
         make = partial(_training_of, recipe, progress, call, calls, first_state)
         settings = _settings_for(recipe, call, calls, place, described)
         held = recipe.deployer.loops.held(place)
-        outcome = run_parts(settings, recipe.tx, lambda _, watch: make(watch), held)
+        outcome = run_engine(settings, recipe.tx, lambda _, watch: make(watch), held)
         progress.state = outcome.state
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
 
@@ -228,7 +228,7 @@ def _is_continued(progress: Progress, calls: CallData) -> bool:
 
 
 def _evaluations(recipe: Recipe, call: Call, calls: CallData) -> Sequence[EvaluationPart]:
-    best, due = call.schedule.best, call.schedule.evaluates(calls.epochs)
+    due = call.schedule.evaluates(calls.epochs)
 
     def is_new() -> bool:  # False for a call that was finished before the program restarted
         return calls.saved is None
@@ -237,7 +237,7 @@ def _evaluations(recipe: Recipe, call: Call, calls: CallData) -> Sequence[Evalua
     others = call.others.parts(recipe, when, is_new)
     if call.evaluated.examples is None:
         return others
-    scoring = call.evaluated.scoring(best)
+    scoring = call.evaluated.scoring()
     return [EvaluationPart("eval", PREFIX, "eval_examples", when, scoring, is_new), *others]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import optax
@@ -128,9 +128,10 @@ def both_losses(
 def _advising(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loss for evaluation whose errors say how to evaluate without the loss."""
 
-    def advised(*arguments: Any) -> Any:
+    @wraps(loss)
+    def advised(*arguments: Any, **named: Any) -> Any:
         try:
-            return loss(*arguments)
+            return loss(*arguments, **named)
         except Exception as error:
             error.add_note(
                 "The error is from the loss in evaluation. If the loss cannot be computed on eval_examples, "

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright import when as due
-from meshwright.checkpoint import Keep, any_of, last
+from meshwright.checkpoint import Keep, keep_any, last
 from meshwright.checkpoint import best as best_of
 from meshwright.engine import InformedWhen
 from meshwright.errors import LayoutError, UsageError
@@ -91,7 +91,7 @@ class Schedule:
         each = [best_of(PREFIX + name, mode, without_metric="drop") for name, mode in self.best.items()]
         if self.keep_every_epochs is not None:
             each.append(_kth_epochs(self.keep_every_epochs))
-        return any_of(last(1), *each, *([self.keep] if self.keep else []))
+        return keep_any(last(1), *each, *([self.keep] if self.keep else []))
 
     def num_steps(self, done: int, data: Epochs, before: int) -> int | None:
         """Return the total number of updates, or None if it depends on the data.

@@ -27,7 +27,7 @@ from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules, in_mesh
 from meshwright.train import Chosen, ComputeDtype, Params, Trainable, TrainState, Variables, narrowing
-from meshwright.trainer._arguments import call_of
+from meshwright.trainer._arguments import call_of, with_full_names
 from meshwright.trainer._evaluation import Evaluated, best_of
 from meshwright.trainer._fit import Progress, fit
 from meshwright.trainer._place import Place
@@ -52,9 +52,9 @@ class Trainer(Generic[Params]):
       deployer: The deployer. The trainer uses its mesh, seed, workdir and log.
       loss: A function that returns the loss to minimise, a scalar or a `Mean`, or a pair of the loss and
         metrics, `{name: scalar or Mean}`. It may name the arguments `params`, `model` (if a model is given),
-        `batch`, `key`, `train` (False in evaluation), and `model_state` (then it returns the new model state
-        as a third value). It calls `model(inputs)` with a batch; an Equinox module, which takes one example,
-        is mapped over the batch. Without a loss no `eval/loss` is computed.
+        `batch`, `key`, `train` (False in evaluation), `step`, and `model_state` (then it returns the new
+        model state as a third value). It calls `model(inputs)` with a batch; an Equinox module, which takes
+        one example, is mapped over the batch. Without a loss no `eval/loss` is computed.
       optimizer: An optax gradient transformation.
       collate: A function that makes a dictionary of arrays from a list of examples. By default the arrays of
         the examples are stacked.
@@ -261,13 +261,14 @@ class Trainer(Generic[Params]):
             computed on `eval_examples`, for example without labels, and evaluate the predictions only.
           eval_predictor: The predictor whose predictions on `eval_examples` go to `eval_metric_fn`.
           eval_metric_fn: A function that returns `{name: number}` for all examples together. It names any of
-            `examples`, `preds` and `scores`, which has the loss and its metrics over all examples. If it
-            names only `scores`, no predictor is needed:
+            `examples`, `preds`, `step` and `scores`, which has the loss and its metrics over all examples. If
+            it names no `preds`, no predictor is needed:
             `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
           evaluations: Functions `(params) -> {name: number}` by name, for other evaluations at the same
             times, such as tasks of a benchmark; see `mw.EvaluationFunction`. Scores are called `tasks/acc`.
           generation: How the model generates. With `prompts`, the texts are shown on the run's page.
-          best: The scores by which the best checkpoint is kept: `{"loss": "min", "accuracy": "max"}`.
+          best: The scores by which the best checkpoint is kept: `{"loss": "min", "accuracy": "max"}`. Here
+            and in `stop` the names are as `fit` returns them, or as in reports, "eval/loss".
           save_when: The number of steps between checkpoints, or a policy, instead of after each epoch.
           keep_every_epochs: The number of epochs between checkpoints that are always kept, besides the newest
             and the best.
@@ -290,7 +291,7 @@ class Trainer(Generic[Params]):
           DivergedError: A reported loss, or a state that is about to be saved, is not finite.
           Interrupted: The process received a signal to stop. With a workdir the state was saved.
         """
-        given = {key: value for key, value in locals().items() if key != "self"}
+        given = with_full_names({key: value for key, value in locals().items() if key != "self"})
         call = call_of(self._recipe, given, has_directory=self._place.directory is not None)
         given = {key: value for key, value in given.items() if key not in _NO_SETTINGS}
         with process.sharing_errors():
@@ -327,7 +328,7 @@ class Trainer(Generic[Params]):
         """
         _, size = batch_sizes(per_device_batch_size, batch_size, self.deployer.layout().batch_ways)
         evaluated = Evaluated(self._recipe, examples, size, loss, predictor, metric_fn)
-        return evaluated.scoring(best={})(self.state)
+        return evaluated.scoring()(self.state)
 
     def best(self, score: str | None = None, mode: Literal["min", "max"] | None = None) -> Variables[Params]:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.

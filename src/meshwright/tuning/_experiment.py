@@ -49,7 +49,7 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
     """
     model, builder, save = experiment.model, experiment.init_state_builder, experiment.save
     if isinstance(model, Functional):
-        adapter, model = replace(adapter, form="merged"), model.init
+        adapter = replace(adapter, form="merged")
     return replace(
         experiment,
         model=adapter.init(model),
@@ -90,8 +90,8 @@ def _of_pair(function: Callable[..., Any], adapter: Lora) -> Callable[..., Any]:
     """Return a function of the model's parameters as one of those with the adapter."""
 
     @functools.wraps(function)
-    def called(params: Any, *rest: Any) -> Any:
-        return function(adapter.effective(params), *rest)
+    def called(params: Any, *rest: Any, **named: Any) -> Any:
+        return function(adapter.effective(params), *rest, **named)
 
     return called
 

@@ -16,7 +16,7 @@ from meshwright.docstrings import documented
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.patterns import Table, judge, value_of
 from meshwright.sharding import Rule
-from meshwright.train import Init, Loss, StatefulLoss, Trainable, Tx, Variables, of_loss
+from meshwright.train import Init, Loss, Model, StatefulLoss, Trainable, Tx, Variables, as_init, of_loss
 from meshwright.tuning._adapted import Adapted
 from meshwright.tuning._matrices import (
     as_matrices,
@@ -88,7 +88,7 @@ class Lora:
         """Return the factor of the products."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
-    def init(self, init: Init) -> Init:
+    def init(self, init: Init | Model) -> Init:
         """Return a function of a key that makes the parameters of the model and the adapter.
 
         Args:
@@ -96,7 +96,7 @@ class Lora:
         """
 
         def made(key: jax.Array) -> Any:
-            variables = init(key)
+            variables = as_init(init)(key)
             if isinstance(variables, Variables):
                 return Variables(self.beside(variables.params, key), variables.model_state)
             return self.beside(variables, key)
@@ -165,10 +165,10 @@ class Lora:
           loss: The model's loss, `(params, batch, key)` or `(params, batch)`.
         """
 
-        def called(params: Any, batch: Any, key: jax.Array, *model_state: Any) -> Any:
+        def called(params: Any, batch: Any, key: jax.Array, *model_state: Any, step: Any = None) -> Any:
             stream = jax.random.fold_in(key, _STREAM) if self.dropout else None
             with explaining_other_uses():
-                return of_loss(loss, self.effective(params, stream), batch, key, *model_state)
+                return of_loss(loss, self.effective(params, stream), batch, key, *model_state, step=step)
 
         return called
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.arrays import Index, LazyArray, Source, as_source, source_of
-from meshwright.errors import CheckpointError, nearest
+from meshwright.errors import CheckpointError, did_you_mean
 from meshwright.tuning._lora import Lora, check_part
 from meshwright.tuning._parts import parts_of
 
@@ -41,9 +41,8 @@ def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> So
     arrays, parts = dict(base.arrays()), _lazy_parts(source_of(adapter, "the adapter"))
     for name, part in parts.items():
         if name not in arrays:
-            close = nearest(name, arrays)
-            hint = f"; did you mean {close}?" if close else "."
-            raise CheckpointError(f"the adapter is of {name}, which {base} does not have{hint}")
+            hint = did_you_mean(name, arrays)
+            raise CheckpointError(f"the adapter is of {name}, which {base} does not have.{hint}")
         check_part(name, arrays[name], part, lora)
         arrays[name] = _merged(name, arrays[name], part, lora)
     return as_source(arrays, str(base))

@@ -15,7 +15,7 @@ from meshwright.arrays import Index, LazyArray, Source, as_source
 from meshwright.docstrings import documented
 from meshwright.errors import UsageError
 from meshwright.patterns import Table, judge
-from meshwright.train import Init, Variables
+from meshwright.train import Init, Model, Variables, as_init
 from meshwright.tuning import _int8, _nf4
 
 Kind = Literal["int8", "nf4"]
@@ -151,7 +151,7 @@ def dequantised(params: tree.PyTree) -> tree.PyTree:
     return jax.tree.map(lambda x: x.dequantised() if is_quantised(x) else x, params, is_leaf=is_quantised)
 
 
-def quantised_init(init: Init, pattern: str, kind: Kind) -> Init:
+def quantised_init(init: Init | Model, pattern: str, kind: Kind) -> Init:
     """Return a function of a key that makes the parameters of `init`, some of them in few bits.
 
     Args:
@@ -165,7 +165,7 @@ def quantised_init(init: Init, pattern: str, kind: Kind) -> Init:
     table = Table("quantised", (pattern,))
 
     def made(key: jax.Array) -> Any:
-        variables = init(key)
+        variables = as_init(init)(key)
         params = variables.params if isinstance(variables, Variables) else variables
         judge({table: tree.leaf_names({"params": params})})
 

@@ -172,3 +172,8 @@ def test_an_array_that_a_header_has_twice_is_damage(file):
     file.write_bytes(struct.pack("<Q", len(twice)) + twice + content[8 + len(header) :])
     with pytest.raises(DamagedError, match=r"an object has the key '.*' twice"):
         open_source(file)
+
+
+def test_no_rows_behind_the_last_one_are_an_empty_array(tmp_path):
+    save_file({"w": W}, tmp_path / "x.safetensors")
+    assert open_source(tmp_path).arrays()["w"][len(W) :, 1:].shape == (0, W.shape[1] - 1)

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from meshwright import tree
 from meshwright.arrays import LazyArray, Source, source_of
 from meshwright.documents import parse_object, read_file
-from meshwright.errors import CheckpointError, UsageError, nearest
+from meshwright.errors import CheckpointError, UsageError
 from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, t5
 from meshwright.models._map import Map
@@ -71,9 +71,15 @@ def config(described: str | Path | Mapping[str, Any]) -> Config:
     said = described if isinstance(described, Mapping) else _read(local_path(described))
     kind = said.get("model_type")
     if kind not in MODEL_TYPES:
-        close = nearest(str(kind), MODEL_TYPES)
-        hint = f"did you mean {close}?" if close else f"there are {', '.join(MODEL_TYPES)}."
-        raise CheckpointError(f"there is no model here for model_type {kind!r}; {hint}")
+        # No near name: a program wrote this one, so it is another model, as gemma3 is not gemma.
+        known = f"there is no model here for model_type {kind!r}; there are {', '.join(MODEL_TYPES)}."
+        text = said.get("text_config")
+        if isinstance(text, Mapping) and text.get("model_type") in MODEL_TYPES:
+            known += (
+                f"\n  Its part for text is a {text['model_type']}. Save that alone, as in transformers "
+                "Gemma3ForCausalLM.from_pretrained(path).save_pretrained(folder)."
+            )
+        raise CheckpointError(known)
     _check(said, kind)
     try:
         return _FAMILIES[kind].config(said)
