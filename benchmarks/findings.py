@@ -7,7 +7,6 @@ each test exists. `--tiny` runs one program of each kind; words choose those who
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import functools
 import inspect
 import io
@@ -16,6 +15,7 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -51,6 +51,7 @@ from meshwright import cli
 from meshwright.cli import _commands, _guess, _overrides
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._spikes import Rule
+from meshwright.experiment._evaluations import evaluations_of
 from meshwright.formats.readers import _file, _zarr2
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
@@ -60,7 +61,6 @@ from meshwright.models import decoder
 from meshwright.process import _connections, _peers, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
 from meshwright.storage import _settings
-from meshwright.tokens._template import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1501,12 +1501,18 @@ def a_chunk_that_claims_much():
     "strangers",
     "attack 7: a template whose lists repeat each other 2^24 times",
     before="100663292 characters",
-    test="tests/tokens/test_chat.py::test_a_template_reaches_nothing_and_stays_small",
+    test="tests/tokens/test_chat.py::test_a_template_that_grows_without_end_is_ended",
 )
 def a_template_of_nested_lists():
     twice = "{% for i in range(24) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
-    text = f"{{% set n = namespace(x=[]) %}}{twice}{{{{ n.x|string|length }}}}"
-    return Template(text, "x", datetime.datetime.now()).render([]) + " characters"
+    return chat_by(f"{{% set n = namespace(x=[]) %}}{twice}{{{{ n.x|string|length }}}}") + " characters"
+
+
+def chat_by(template):
+    """Return the text of a chat by a template, which may take a second at most."""
+    place = mw.train_tokenizer(["a word"], "tokens", vocab_size=270, chat_template=template)
+    with unittest.mock.patch("meshwright.tokens._template._MOST_SECONDS", 1):
+        return mw.chat(place).text([{"role": "user", "content": "why?"}])
 
 
 # --- models, optimizers and environments of others
@@ -1757,6 +1763,314 @@ def ends_of_an_epoch():
         watch.on_message(process, {"process": process, "stream": stream, "end": [4, 1, 0]})
     watch.read(stream, 4, [4, 1, 0])
     return f"process 0 sends {number} messages when an epoch ends on {len(others)} other processes"
+
+
+# --- environments
+
+
+@contextlib.contextmanager
+def home_that_cannot_be_written():
+    """Set a home in which nothing can be made."""
+    Path("home").touch()
+    home = {"HOME": str(Path("home").absolute()), "XDG_CACHE_HOME": ""}
+    with unittest.mock.patch.dict(os.environ, home), unittest.mock.patch("tempfile.tempdir", str(Path.cwd())):
+        yield
+
+
+@finding(
+    "environments",
+    "publicbugs 9: a run",
+    before="UsageError: compile_cache: cannot keep compiled programs in a home that cannot be written",
+    test="tests/storage/test_of_user.py::test_a_home_that_cannot_be_written_is_a_warning_and_the_run_trains",
+)
+def run_without_a_home():
+    kept = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        with home_that_cannot_be_written():
+            return f"step {run().step}"
+    except mw.errors.UsageError as error:
+        message = re.sub(r" in /.*", " in a home that cannot be written", str(error))
+        return f"{type(error).__name__}: {message}"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", kept)
+
+
+@finding(
+    "environments",
+    "publicbugs 9: a text",
+    before="NotADirectoryError",
+    test="tests/storage/test_of_user.py::test_tokens_are_kept_where_a_home_cannot_be_written",
+)
+def text_without_a_home():
+    Path("a.txt").write_text("abc")
+    try:
+        with home_that_cannot_be_written():
+            store = mw.corpus.tokenized("a.txt", mw.generation.Bytes())
+            with contextlib.closing(store):
+                return store.block(0).tokens
+    except OSError as error:
+        return type(error).__name__
+
+
+@finding(
+    "environments",
+    "publicbugs 10: a terminal of ASCII",
+    before="UnicodeEncodeError",
+    test="tests/cli/test_streams.py::test_what_ascii_lacks_is_escaped_on_a_terminal_that_has_no_more",
+)
+def doctor_in_ascii():
+    written = io.BytesIO()
+    screen = io.TextIOWrapper(written, "ascii")
+    with contextlib.redirect_stdout(screen), unittest.mock.patch("sys.argv", ["meshwright", "doctor"]):
+        try:
+            cli.main()
+        except UnicodeEncodeError as error:
+            return type(error).__name__
+    return re.search(rb"devices.*", written.getvalue())[0].decode()
+
+
+@finding(
+    "environments",
+    "publicbugs 10: a locale of ASCII",
+    before="UnicodeDecodeError: 'ascii' codec can't decode byte 0xe2 in position 6918: ordinal not in "
+    "range(128)",
+    test="tests/cli/test_streams.py::test_every_command_answers_in_ascii",
+)
+def report_in_ascii():
+    run()
+    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "meshwright", "report", "run"]
+    done = subprocess.run(command, env=os.environ | locale, capture_output=True, text=True)
+    return (done.stdout + done.stderr).splitlines()[-1]
+
+
+@finding(
+    "environments",
+    "publicbugs 10: a screen that is gone",
+    before="BrokenPipeError: [Errno 32] Broken pipe",
+    test="tests/test_lines.py::test_a_screen_whose_reader_is_gone_stops_nothing",
+)
+def screen_that_is_gone():
+    reading, writing = os.pipe()
+    os.close(reading)
+    screen = os.fdopen(writing, "w")
+    try:
+        with contextlib.redirect_stderr(screen):
+            return f"step {run().step}"
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            screen.close()
+
+
+@finding(
+    "environments",
+    "publicbugs 11",
+    before="UsageError: after batch 2147483648 the state has step=-2147483648. An update must count each "
+    "batch once, however many updates it makes or skips, because a restart continues by this count.",
+    test="tests/experiment/test_experiment.py::test_a_value_that_cannot_be_is_refused_by_name",
+)
+def more_steps_than_are_counted():
+    def count(state, batch):
+        return dataclasses.replace(state, step=state.step + 1), {}
+
+    state = mw.train.TrainState(jnp.int32(2**31 - 1), {}, (), jnp.uint32(0))
+    return f"made, and at the end the step is {mw.fit(count, state, iter([0]), max_steps=2**31).step}"
+
+
+@finding(
+    "environments",
+    "many_processes 12",
+    before="MeshwrightError: too many files are open: [Errno 24] Too many open files",
+    test="tests/experiment/test_power.py::test_what_the_machine_fails_at_is_told_with_its_cause",
+)
+def too_few_descriptors():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = [*Path("/proc/self/fd").iterdir()]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_files) + 1, limits[1]))
+    try:
+        run()
+    except mw.errors.MeshwrightError as error:
+        told = " ".join(str(error).split())
+        told = re.sub(r"the run ended because |(: '.*?')?\. The run writes .*?run\.|Then run .*", "", told)
+        return f"{type(error).__name__}: {told}".strip()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@dataclass(frozen=True)
+class DeviceOfCpu:
+    """A CPU device of one of several processes, of which JAX tells slice 0."""
+
+    id: int
+    process_index: int
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+    slice_index: int = 0
+
+
+@finding(
+    "environments",
+    "axes 5",
+    before="{'data': 1, 'fsdp': 8}",
+    test="tests/sharding/test_mesh.py::test_processes_are_groups_on_cpus_whose_slices_are_all_number_0",
+)
+def groups_of_cpus():
+    return dict(mw.make_mesh("data=-1; fsdp=-1", [DeviceOfCpu(i, i // 4) for i in range(8)]).shape)
+
+
+def fourier(params, batch):
+    h = batch["x"] @ params["into"]
+    for w, mix in params["layers"]:
+        channels = jnp.moveaxis(h, -1, 1)
+        f = jnp.fft.rfft2(channels)
+        f = jnp.zeros_like(f).at[:, :, :4, :4].set(jnp.einsum("bixy,ioxy->boxy", f[:, :, :4, :4], w))
+        h = jax.nn.gelu(jnp.moveaxis(jnp.fft.irfft2(f, s=(16, 16)), 1, -1) + h @ mix)
+    return jnp.square(h).mean()
+
+
+@finding(
+    "environments",
+    "axes 9",
+    before="JaxRuntimeError: INTERNAL: RET_CHECK failure",
+    test="tests/experiment/test_out_of_memory.py"
+    "::test_an_fft_that_xla_cannot_compute_on_cpus_says_which_mesh_to_try",
+)
+def fft_over_tensor():
+    layer = jnp.ones((32, 32, 4, 4), jnp.complex64), jnp.ones((32, 32))
+    params = {"into": jnp.ones((4, 32)), "layers": [layer, layer]}
+    split = (mw.match("layers.*", "fsdp", "tensor"), mw.match("into", None, "tensor"))
+    rows = mw.Input({"x": np.ones((16, 16, 16, 4), np.float32)}, batch_size=16)
+    try:
+        return run(
+            model=lambda key: params, loss=fourier, input=rows, rules=split, mesh="data=2,fsdp=2,tensor=2"
+        ).step
+    except jax.errors.JaxRuntimeError as error:
+        return f"{type(error).__name__}: {str(error).partition(' (')[0]}"
+
+
+@finding(
+    "environments",
+    "axes 10: the axis of experts",
+    before="Give its devices to an axis that splits the batch (data or fsdp), or use it: in a rule for "
+    "parameters, to split batches, or in a constraint or `shard_map` of the model. If all devices are to "
+    "compute the same, of whole batches, write batch_axis_names=().",
+    test="tests/sharding/test_idle_axes.py::test_an_axis_that_a_function_splits_over_names_it",
+)
+def axis_of_experts():
+    try:
+        return run(mesh="data=2,expert=4").step
+    except mw.errors.LayoutError as error:
+        return str(error).splitlines()[1].strip()
+
+
+@finding(
+    "environments",
+    "axes 10: a graph in microbatches",
+    before="TypeError: sub got incompatible shapes for broadcasting: (8,), (32,).",
+    test="tests/train/test_step.py::test_microbatches_of_arrays_with_other_numbers_of_rows_are_refused",
+)
+def graph_in_microbatches():
+    def loss(params, batch):
+        return (batch["x"] @ params["w"] - batch["y"]).sum()
+
+    layout, tx = mw.Layout(mw.make_mesh("data=8")), optax.sgd(0.1)
+    state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, tx, 0, layout)
+    return mw.make_step(loss, tx, layout, microbatches=2)(state, {"x": X[:16], "y": X[:, 0]})
+
+
+@finding(
+    "environments",
+    "many_processes 8",
+    before="LayoutError: evaluations.all: a batch of 256 examples cannot be split into 6 equal parts, as the "
+    "mesh {'data': 6} splits it (P('data',)).",
+    test="tests/experiment/test_evaluations.py"
+    "::test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits",
+)
+def default_that_the_mesh_does_not_split():
+    (part,) = evaluations_of(
+        mw.Experiment(
+            workdir="run",
+            model=lambda key: {"w": jnp.ones(4)},
+            loss=squares,
+            optimizer=optax.sgd(0.01),
+            max_steps=1,
+            input=mw.Input({"x": X}, batch_size=16),
+            evaluations={"all": mw.Evaluation(measure_squares, {"x": X})},
+        ),
+        layout := mw.Layout(mw.make_mesh("data=6", jax.devices()[:6])),
+    )
+    state = mw.train.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.01), layout)
+    part.scoring.check(state)
+    return f"scores: {part.scoring.names}"
+
+
+@finding(
+    "environments",
+    "attack C: directories of killed launchers",
+    before="1 directory of a killed launcher is left",
+    test="tests/launch/test_scratch.py::test_the_directory_of_a_killed_launcher_is_removed_at_the_next_start",
+)
+def directories_of_killed_launchers():
+    python = [sys.executable, "-c", "import meshwright as mw, sys; mw.launch.launch_local(sys.argv[1:], 1)"]
+    environ = os.environ | {"TMPDIR": str(Path.cwd())}
+    with subprocess.Popen([*python, "sleep", "60"], env=environ) as launcher:
+        while not [*Path.cwd().iterdir()]:
+            time.sleep(0.05)
+        launcher.kill()
+    subprocess.run([*python, "true"], env=environ)
+    return f"{len([*Path.cwd().iterdir()])} directory of a killed launcher is left"
+
+
+@finding(
+    "environments",
+    "attack C: probes in a store",
+    before="['.probe-0123abcd']",
+    test="tests/experiment/test_addresses.py"
+    "::test_what_a_store_that_could_not_delete_has_kept_is_removed_at_the_next_start",
+)
+def probes_in_a_store():
+    place = "memory://probes"
+    with mw.storage.put_file_at(f"{place}/.probe-0123abcd") as path:
+        path.write_text("written")
+    run(workdir=place)
+    with mw.storage.local_copy(place) as copy:
+        return [path.name for path in copy.rglob(".probe-*")]
+
+
+@finding(
+    "environments",
+    "attack C: a draft of the ledger",
+    before="['checkpoints.tmp']",
+    test="tests/experiment/test_ledger.py::test_a_ledger_that_cannot_take_its_place_leaves_no_draft",
+)
+def draft_of_the_ledger():
+    with unittest.mock.patch("meshwright.engine._ledger.LEDGER", "checkpoints"):  # where a directory is
+        run()
+    return [path.name for path in Path("run").glob("*.tmp")]
+
+
+@finding(
+    "environments",
+    "attack 7: templates that do not end",
+    before="alive after eight seconds",
+    test="tests/tokens/test_chat.py::test_a_template_that_does_not_end_is_ended_and_others_go_on",
+)
+def template_that_does_not_end():
+    def late(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 8)
+    try:
+        search = "{% set l = range(99999)|list %}{% for i in range(99999) %}{{ 'x' in l }}{% endfor %}"
+        return chat_by(search)
+    except (TimeoutError, mw.errors.InputError) as error:
+        ended = "refuses the messages: it takes more than 1 seconds" in str(error)
+        return "ended after a second of work" if ended else "alive after eight seconds"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ GROUND = {
     "errors",
     "events",
     "lines",
+    "open_files",
     "patterns",
     "storage",
     "protobufs",

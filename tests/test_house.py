@@ -99,6 +99,29 @@ def test_a_room_imports_only_the_floors_below():
     assert found == {}, "these files import rooms of their own floor or above; docs/design.md has the floors"
 
 
+def reads_by_locale(path):
+    """Return the lines of a file that read or write text in whatever encoding the user's locale has."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        is_method, words = isinstance(node.func, ast.Attribute), {word.arg for word in node.keywords}
+        name = node.func.attr if is_method else getattr(node.func, "id", "")
+        texts = [arg.value for arg in node.args if isinstance(getattr(arg, "value", None), str)]
+        opens_text = name in ("open", "fdopen") and any(re.fullmatch(r"[rwax][+t]?", text) for text in texts)
+        is_file = is_method and (name, len(node.args)) in (("read_text", 0), ("write_text", 1))
+        runs = name in ("run", "Popen") and "text" in words
+        if (opens_text or is_file or runs or name == "FileHandler") and "encoding" not in words:
+            lines.append(node.lineno)
+    return lines
+
+
+def test_text_is_read_and_written_as_utf_8_in_every_locale():
+    found = those_that(reads_by_locale)
+    found.pop("formats/_export_npz.py")  # a member of an archive, which is bytes
+    assert found == {}
+
+
 def module_of(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -1,8 +1,15 @@
 """Lines of several threads and processes on one screen."""
 
+import io
 import os
 import subprocess
 import sys
+
+import pytest
+from rich.table import Table
+
+from meshwright.lines import print_line
+from meshwright.metrics import Console
 
 TWO_THREADS = """
 import sys, threading
@@ -34,3 +41,27 @@ def test_a_process_without_stderr_goes_on():
         "import sys; from meshwright.lines import print_line; print_line('lost', sys.stderr); print('on')"
     )
     assert output_of("sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, program) == "on\n"
+
+
+@pytest.mark.parametrize("message", ["x", Table("x")], ids=["text", "table"])
+def test_a_screen_whose_reader_is_gone_stops_nothing(message):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as screen:
+        console = Console(None, file=screen)
+        console.say(message)
+        console.say(message)
+
+
+def test_lines_to_a_closed_stream_are_dropped():
+    with io.StringIO() as closed:
+        pass
+    print_line("lost", closed)
+
+
+def test_another_failure_of_a_screen_is_an_error():
+    full = open("/dev/full", "w")  # noqa: PTH123, SIM115
+    with pytest.raises(OSError, match="No space left"):
+        print_line("lost", full)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+    full.close()

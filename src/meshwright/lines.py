@@ -1,6 +1,11 @@
 """Lines that stay whole where several threads or processes write to one screen or file."""
 
+import errno
+import os
 from typing import TextIO
+
+_GONE = (errno.EPIPE, errno.EIO)
+"""What a stream answers whose reader, such as `head` or a terminal, is gone."""
 
 
 def print_line(text: str, out: TextIO | None) -> None:
@@ -11,7 +16,8 @@ def print_line(text: str, out: TextIO | None) -> None:
 
     Args:
       text: One or more lines, without the end of the last one.
-      out: What it is written to, such as `sys.stderr`, which is None in a process without one.
+      out: What it is written to, such as `sys.stderr`, which is None in a process without one. If its reader
+        is gone, or if it was closed, this text and all later ones are dropped.
 
     Example:
       >>> import sys
@@ -19,6 +25,12 @@ def print_line(text: str, out: TextIO | None) -> None:
       >>> print_line("step 100", sys.stdout)
       step 100
     """
-    if out is not None:
+    if out is None or out.closed:
+        return
+    try:
         out.write(f"{text}\n")
         out.flush()
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # or Python would fail when it ends

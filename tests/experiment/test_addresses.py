@@ -15,7 +15,7 @@ from meshwright.checkpoint import checkpoints_of
 from meshwright.cli import main
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError, UsageError
 from meshwright.storage import _mirror, local_copy
-from storage.stores import files
+from storage.stores import files, put
 
 
 def evaluated(run, **more):
@@ -64,6 +64,13 @@ def test_checkpoints_are_below_it_and_compiled_programs_stay_here(at, tmp_path, 
     assert checkpoints_of("nowhere://x") == "nowhere://x"
     assert mw.open_source(f"{at}/checkpoints").step == 10
     assert list((tmp_path / "cache/meshwright/compile_cache").glob("*/*-cache"))
+
+
+def test_what_a_store_that_could_not_delete_has_kept_is_removed_at_the_next_start(memory, at):
+    for probe in (".probe-0123abcd", "checkpoints/.probe-0123abcd"):
+        put(f"{at}/{probe}", b"written")
+    mw.run(experiment(at))
+    assert not [name for name in files(at) if ".probe-" in name]
 
 
 def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory(memory, at, local):

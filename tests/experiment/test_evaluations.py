@@ -11,8 +11,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.engine._errors import errors_naming
-from meshwright.errors import PeersError, UsageError
+from meshwright.errors import LayoutError, PeersError, UsageError
 from meshwright.evaluation import ExampleFunction, OutputFiles
+from meshwright.experiment._evaluations import evaluations_of
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
 FEW = {"x": EXAMPLES["x"][:7]}
@@ -408,3 +409,25 @@ def test_the_last_checkpoint_has_the_scores_of_the_end_where_the_data_end_at_a_s
 def test_the_end_of_another_process_is_no_fault_of_a_setting():
     with pytest.raises(PeersError, match=r"^process 3 has ended$"), errors_naming("evaluations.all.measure"):
         raise PeersError("process 3 has ended")
+
+
+def test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits():
+    layout = mw.Layout(mw.make_mesh("data=3,fsdp=2", jax.devices()[:6]))
+
+    def names(**size):
+        described = mw.Experiment(
+            workdir="unused",
+            model=init,
+            loss=noisy_loss,
+            optimizer=optax.sgd(0.1),
+            input=mw.Input(EXAMPLES, batch_size=16),
+            max_steps=1,
+            evaluations={"all": mw.Evaluation(measure, EXAMPLES, **size)},
+        )
+        (part,) = evaluations_of(described, layout)
+        part.scoring.check(mw.train.abstract_state(init, described.optimizer, layout))
+        return part.scoring.names
+
+    assert names() == ("large", "loss")
+    with pytest.raises(LayoutError, match="a batch of 64 examples cannot be split into 6 equal parts"):
+        names(batch_size=64)

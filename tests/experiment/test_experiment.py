@@ -143,6 +143,7 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
     ("wrong", "says"),
     [
         ({"max_steps": 0}, "Experiment.max_steps is 0"),
+        ({"max_steps": 2**31}, "Experiment.max_steps is 2147483648; it must be at most 2147483647, as"),
         ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
         ({"max_steps": -1}, "Experiment.max_steps is -1"),
         ({"max_steps": 1e3}, r"Experiment\.max_steps is 1000\.0; it must be int\."),

@@ -76,6 +76,12 @@ def test_a_ledger_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog, 
     assert caplog.text.count("there.json could not be written") == 1
 
 
+def test_a_ledger_that_cannot_take_its_place_leaves_no_draft(tmp_path, monkeypatch):
+    monkeypatch.setattr("meshwright.engine._ledger.LEDGER", "checkpoints")  # where a directory is
+    assert mw.run(experiment(tmp_path)).step == 10
+    assert not (tmp_path / "checkpoints.tmp").exists()
+
+
 def test_trackers_are_sent_the_seconds_of_the_ledger_and_the_file_of_metrics_is_not(tmp_path):
     sent = {}
 

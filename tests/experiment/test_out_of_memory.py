@@ -14,7 +14,7 @@ import meshwright as mw
 from experiment.exhausted import trainer
 from experiment.runs import EXAMPLES, experiment
 from flags import QUICK
-from meshwright.errors import EXIT_FAILED, OutOfMemoryError
+from meshwright.errors import EXIT_FAILED, OutOfMemoryError, UsageError
 
 TESTS = Path(__file__).parents[1]
 
@@ -81,3 +81,9 @@ def test_other_errors_of_xla_stay_as_they_are(tmp_path, monkeypatch):
     refusing(monkeypatch, "INTERNAL: something else")
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         mw.run(experiment(tmp_path / "run"))
+
+
+def test_an_fft_that_xla_cannot_compute_on_cpus_says_which_mesh_to_try(tmp_path, monkeypatch):
+    refusing(monkeypatch, "INTERNAL: RET_CHECK failure (cpu/runtime/fft_thunk.cc:168) IsMonotonic")
+    with pytest.raises(UsageError, match=r"cannot compute this FFT, .*\n.*try a mesh without `tensor`"):
+        mw.run(experiment(tmp_path))

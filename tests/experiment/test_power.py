@@ -102,8 +102,9 @@ def test_a_disk_that_is_full_is_told_without_a_traceback(tmp_path, caplog):
 def test_what_the_machine_fails_at_is_told_with_its_cause(tmp_path, number, cause):
     error = OSError(number, os.strerror(number), "/tmp/x")
     message = rf"the run ended because {cause}: .*'/tmp/x'"
-    with pytest.raises(MeshwrightError, match=message), explaining_full_disk(tmp_path / "gone"):
+    with pytest.raises(MeshwrightError, match=message) as told, explaining_full_disk(tmp_path / "gone"):
         raise error
+    assert ("files at a time: try ulimit -n " in str(told.value)) == (number == errno.EMFILE)
 
 
 def test_a_log_on_a_full_disk_makes_no_noise(tmp_path, capsys):

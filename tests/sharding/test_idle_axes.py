@@ -34,6 +34,12 @@ def test_an_axis_that_only_repeats_work_is_refused(axis):
         step_on(f"{axis}=4,fsdp=2")
 
 
+@pytest.mark.parametrize(("axis", "function"), [("sequence", "mw.attention"), ("expert", "mw.moe")])
+def test_an_axis_that_a_function_splits_over_names_it(axis, function):
+    with pytest.raises(LayoutError, match=rf"does not call\.\n  Call `{function}` in the model, or give"):
+        step_on(f"{axis}=4,fsdp=2")
+
+
 def test_a_misspelt_axis_is_told_what_it_is_near():
     with pytest.raises(LayoutError, match="Did you mean 'pipeline'"):
         step_on("pipline=4,fsdp=2")

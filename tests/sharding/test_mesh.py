@@ -79,8 +79,20 @@ def test_what_is_behind_the_semicolon_stays_inside_a_process():
     assert [{d.process_index for d in group.flat} for group in mesh.devices] == [{0}, {1}]
 
 
+def test_processes_are_groups_on_cpus_whose_slices_are_all_number_0():
+    devices = [FakeOfSlice(i, i // 4) for i in range(8)]
+    mesh = mw.make_mesh("data=-1; fsdp=-1", devices)
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 4}
+    assert [{d.process_index for d in group} for group in mesh.devices] == [{0}, {1}]
+
+
+def test_groups_that_there_are_not_may_be_processes_on_one_machine():
+    with pytest.raises(LayoutError, match=r"needs 2 groups .*has 1\.\n.*or meshwright launch local -n 2 to"):
+        mw.make_mesh("data=2; fsdp=4")
+
+
 def test_slices_count_rather_than_processes_where_they_are_told():
-    devices = [FakeOfSlice(i, process_index=i // 2, slice_index=i // 4) for i in range(16)]
+    devices = [FakeOfSlice(i, i // 2, "gpu", slice_index=i // 4) for i in range(16)]
     mesh = mw.make_mesh("data=-1; fsdp=4", devices)
     assert [{d.slice_index for d in group} for group in mesh.devices] == [{0}, {1}, {2}, {3}]
 
@@ -148,7 +160,7 @@ def test_leading_axes_of_a_plain_shape_go_over_the_slices(text):
 
 
 def test_a_plain_shape_that_would_straddle_slices_is_refused():
-    devices = [FakeOfSlice(i, i // 3, slice_index=i // 3) for i in range(6)]
+    devices = [FakeOfSlice(i, i // 3, "gpu", slice_index=i // 3) for i in range(6)]
     with pytest.raises(LayoutError, match="does not fit 2 slices of 3 devices"):
         mw.make_mesh("data=3,fsdp=2", devices)
 

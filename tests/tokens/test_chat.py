@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,13 +126,6 @@ def test_the_day_is_a_setting_and_not_the_clock(with_template):
         mw.chat(place, date="today")
 
 
-DOUBLES = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"
-NESTS = (
-    "{{% set n = namespace(s=[]) %}}{{% for i in range(60) %}}{{% set n.s = {} %}}{{% endfor %}}{{{{ n.s }}}}"
-)
-GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -141,44 +136,79 @@ GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = "
         ("{{ raise_exception('roles must alternate') }}", "refuses the messages: roles must alternate"),
         ("{{ nothing.at.all }}", "UndefinedError"),
         ("{% for i in range(90000) %}{{ 'ab' * 1000 }}{% endfor %}", "writes more than 16,777,216"),
-        ("{{ 'ab' * 1000000000 }}", "a value that is too large"),
-        ("{{ 'a'.ljust(400000000)|length }}", "a value that is too large"),
-        ("{{ ('x' * 1000000).replace('x', 'y' * 100)|length }}", "a value that is too large"),
-        ("{{ ('x' * 1000000)|replace('x', 'y' * 100)|length }}", "a value that is too large"),
-        ("{{ '{:>400000000}'.format('a')|length }}", "a width that is too large"),
-        ("{{ '%400000000s'|format('a')|length }}", "a width that is too large"),
-        ("{{ (['a'] * 30)|join('b' * 1000000)|length }}", "a value that is too large"),
-        ("{{ ('\\n' * 100000)|indent(1000)|length }}", "a value that is too large"),
-        ("{{ messages|tojson(indent=10000000)|length }}", "a value that is too large"),
-        (GROWS + "n.s ~ n.s %}{% endfor %}", "a value that is too large"),
-        (GROWS + "n.s + n.s %}{% endfor %}", "a value that is too large"),
-        (NESTS.format("[n.s, n.s]"), "a value that is too large"),
-        (NESTS.format("(n.s, n.s)"), "a value that is too large"),
-        (NESTS.format("{'a': n.s, 'b': n.s}"), "a value that is too large"),
-        (NESTS.format("dict(a=n.s, b=n.s)"), "a value that is too large"),
-        (NESTS.format("[n.s] * 2"), "a value that is too large"),
-        ("{{ 9 ** 999999999 }}", r"uses \*\*, which is not offered"),
+        ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+        ("{{ 'ab' * 1000000000 }}", "takes too much memory"),
+        ("{{ 'a'|center(10**10)|length }}", "takes too much memory"),
+        ("{{ '%4000000000s'|format('a')|length }}", "takes too much memory"),
     ],
 )
 def test_a_template_reaches_nothing_and_stays_small(template, message, with_template):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, UsageError), match=message):
         with_template(template).text(TURNS)
 
 
-def test_a_template_that_takes_too_long_is_ended(with_template, monkeypatch):
-    monkeypatch.setattr("meshwright.tokens._template._MOST_SECONDS", 0.05)
-    search = "{{ range(9999) | map('string') | select('in', range(9999) | map('string') | list) | list }}"
-    with pytest.raises(InputError, match=r"takes more than 0\.05 seconds"):
-        with_template(search).text(TURNS)
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+NESTS = "{% set n = namespace(s=[]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}"
+ENDLESS = {
+    "loops": LOOP,
+    "calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "number": "{{ 9 ** 999999999 }}",
+    "search": "{% set l = range(99999)|list %}{% for i in range(99999) %}{{ 'x' in l }}{% endfor %}",
+    "map": "{{ range(99999)|map('string')|map('replace', '', 'a' * 2000000)|map('length')|sum }}",
+    "tags": "{{ ('<!---->' * 20000000)|striptags|length }}",
+    "constant": "{% if true %}{{ 7 ** 99999999 % 2 }}{% endif %}",
+}
 
 
-@pytest.mark.parametrize(
-    "template", ["{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", DOUBLES]
+@pytest.mark.parametrize("template", [*ENDLESS.values()], ids=[*ENDLESS])
+def test_a_template_that_does_not_end_is_ended_and_others_go_on(template, with_template, monkeypatch):
+    monkeypatch.setattr("meshwright.tokens._template._MOST_SECONDS", 0.1)
+    chats = with_template("{{ messages[0].content }}")
+    with pytest.raises(InputError, match=r"refuses the messages: it takes more than 0\.1 seconds"):
+        with_template(template).text(TURNS)
+    assert chats.text(TURNS) == "why?"
+
+
+GROWS = "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
+TEXTS = (
+    "{% set n = namespace(x=[]) %}"
+    "{% for i in range(99) %}{% set n.x = n.x + [' ' * (i + 9999999)] %}{% endfor %}"
 )
-def test_a_template_that_never_ends_is_ended(template, with_template, monkeypatch):
-    monkeypatch.setattr("meshwright.tokens._template._MOST_ROUNDS", 1000)
-    with pytest.raises(InputError, match="loops and calls take more than 1,000 rounds"):
+
+
+@pytest.mark.parametrize("template", [NESTS + "{{ n.s }}", GROWS, TEXTS], ids=["nested", "text", "list"])
+def test_a_template_that_grows_without_end_is_ended(template, with_template, monkeypatch):
+    monkeypatch.setattr("meshwright.tokens._template._MOST_SECONDS", 1)
+    with pytest.raises(InputError, match=r"it takes (too much memory|more than 1 second)"):
         with_template(template).text(TURNS)
+
+
+def test_of_many_chats_the_one_that_fails_is_told_and_those_before_come_first(with_template):
+    chats = with_template("{% for m in messages %}{{ m.content + '' }}{% endfor %}")
+    given = [([{"role": "user", "content": text}], None) for text in ("a", "b", 3, "d")]
+    encoded = chats.encode_each(given)
+    assert [chats.decode(next(encoded).tokens) for _ in range(2)] == ["a", "b"]
+    with pytest.raises(InputError, match="fails on the messages: TypeError"):
+        next(encoded)
+    assert chats.text(TURNS)
+
+
+FORKED = """
+import os, sys
+from meshwright.tokens import chat
+chats, turns = chat(sys.argv[1]), [{"role": "user", "content": "why?"}]
+chats.text(turns)
+child = os.fork()
+assert chats.text(turns) == "why?"
+if not child:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_a_forked_process_renders_by_itself(with_template):
+    place = with_template("{{ messages[0].content }}").files.path
+    subprocess.run([sys.executable, "-c", FORKED, place], check=True, timeout=400)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ def test_a_finished_run_makes_none():
     assert int(run(steps=3, start=3).step) == 3
 
 
+def test_more_steps_than_a_state_can_count_are_refused():
+    with pytest.raises(UsageError, match="max_steps is 2147483648"):
+        run(steps=2**31)
+
+
 def test_it_takes_no_batch_too_many():
     data = iter(range(10))
     run(steps=4, data=data)

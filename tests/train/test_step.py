@@ -56,6 +56,22 @@ def test_the_first_values_depend_on_the_seed_and_not_on_the_mesh():
     assert not np.allclose(made("data=8", 1), made("data=8", 2))
 
 
+def test_microbatches_of_arrays_with_other_numbers_of_rows_are_refused():
+    layout = mw.Layout(mw.make_mesh("data=8"), RULES)
+    state, step = mw.train.init_state(init, TX, 0, layout), make_step(loss, TX, layout, microbatches=2)
+    with pytest.raises(UsageError, match=r"all must have as many rows: x \(16, 8\), y \(64, 4\)"):
+        step(state, batch_of(16) | {"y": batch_of(64)["y"]})
+
+
+def test_examples_that_a_product_needs_in_the_dtype_of_the_parameters_are_told():
+    def convolved(params, batch, key):
+        return jax.lax.conv(batch["x"][:, None], params["w"][None], (1,), "SAME").mean()
+
+    with pytest.raises(TypeError) as told:
+        trained("data=8", loss=convolved, init=lambda key: {"w": jnp.ones((1, 3))}, compute_dtype="bfloat16")
+    assert "cast the examples in the loss" in "".join(told.value.__notes__)
+
+
 def test_a_loss_is_called_once_whatever_the_number_of_microbatches():
     calls = []
 

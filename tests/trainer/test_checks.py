@@ -52,6 +52,8 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
     [
         ({"epochs": None}, "the length of training is missing"),
         ({"epochs": 0}, "epochs=0: it must be at least 1"),
+        ({"max_steps": 2**31}, "max_steps is 2147483648; it must be at most"),
+        ({"epochs": 2**31}, "the number of updates of all calls is [0-9]+; it must be at most"),
         ({"eval_when": -1}, "eval_when=-1"),
         ({"batch_size": None}, "give one of per_device_batch_size and batch_size"),
         ({"per_device_batch_size": 2}, "give one of per_device_batch_size and batch_size"),

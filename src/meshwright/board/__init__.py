@@ -7,7 +7,7 @@ processes that are slower than the others. Nothing here talks to other processes
 machine's clock is used. May import ground rooms only: `launch` reads boards without JAX.
 """
 
-from meshwright.board._entry import Entry, board_directory, here, read_entries, write_entry
+from meshwright.board._entry import Entry, birth_of, board_directory, here, read_entries, write_entry
 from meshwright.board._look import WORKS, LookOut, Seen, look
 from meshwright.board._slow import (
     INPUT_SECONDS,
@@ -29,6 +29,7 @@ __all__ = [
     "Seen",
     "Slow",
     "SlowPeers",
+    "birth_of",
     "blamed",
     "board_directory",
     "here",

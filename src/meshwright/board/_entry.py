@@ -18,8 +18,8 @@ from typing import Any
 
 from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
-from meshwright.errors import UsageError, printable
-from meshwright.storage import is_address, local_path
+from meshwright.errors import printable
+from meshwright.storage import check_owned, is_address, local_path
 
 _NBYTES = 4096
 """The size of a file. Writes of equal size in place cost a shared file system less than new files do."""
@@ -84,12 +84,7 @@ def board_directory(place: str) -> Path:
     if not is_address(place):
         return local_path(place) / "board"
     name = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir(), f"meshwright-board-{os.getuid()}-{name}")
-    if os.path.lexists(path) and (path.is_symlink() or path.stat().st_uid != os.getuid()):
-        raise UsageError(
-            f"{path} is a link, or belongs to somebody else. Look at it and remove it, or set TMPDIR."
-        )
-    return path
+    return check_owned(Path(tempfile.gettempdir(), f"meshwright-board-{os.getuid()}-{name}"))
 
 
 def here() -> tuple[str, int, str, str]:
@@ -125,7 +120,7 @@ def stat_of(pid: int) -> list[str] | None:
     process.
     """
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     return None
 
 

@@ -320,9 +320,9 @@ def _remove_unless_pinned(path: Path) -> None:
 
 
 def _remove_overtaken(directory: ObjectPath, also: Collection[str]) -> None:
-    found = list(directory.glob("step_*/*", *also))  # one request
+    found = list(directory.glob("step_*/*", f"{_PROBE}*", *also))  # one request
     for path in found:
-        if path.name in also:
+        if path.name in also or path.name.startswith(_PROBE):  # all processes have made theirs
             path.unlink()
     manifests = (path for path in found if path.name == MANIFEST)
     complete = {step for path in manifests if (step := _step_of(path.parent.name)) is not None}

@@ -13,12 +13,13 @@ from typing import Any
 from meshwright.cli._commands import grammar
 from meshwright.cli._guess import check_command, check_rest
 from meshwright.cli._launched import launched_at
-from meshwright.cli._output import show
+from meshwright.cli._output import open_streams, show
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
 from meshwright.cli._signals import STOPPED, end_at_once
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, OF_THE_MACHINE, Interrupted, MeshwrightError
+from meshwright.open_files import advice
 
 __all__ = ["main"]
 
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       >>> main(["runs"])  # which prints the error on stderr
       3
     """
+    if arguments is None:
+        open_streams()
     started = launched_at() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
@@ -51,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in OF_THE_MACHINE:
             raise
-        return _refuse(MeshwrightError(f"{error.filename or 'a file'}: {error.strerror}."), as_json=as_json)
+        told = f"{error.filename or 'a file'}: {error.strerror}. {advice(error)}".strip()
+        return _refuse(MeshwrightError(told), as_json=as_json)
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         _leave(EXIT_CTRL_C)

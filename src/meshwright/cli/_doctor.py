@@ -150,6 +150,12 @@ def _write() -> str:
     return f"ok, {Path.cwd()}"
 
 
+def _cache() -> str:
+    from meshwright import storage
+
+    return f"ok, {storage.user_cache()}"  # a warning says if it is not where it should be
+
+
 PROBES = {
     "processes": _processes,
     "devices": _devices,
@@ -157,6 +163,7 @@ PROBES = {
     "memory": _memory,
     "compile": _compile,
     "write": _write,
+    "cache": _cache,
 }
 
 

@@ -139,7 +139,7 @@ def init(options: argparse.Namespace) -> Result:
     tail = _TAIL.replace("{name}", path.stem)
     text = _HEAD.format(imports=_IMPORTS[kind]) + _MODELS[kind] + tail
     try:
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise UsageError(

@@ -168,7 +168,7 @@ def _give(place: str, text: str, *more: str, stdout: int | None = None) -> subpr
             f"launch {place}: the program {command[0]!r} is not in PATH, so nothing was submitted. Run this "
             f"on a machine that has it; or add --print, and submit the text: {shlex.join(command)} FILE."
         )
-    with tempfile.NamedTemporaryFile("w", prefix=f"{place}-", suffix=_SUFFIX[place]) as file:
-        file.write(text)
+    with tempfile.NamedTemporaryFile(prefix=f"{place}-", suffix=_SUFFIX[place]) as file:
+        file.write(text.encode())
         file.flush()
-        return subprocess.run([*command, file.name], stdout=stdout, text=True)
+        return subprocess.run([*command, file.name], stdout=stdout, encoding="utf-8", errors="replace")

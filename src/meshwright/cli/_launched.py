@@ -14,7 +14,7 @@ def launched_at() -> float:
     now = time.monotonic()
     with suppress(OSError, ValueError, AttributeError, IndexError):
         # The 22nd field is in ticks since boot; the 2nd may contain spaces: proc_pid_stat(5).
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return now - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
     return now

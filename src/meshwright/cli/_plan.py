@@ -45,7 +45,7 @@ def plan(options: argparse.Namespace) -> Result:
     if options.compile_to:
         made = room.changed(site.experiment, json.loads(options.changes))
         site = dataclasses.replace(site, experiment=made)
-        Path(options.compile_to).write_text(json.dumps(dataclasses.asdict(site.compile())))
+        Path(options.compile_to).write_text(json.dumps(dataclasses.asdict(site.compile())), encoding="utf-8")
         return EXIT_DONE
     if options.search:
         return _searched(site, options)
@@ -66,9 +66,10 @@ def _compiled(options: argparse.Namespace, changes: "Settings") -> "Compiled":
 
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "compiled.json"
-        done = subprocess.run(_command(options, changes, file), capture_output=True, text=True)
+        command = _command(options, changes, file)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if file.exists():
-            return room.compiled_from(json.loads(file.read_text()))
+            return room.compiled_from(json.loads(file.read_text("utf-8")))
     raise room.NotCompiledError(_reason(done))
 
 

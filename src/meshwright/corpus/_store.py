@@ -31,8 +31,8 @@ from meshwright.corpus._given import Given, is_given
 from meshwright.corpus._streams import opened
 from meshwright.corpus._tokenizer import as_text, digest, token_id
 from meshwright.documents import read_file
-from meshwright.errors import MeshwrightError
-from meshwright.storage import local_path
+from meshwright.errors import MeshwrightError, UsageError
+from meshwright.storage import local_path, user_cache
 
 _VERSION = 1
 _READ_WHOLE = 1 << 26
@@ -162,7 +162,7 @@ def _failure(code: int, said: str, trace: str) -> MeshwrightError:
 
 def _is_locked(directory: Path) -> bool:
     try:
-        with (directory / ".lock").open("r") as file:
+        with (directory / ".lock").open("r", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -198,7 +198,7 @@ def tokenized(
 
     Raises:
       InputError: A file is missing.
-      UsageError: A file is of no known kind, or the tokenizer cannot be used.
+      UsageError: A file is of no known kind, or the tokenizer or the store cannot be used.
 
     Example:
       >>> import tempfile, pathlib
@@ -217,7 +217,13 @@ def tokenized(
     key = _digest([*common, *_known_by(files)])
     what = _digest([*common, *map(_seen_everywhere, files)]) if _is_large(files) else key
     place = root / key
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep tokens in {root}: {error.strerror} ({error.filename}). Give a folder that you may "
+            "write, store=…."
+        ) from None
     made_of = {"tokenizer": digest(as_said), "settings": settings, "files": [asdict(each) for each in files]}
     _put(place / TOKENIZER, as_said.encode())
     _put(place / MADE_OF, json.dumps(made_of, indent=1).encode())  # the same texts may lie elsewhere now
@@ -263,4 +269,4 @@ def _digest(value: Any) -> str:
 def _root(store: str | Path | None) -> Path:
     if store is not None:
         return local_path(store)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright" / "texts"
+    return user_cache() / "texts"

@@ -165,15 +165,17 @@ def _meanwhile(
 
 
 def _encoded(documents: list[Document], encode: Encoder) -> list[np.ndarray | Tokens]:
-    encoded = iter(encode.encode([each.value for each in documents if isinstance(each.value, str)]))
-    return [next(encoded) if isinstance(each.value, str) else _other(each, encode) for each in documents]
+    texts = iter(encode.encode([each.value for each in documents if isinstance(each.value, str)]))
+    chats = _of_chats([each for each in documents if is_chat(each.value)], encode)
+    return [
+        next(texts) if isinstance(each.value, str) else next(chats) if is_chat(each.value) else _other(each)
+        for each in documents
+    ]
 
 
-def _other(document: Document, encode: Encoder) -> np.ndarray | Tokens:
-    """Return the tokens of a document that is no text: a chat, or tokens already."""
+def _other(document: Document) -> np.ndarray:
+    """Return the tokens of a document that is tokens already."""
     value = document.value
-    if is_chat(value):
-        return _of_chat(document, encode)
     if isinstance(value, list) and all(type(x) is int and 0 <= x < 1 << 32 for x in value):
         return np.asarray(value, np.int64)
     raise ExamplesError(
@@ -182,17 +184,21 @@ def _other(document: Document, encode: Encoder) -> np.ndarray | Tokens:
     )
 
 
-def _of_chat(document: Document, encode: Encoder) -> Tokens:
-    if encode.chat is None:
+def _of_chats(documents: list[Document], encode: Encoder) -> Iterator[Tokens]:
+    """Yield the tokens of documents that are chats."""
+    if documents and encode.chat is None:
         raise ExamplesError(
-            f"{document.place}: a document is a chat, which the tokenizer's template must make a text.\n"
+            f"{documents[0].place}: a document is a chat, which the tokenizer's template must make a text.\n"
             "  Give both: tokenizer=mw.chat(directory)."
         )
-    try:
-        found = encode.chat.encode(document.value, tools=_tools(document))
-    except MeshwrightError as error:
-        raise type(error)(f"{document.place}: {error}") from None
-    return Tokens(np.asarray(found.tokens, np.int64), np.asarray(found.token_weights, np.uint8))
+    chats = encode.chat.encode_each((each.value, _tools(each)) for each in documents) if encode.chat else ()
+    encoded = iter(chats)
+    for document in documents:
+        try:
+            found = next(encoded)
+        except MeshwrightError as error:
+            raise type(error)(f"{document.place}: {error}") from None
+        yield Tokens(np.asarray(found.tokens, np.int64), np.asarray(found.token_weights, np.uint8))
 
 
 def _tools(document: Document) -> Any:
@@ -207,7 +213,7 @@ def _tools(document: Document) -> Any:
 
 def _locked(store: Path) -> Any:
     """Return the store's lock, or None if another process has it. Without locks, two may write the same."""
-    file = (store / ".lock").open("w")
+    file = (store / ".lock").open("w", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

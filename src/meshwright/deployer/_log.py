@@ -87,7 +87,7 @@ class Log:
         if not process.is_lead() or self._workdir is None:
             return
         outputs, path = plain(outputs), self._workdir / f"outputs_{desc}.json"
-        path.write_text(_as_json(outputs) + "\n")
+        path.write_text(_as_json(outputs) + "\n", encoding="utf-8")
         self.log_info(f"outputs ({desc}) are in {path}")
         if self._board is not None:
             samples = outputs[:_NUM_SHOWN] if isinstance(outputs, list) else outputs
@@ -127,7 +127,8 @@ def _logger(opened: contextlib.ExitStack, workdir: Path | None, *, on_screen: bo
     logger = logging.Logger(f"meshwright.deployer.{index}", logging.DEBUG)
     handlers: list[logging.Handler] = [_Screen(logging.INFO)] if on_screen else []
     if workdir is not None:
-        file = logging.FileHandler(workdir / (f"log-{index}.txt" if index else "log.txt"), delay=True)
+        name = f"log-{index}.txt" if index else "log.txt"
+        file = logging.FileHandler(workdir / name, delay=True, encoding="utf-8")
         file.handleError = lambda record: None  # a full disk ends the run with one message of its own
         opened.callback(file.close)
         handlers.append(file)

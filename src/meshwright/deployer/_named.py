@@ -69,7 +69,7 @@ class Names:
         directory = self.workdir.path
         if isinstance(saved, Path) and directory is not None and saved.parent == directory / _NAMED:
             temporary = saved.parent / f"{_LAST}.writing"
-            temporary.write_text(saved.name)
+            temporary.write_text(saved.name, encoding="utf-8")
             temporary.replace(saved.parent / _LAST)
 
     def last_saved(self) -> str | None:
@@ -83,7 +83,7 @@ class Names:
         directory = self.workdir.shared_for("load_last_ckpt")
         pointer, trained = directory / _NAMED / _LAST, directory / _TRAINED
         if pointer.exists():
-            return str(pointer.parent / pointer.read_text().strip())
+            return str(pointer.parent / pointer.read_text("utf-8").strip())
         return str(trained) if Checkpoints(trained).latest() is not None else None
 
 

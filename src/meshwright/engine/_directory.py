@@ -71,6 +71,7 @@ def open_directory(
     with contextlib.ExitStack() as stack:
         if is_address(place):
             mirror = process.on_all(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
+            process.on_lead(mirror.remove_probes)
             directory, upload = mirror.path, mirror.put
         else:
             directory, upload = local_path(place), nothing
@@ -145,9 +146,14 @@ def compiled_programs(cache: bool | str) -> Iterator[None]:
     if cache is False or (cache is True and known is not None):
         yield
         return
-    directory = user_compile_cache() if cache is True else cache
-    log.info("compiled programs are kept in %s", directory)
-    compile_cache(directory)
+    try:
+        directory = user_compile_cache() if cache is True else cache
+        compile_cache(directory)
+        log.info("compiled programs are kept in %s", directory)
+    except UsageError as error:
+        if cache is not True:
+            raise
+        log.warning("%s\n  Programs are compiled again at each start.", error)
     try:
         yield
     finally:
@@ -159,7 +165,7 @@ def log_file(directory: Path) -> Iterator[None]:
     """Write the log of this process to `logs/process-00000.log`, with the error that ends the run, if any."""
     path = directory / _log_name()
     path.parent.mkdir(exist_ok=True)
-    handler: Any = logging.FileHandler(path)
+    handler: Any = logging.FileHandler(path, encoding="utf-8")
     handler.handleError = nothing  # a full disk ends the run with one message of its own
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", FORMAT))
     level = log.level

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.errors import OF_THE_MACHINE, MeshwrightError, PeersError
+from meshwright.open_files import advice
 
 
 @contextlib.contextmanager
@@ -39,6 +40,6 @@ def explaining_full_disk(directory: Path) -> Iterator[None]:
         space = "Free some space there, or, if the run directory is a URL, set TMPDIR to a larger directory. "
         raise MeshwrightError(
             f"the run ended because {cause}: {error}. The run writes its files to {directory}.\n"
-            f"  {space if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''}"
+            f"  {space if error.errno in (errno.ENOSPC, errno.EDQUOT) else advice(error)}"
             "Then run the same command again: it continues from the newest checkpoint."
         ) from error

@@ -4,6 +4,7 @@ A thread writes the file every few seconds, so that the ledger of a killed run l
 the file system; the training never does.
 """
 
+import contextlib
 import json
 import logging
 import threading
@@ -143,10 +144,12 @@ class LedgerKeeper:
         draft = path.with_name(f"{path.name}.tmp")
         try:
             draft.unlink(missing_ok=True)  # may be a link, which must not be followed
-            with draft.open("x") as file:
+            with draft.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(self._ledger.document()) + "\n")
             draft.replace(path)
         except OSError as failure:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
             if not self._is_failing:
                 log.warning("%s could not be written: %s", path.name, failure)
             self._is_failing = True

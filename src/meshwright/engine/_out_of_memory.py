@@ -11,7 +11,7 @@ import jax
 from meshwright import tree
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.errors import OutOfMemoryError
+from meshwright.errors import OutOfMemoryError, UsageError
 from meshwright.sharding import device_bytes
 from meshwright.shown import human_bytes
 from meshwright.tables import aligned
@@ -32,10 +32,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explaining_out_of_memory(settings: Settings, training: Training) -> Iterator[None]:
-    """Replace XLA's error of a full memory by one that says what held it, and what helps."""
+    """Replace XLA's error of a full memory by one that says what held it, and what helps.
+
+    Likewise the one of an FFT that it cannot compute on CPUs.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
+        if "fft_thunk" in str(error):
+            raise UsageError(
+                "XLA's program for CPUs cannot compute this FFT, as the mesh splits what is transformed: "
+                f"{_first_line(error)}\n"
+                "  Here try a mesh without `tensor`, such as fsdp=-1. Accelerators have another FFT."
+            ) from error
         if not is_out_of_memory(error):
             raise
         log.info("XLA's own message", exc_info=error)

@@ -34,7 +34,7 @@ def noted_program(directory: Path, training: Training, step: int) -> str | None:
     before = known.get(kind)
     others = [pair for pair in known.items() if pair[0] != kind]
     kept = dict([*others[1 - _NUM_KEPT :], (kind, digest)])
-    (directory / PROGRAMS).write_text(json.dumps(kept, indent=2) + "\n")
+    (directory / PROGRAMS).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     if before is None or before == digest:
         return None
     return (

@@ -36,10 +36,11 @@ def write_description(
     origin = settings.origin
     secrets = secrets_in(origin)
     described = without_secrets(settings.described(), secrets)
-    (directory / "experiment.txt").write_text(described)
+    (directory / "experiment.txt").write_text(described, encoding="utf-8")
     (directory / ATTEMPTS).mkdir(exist_ok=True)
-    (directory / ATTEMPTS / f"{step_name(step)}.txt").write_text(described)
-    (directory / "state.txt").write_text(describe_state(training.target, training.frozen) + "\n")
+    (directory / ATTEMPTS / f"{step_name(step)}.txt").write_text(described, encoding="utf-8")
+    state = describe_state(training.target, training.frozen)
+    (directory / "state.txt").write_text(f"{state}\n", encoding="utf-8")
     _write_began_from(directory / BEGAN_FROM, training.began_from, step)
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
@@ -52,7 +53,7 @@ def write_description(
 def _write_began_from(path: Path, sources: Sequence[str], step: int) -> None:
     """Write the checkpoints that the run began from. They stay when the run continues."""
     if sources:
-        path.write_text("".join(f"{source}\n" for source in sources))
+        path.write_text("".join(f"{source}\n" for source in sources), encoding="utf-8")
     elif step == 0:
         path.unlink(missing_ok=True)
 
@@ -114,8 +115,8 @@ def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[st
 
 def _commit() -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5)
-        return found.stdout.strip() or None
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5)
+        return found.stdout.decode().strip() or None
     return None
 
 
@@ -127,4 +128,4 @@ def _secret(value: Any) -> str:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False, default=_secret) + "\n")
+    path.write_text(json.dumps(value, indent=2, allow_nan=False, default=_secret) + "\n", encoding="utf-8")

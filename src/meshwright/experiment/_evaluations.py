@@ -14,7 +14,7 @@ from meshwright.evaluation import (
     Scoring,
     scoring_by_function,
 )
-from meshwright.experiment._experiment import Evaluation, Experiment
+from meshwright.experiment._experiment import USUAL_SIZE, Evaluation, Experiment
 from meshwright.experiment._function import EvaluationFunction
 from meshwright.experiment._generated import generation_of
 from meshwright.input import batch_size_of, local_rows, num_examples, padded_batches, some_rows
@@ -36,7 +36,9 @@ def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation
     one, field = experiment.evaluations[name], f"evaluations.{name}"
     if isinstance(one, EvaluationFunction):
         return _by_function(experiment, one, name, field)
-    one = replace(one, batch_size=batch_size_of(one.examples, one.batch_size))
+    usual = USUAL_SIZE + -USUAL_SIZE % layout.batch_ways
+    size = usual if one.batch_size == USUAL_SIZE else one.batch_size
+    one = replace(one, batch_size=batch_size_of(one.examples, size))
     examples, size, parts = one.examples, one.batch_size, _Parts(experiment, one, layout, field)
     metric = None
     if one.metric_fn is not None:

@@ -37,6 +37,7 @@ from meshwright.train import (
     StatefulLoss,
     Std,
     Tx,
+    check_num_steps,
     eval_params,
 )
 from meshwright.tree import PyTree
@@ -122,6 +123,10 @@ class Input:
         _at_least(0, self, "num_threads")
 
 
+USUAL_SIZE = 256
+"""The batch size of an evaluation that stands for the next number that the mesh can split."""
+
+
 @explained
 @documented
 @dataclass(frozen=True)
@@ -148,9 +153,9 @@ class Evaluation:
     the step, or the step and the values that the run reported last, by name:
     `lambda step, metrics: metrics.get("loss", inf) < 2`. It is also called for step 0, without values. A run
     that is killed and continued evaluates at the same steps."""
-    batch_size: int = 256
-    """The number of examples in a batch, over all devices. A loader that has its own keeps that, as a
-    `DataLoader` does."""
+    batch_size: int = USUAL_SIZE
+    """The number of examples in a batch, over all devices; 256 stands for the next number that the mesh can
+    split. A loader that has its own keeps that, as a `DataLoader` does."""
     dtype: str | None = "train"
     """The dtype to compute in, as in `Experiment.compute_dtype`. "train" means that dtype, and None the
     parameters' own dtypes."""
@@ -339,6 +344,7 @@ class Experiment:
         _check_model(self.model)
         check_types(self)
         _at_least(1, self, "max_steps", "microbatches", "pipeline_rounds")
+        check_num_steps("Experiment.max_steps", self.max_steps)
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.microbatches != AUTO and self.input.batch_size % self.microbatches:

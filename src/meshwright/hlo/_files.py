@@ -58,7 +58,7 @@ def save_hlo(compiled: jax.stages.Compiled, directory: str | Path, name: str = "
 def _write(file: Path, content: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+        file.write_text(content, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}. Give another directory.") from None
 
@@ -87,8 +87,8 @@ def _drawn(dot: str) -> str:
     program = shutil.which("dot")
     if program is not None:
         drawing = subprocess.run(
-            [program, "-Tsvg"], input=dot, capture_output=True, text=True, check=True, timeout=DRAWING_SECONDS
+            [program, "-Tsvg"], input=dot.encode(), capture_output=True, check=True, timeout=DRAWING_SECONDS
         )
-        return drawing.stdout
+        return drawing.stdout.decode()
     graph = importlib.import_module("pygraphviz").AGraph(string=dot)
     return graph.draw(format="svg", prog="dot").decode()

@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from meshwright.launch._local import GRACE_SECONDS, Here, check_command, free_po
 from meshwright.launch._members import LOST_SECONDS, End, Order, Status
 from meshwright.launch._output import Output
 from meshwright.launch._restarts import Restarts
+from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import (
     Attempt,
     Running,
@@ -99,7 +99,7 @@ def launch_hosts(
     free = f"{own_address(address)}:{free_port()}"
     status = Status(name, socket.gethostname(), job, time.monotonic(), num_processes, free)
     with (
-        tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory,
+        scratch() as directory,
         _leading(address, status, wanted, restarts),
         Output(hosts * num_processes, directory_of_logs) as output,
         passing_on_signals() as running,

@@ -10,7 +10,6 @@ import random
 import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from meshwright.launch._ahead import at_lowest_priority, compiling_ahead
 from meshwright.launch._child import Child
 from meshwright.launch._look_out import looking_out
 from meshwright.launch._process import News, Show
+from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, say, supervise
 from meshwright.storage import local_path
 
@@ -83,7 +83,7 @@ def launch_local(
     fewest = min_processes or num_processes
     if num_processes > 1:
         say(f"starting {num_processes} processes")
-    with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory:
+    with scratch() as directory:
         progress = Path(directory, "progress")
         with looking_out(progress, say):
             return supervise(
@@ -100,7 +100,7 @@ def launch_local(
 def _tell_why(progress: Path, why: str) -> None:
     """Leave the run a note of why it starts again, for its log."""
     with contextlib.suppress(OSError):
-        progress.with_name(f"{progress.name}.failed").write_text(why)
+        progress.with_name(f"{progress.name}.failed").write_text(why, encoding="utf-8")
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ def _place(
 def read_progress(path: Path) -> int | None:
     """Return the step in a file that `process.report_progress` writes; None if there is none."""
     try:
-        return int(path.read_text())
+        return int(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -32,7 +32,7 @@ def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event)
     pointer = progress.with_name(f"{progress.name}.board")
     while not over.wait(seconds):
         with contextlib.suppress(OSError):
-            board = Path(pointer.read_text())
+            board = Path(pointer.read_text("utf-8"))
             entries = read_entries(board)
             seconds = min((entry.beat_seconds for entry in entries.values()), default=_SECONDS)
             if late := watched.late(entries, time.monotonic()):

@@ -55,8 +55,8 @@ class Output:
     def add(self, process: int, line: str, out: TextIO) -> None:
         """Add a line of a process, to be printed to `out`, which is stdout or stderr."""
         if self._logs:
-            with contextlib.suppress(OSError), (self._logs / f"{process}.log").open("a") as file:
-                file.write(f"{line}\n")
+            with contextlib.suppress(OSError), (self._logs / f"{process}.log").open("ab") as file:
+                file.write(f"{line}\n".encode())
         if (text := shown(line)) is None:
             return
         with self._lock:

@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
 from meshwright.launch._local import check_command
 from meshwright.launch._members import End
 from meshwright.launch._process import News
+from meshwright.launch._scratch import scratch
 from meshwright.launch._summary import has_failed
 from meshwright.launch._supervise import say
 from meshwright.lines import print_line
@@ -56,7 +56,7 @@ def run_pod(command: Sequence[str], name: str, shared: str | Path) -> int:
     begin(Ends(place / f"{name}.launch", start), number, _host(os.environ))
     # A store that fails must not keep a pod whose time is up.
     ends = Ends((place.impatient() if isinstance(place, ObjectPath) else place) / f"{name}.launch", start)
-    with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory:
+    with scratch() as directory:
         progress = Path(directory, "progress")
         with telling_progress(progress, ends) if number == 0 else contextlib.nullcontext():
             end = _run(command, number, progress)

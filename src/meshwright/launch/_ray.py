@@ -11,7 +11,6 @@ import queue
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from meshwright.launch._child import LAST_LINES, Child
 from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress
 from meshwright.launch._output import shown
 from meshwright.launch._process import News, Process, Show
+from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, supervise
 from meshwright.storage import local_path
 
@@ -116,7 +116,8 @@ class Host:
     def start(self, number: int, command: Sequence[str], environ: Mapping[str, str]) -> str:
         """Start the process, and return the name of its machine."""
         self._lines: deque[tuple[str, bool]] = deque()
-        self._progress = Path(tempfile.mkdtemp(prefix="meshwright-launch-"), "progress")
+        self._scratch = scratch()  # removed with the actor
+        self._progress = Path(self._scratch.name, "progress")
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, which would slow down the process.
         own = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
         own |= {"PYTHONUNBUFFERED": "1", "MESHWRIGHT_PROGRESS": str(self._progress), **environ}

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import queue
-import resource
 import signal
 import sys
 import time
@@ -19,12 +18,11 @@ from meshwright.launch._process import News, Outcome, Place, Process
 from meshwright.launch._restarts import Restarts
 from meshwright.launch._summary import SAVED, causes, code_of, has_failed, stop_of, summary
 from meshwright.lines import print_line
+from meshwright.open_files import allow_files_of
 
 _LONGEST_WAIT_SECONDS = 0.2
 """Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait, or
 that another thread receives; it handles such a signal after the wait."""
-_FILES, _FILES_A_PROCESS = 20, 3
-"""The open files of process 0 of a run: its own, and those for each process."""
 _DRAIN_SECONDS = 2
 """Time to wait for the last output of killed processes."""
 _CAUSE_SECONDS = 0.3
@@ -101,13 +99,7 @@ def check(grace_seconds: float, num_processes: int, restarts: int, min_processes
         raise UsageError(f"launch: --grace is {grace_seconds:g} seconds; it must be at least 0.")
     if num_processes < 1:
         raise UsageError(f"launch: -n is {num_processes} processes; it must be at least 1.")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= hard < (needed := _FILES + _FILES_A_PROCESS * num_processes):
-        raise UsageError(
-            f"launch: process 0 of {num_processes} opens some {needed} files, and may open {hard}: ulimit -n "
-            f"{2 * needed}"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * needed, hard)), hard))  # for the processes
+    allow_files_of(num_processes)
     if restarts < 0:
         raise UsageError(f"launch: --restarts is {restarts}; it must be at least 0.")
     if min_processes is not None and not 1 <= min_processes <= num_processes:

@@ -75,11 +75,12 @@ class _File:
 def _job(number: str) -> Mapping[str, str]:
     """Return what SLURM knows of a job, by name; of one that it has forgotten, that it is over."""
     done = subprocess.run(
-        ["scontrol", "-o", "show", "job", number], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        ["scontrol", "-o", "show", "job", number], stdin=subprocess.DEVNULL, capture_output=True
     )
-    if "Invalid job id" in done.stderr:
+    if b"Invalid job id" in done.stderr:
         return {"JobState": "COMPLETED", "ExitCode": f"{EXIT_FAILED}:0"}
-    return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+    words = done.stdout.decode(errors="replace").split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _exit_code(job: Mapping[str, str]) -> int:

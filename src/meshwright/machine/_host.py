@@ -17,7 +17,7 @@ def host_shares(root: Path = Path("/")) -> dict[str, float]:
         told = _by_name(root / "proc/meminfo")
         total = told["MemTotal:"]
         found["memory/host"] = 1 - told["MemAvailable:"] / total
-        pages = int((root / "proc/self/statm").read_text().split()[1])
+        pages = int((root / "proc/self/statm").read_text("utf-8").split()[1])
         found["memory/process"] = pages * os.sysconf("SC_PAGE_SIZE") / (1024 * total)
     return found
 
@@ -37,7 +37,8 @@ def busy_share(before: Mapping[str, float], after: Mapping[str, float]) -> dict[
 
 def _ticks(root: Path) -> dict[str, float]:
     with suppress(OSError, ValueError, IndexError):
-        ticks = [int(each) for each in (root / "proc/stat").read_text().partition("\n")[0].split()[1:9]]
+        whole, *_ = (root / "proc/stat").read_text("utf-8").splitlines()
+        ticks = [int(each) for each in whole.split()[1:9]]
         return {"ticks": sum(ticks), "idle_ticks": ticks[3] + ticks[4]}  # idle, and waiting for disks
     return {}
 
@@ -47,7 +48,7 @@ def _disks(root: Path) -> dict[str, float]:
     with suppress(OSError, ValueError, IndexError):
         for place in (root / "sys/block").iterdir():
             if not place.name.startswith(_NOT_DISKS):
-                fields = (place / "stat").read_text().split()
+                fields = (place / "stat").read_text("utf-8").split()
                 read, written = read + int(fields[2]), written + int(fields[6])
         return {"bytes/disk_read": _SECTOR_NBYTES * read, "bytes/disk_written": _SECTOR_NBYTES * written}
     return {}
@@ -64,11 +65,11 @@ def _network(root: Path) -> dict[str, float]:
 
 
 def _interfaces(root: Path) -> Iterator[tuple[str, list[str]]]:
-    for line in (root / "proc/net/dev").read_text().splitlines()[2:]:
+    for line in (root / "proc/net/dev").read_text("utf-8").splitlines()[2:]:
         name, _, row = line.partition(":")
         yield name.strip(), row.split()
 
 
 def _by_name(path: Path) -> dict[str, int]:
-    rows = (line.split() for line in path.read_text().splitlines())
+    rows = (line.split() for line in path.read_text("utf-8").splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

@@ -27,7 +27,7 @@ class Bar(Iterator[T]):
     def __init__(self, items: Iterable[T], total: int | None, description: str, *, shown: bool = True):
         self._postfix: dict[str, float] = {}
         # In a pipe or a file, where nothing can be redrawn, the bar would print a line for each item.
-        self._is_drawn = shown and sys.stderr.isatty()
+        self._is_drawn = shown and sys.stderr is not None and sys.stderr.isatty()
         self._items = _drawn(items, total, description, self._postfix) if self._is_drawn else iter(items)
 
     def __next__(self) -> T:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self, TextIO
 
 from meshwright.errors import printable
+from meshwright.lines import print_line
 from meshwright.metrics._kinds import Values, numbers
 from meshwright.metrics._notebook import NotebookLine, in_notebook
 from meshwright.metrics._numbers import duration, number
@@ -109,17 +110,19 @@ class Console:
     def say(self, message: "RenderableType") -> None:
         """Print a text, or anything that rich can render, above the panel or, without one, as lines."""
         if self._live is None and isinstance(message, str):
-            self._file.write(f"{message}\n")
-            self._file.flush()
+            print_line(message, self._file)
             return
         from meshwright.metrics import _panel
 
-        _panel.say(_panel.rich_console(self._file) if self._live is None else self._live.console, message)
+        if self._live is not None:
+            _panel.say(self._live.console, message)
+        elif self._file is not None:
+            print_line(_panel.text_of(message, self._file), self._file)
 
     def __enter__(self) -> Self:
         from meshwright.metrics import _panel  # loads rich only if it is needed
 
-        self._live = None if self._cell else _panel.open_live(self, self._file)
+        self._live = None if self._cell or self._file is None else _panel.open_live(self, self._file)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -38,11 +38,19 @@ def open_live(panel: RenderableType, file: TextIO) -> Live | None:
         console=console,
         auto_refresh=False,  # otherwise a thread redraws all the time
         # The program's own output goes above the panel, unless it goes into a pipe.
-        redirect_stdout=sys.stdout.isatty(),
+        redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),
     )
     live.start(refresh=True)
     return live
+
+
+def text_of(message: RenderableType, file: TextIO) -> str:
+    """Return a message as it is printed on `file`, without the end of its last line."""
+    console = rich_console(file)
+    with console.capture() as captured:
+        say(console, message)
+    return captured.get().removesuffix("\n")
 
 
 def say(console: Console, message: RenderableType) -> None:

@@ -38,7 +38,7 @@ class Outputs:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         existing = [path for path in (self._path, self._part_path) if path.exists()]
         if not existing:
-            self._about_path.write_text(json.dumps(self._about))
+            self._about_path.write_text(json.dumps(self._about), encoding="utf-8")
             self._part_path.touch()
             return 0
         self._check_about(existing[0])
@@ -81,7 +81,7 @@ def _with_suffix(path: Path, suffix: str) -> Path:
 def _read_about(about: Path) -> dict[str, Any]:
     """Return the values that an earlier call wrote; empty if the file is missing or was left half written."""
     try:
-        return json.loads(about.read_text())
+        return json.loads(about.read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
 

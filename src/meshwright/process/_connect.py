@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import jax
 
+from meshwright.lines import print_line
 from meshwright.process._agree import agree, gather
 from meshwright.process._connections import Connections
 from meshwright.process._exchange import DeviceExchange, Exchange, LeadExchange, PeerExchange
@@ -33,11 +34,10 @@ def connect_processes() -> Exchange:
         watch_peers(exchange.connections).was_joined = True
         return exchange
     if jax.process_index() == 0:
-        print(
+        print_line(
             "meshwright: not all processes can connect to process 0, so they compare by collectives on their "
             "devices. If one fails, the others learn only that it is gone, not why",
-            file=sys.stderr,
-            flush=True,
+            sys.stderr,
         )
     return DeviceExchange()
 

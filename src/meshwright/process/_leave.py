@@ -43,8 +43,8 @@ def exit_now(exit_code: int) -> None:
 
 def _end_process(exit_code: int) -> None:
     announce_exit(exit_code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None in a process without them
+        stream.flush()
     logging.shutdown()
     time.sleep(max(member.exit_delay_seconds, _OTHERS_DELAY_SECONDS if failed_elsewhere() else 0))
     os._exit(exit_code)

@@ -195,7 +195,7 @@ def _write_owner(file: Path, has_lock: bool) -> str:
     path, this = _owner_file(file), json.dumps(asdict(this_process(has_lock)))
     while True:
         try:
-            with path.open("x") as new, suppress(OSError):  # on a full disk the file stays empty
+            with path.open("xb") as new, suppress(OSError):  # on a full disk the file stays empty
                 os.write(new.fileno(), this.encode())
             return _read(path) or ""
         except FileExistsError:
@@ -263,7 +263,7 @@ def _owner_file(file: Path) -> Path:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace")
+        return path.read_text("utf-8", "replace")
     except FileNotFoundError:
         return None
 

@@ -58,7 +58,7 @@ def is_alive(owner: LockOwner) -> bool:
 def _began(pid: int) -> str:
     """Return the start time of a process, "ended" for one that has ended, or "" if it is not known."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return ""
     fields = stat.rpartition(")")[2].split()  # proc(5): the fields after the name of the program
@@ -68,7 +68,7 @@ def _began(pid: int) -> str:
 def this_machine() -> str:
     """Return a text that is the same for all processes that share one namespace of process ids."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return socket.gethostname()

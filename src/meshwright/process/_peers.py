@@ -310,7 +310,8 @@ class Watch:
 
     def _end_if_due(self) -> None:
         if not self.over and time.monotonic() >= self._leave_at:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             os._exit(member.exit_code)
         if self.over or time.monotonic() < self._due:
             return

@@ -59,7 +59,7 @@ def why_started_again() -> str | None:
     """
     try:
         note = Path(f"{os.environ[PROGRESS]}.failed")
-        why = note.read_text()
+        why = note.read_text("utf-8")
         note.unlink()
     except (KeyError, OSError, ValueError):
         return None
@@ -69,7 +69,7 @@ def why_started_again() -> str | None:
 def _reported() -> int:
     """Return the step in the file; -1 if there is none."""
     try:
-        return int(Path(os.environ[PROGRESS]).read_text())
+        return int(Path(os.environ[PROGRESS]).read_text("utf-8"))
     except (KeyError, OSError, ValueError):
         return -1
 
@@ -81,7 +81,7 @@ def _report(suffix: str, content: str) -> None:
     path += suffix
     try:
         descriptor, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=f"{Path(path).name}.")
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)
         Path(temporary).replace(path)
     except OSError:

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from meshwright.errors import PeersError, ranges
+from meshwright.lines import print_line
 from meshwright.process import _sockets
 from meshwright.process._connections import Connections
 from meshwright.process._exchange import LeadExchange, PeerExchange
@@ -84,9 +85,7 @@ class _Wait:
         waited_seconds = self.seconds - self.left_seconds()
         if waited_seconds > _NOTICE_AFTER_SECONDS and not self._has_notified:
             self._has_notified = True
-            print(
-                f"meshwright: {text}; giving up in {self.left_seconds():.0f} s", file=sys.stderr, flush=True
-            )
+            print_line(f"meshwright: {text}; giving up in {self.left_seconds():.0f} s", sys.stderr)
 
 
 class _Arrivals:

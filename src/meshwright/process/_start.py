@@ -10,6 +10,7 @@ import jax
 
 from meshwright.errors import PeersError, UsageError
 from meshwright.lines import print_line
+from meshwright.open_files import allow_files_of
 from meshwright.process._clocks import clock_warning
 from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._compare import compare, compare_over, is_connected, use_exchange
@@ -121,6 +122,8 @@ def _join(
     timeout_seconds: float,
     heartbeat_timeout_seconds: int,
 ) -> None:
+    if process_id == 0:
+        allow_files_of(num_processes)
     _go_past_proxies(coordinator)
     token = os.environ.get("MESHWRIGHT_TOKEN", "")
     exchange = rendezvous(

@@ -63,7 +63,7 @@ def play(experiment: Experiment, orders: Orders) -> None:
       experiment: The experiment of the user, whose run directory is not touched.
       orders: What to do.
     """
-    with Path(orders.notes).open("a") as file:
+    with Path(orders.notes).open("a", encoding="utf-8") as file:
 
         def note(kind: str, **more: Any) -> None:
             file.write(json.dumps({"note": kind, **more}) + "\n")

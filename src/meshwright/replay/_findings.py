@@ -50,7 +50,7 @@ class Notes:
 def read_notes(path: Path) -> Notes:
     """Return the notes in a file; a line that a kill cut off is left out."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
             note = json.loads(line)
         except ValueError:

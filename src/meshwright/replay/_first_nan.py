@@ -297,7 +297,7 @@ def _keep(found: FirstNan, batch: PyTree) -> None:
     arrays = {name or "batch": np.asarray(x) for name, x in tree.named_leaves(batch).items()}
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    path.with_suffix(".json").write_text(json.dumps(found.document(), indent=2) + "\n")
+    path.with_suffix(".json").write_text(json.dumps(found.document(), indent=2) + "\n", encoding="utf-8")
 
 
 def _told(made: Made, word: str) -> list[str]:

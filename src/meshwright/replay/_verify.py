@@ -153,7 +153,8 @@ class _Runs:
         (self.scratch / name).mkdir(exist_ok=True)
         notes = str(self.scratch / name / "notes.jsonl")
         orders = Orders(str(self.workdir(name)), notes, self.steps, self.save_every, kill_after, repeats)
-        done = subprocess.run(self._command(orders), capture_output=True, text=True, check=False)
+        command = self._command(orders)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         expected = 0 if kill_after is None else -signal.SIGKILL
         if done.returncode == expected:
             return

@@ -24,7 +24,7 @@ def comparison_page(found: Comparison) -> str:
     """Return a comparison as one HTML file that needs no other."""
     names = found.names
     title = " · ".join(names) if len(names) <= _MOST_IN_TITLE else f"{len(names)} runs"
-    script = importlib.resources.files("meshwright.report").joinpath("sort.js").read_text()
+    script = importlib.resources.files("meshwright.report").joinpath("sort.js").read_text("utf-8")
     return document(
         title,
         style() + "".join(map(_rules_of, range(len(names)))),

@@ -32,7 +32,7 @@ def page(run: Run) -> str:
 
 def style() -> str:
     """Return the CSS of all pages."""
-    return importlib.resources.files("meshwright.report").joinpath("page.css").read_text()
+    return importlib.resources.files("meshwright.report").joinpath("page.css").read_text("utf-8")
 
 
 def header(run: Run) -> Html:

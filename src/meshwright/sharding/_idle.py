@@ -14,6 +14,11 @@ from meshwright.tree import PyTree
 
 _FOR_BATCHES = tuple(axis for axis in BATCH_AXES if axis not in (PIPELINE, EXPERT))
 """The axes that do nothing but split batches, and states with them."""
+_USED_BY = {
+    SEQUENCE: ("rows along their length", "mw.attention"),
+    EXPERT: ("the experts of a mixture", "mw.moe"),
+}
+"""What an axis splits, and the function that does it."""
 _COLLECTIVE = ("axes", "axis_name")
 """Parameters of JAX's collectives that name axes."""
 
@@ -62,14 +67,14 @@ def check_axes(
 
 
 def _error_text(layout: Layout, axis: str) -> str:
-    if axis == SEQUENCE:
-        return (
-            f"mesh axis 'sequence' of size {layout.mesh.shape[axis]} only repeats work: it splits rows along "
-            "their length in `mw.attention`, which this program does not call.\n"
-            f"  Call `mw.attention` in the model, or give the devices to an axis that splits the batch "
-            f"({' or '.join(_FOR_BATCHES)})."
-        )
     size, hint = layout.mesh.shape[axis], "" if axis in AXES else did_you_mean(axis, AXES)
+    if axis in _USED_BY:
+        what, function = _USED_BY[axis]
+        return (
+            f"mesh axis {axis!r} of size {size} only repeats work: it splits {what} in `{function}`, which "
+            f"this program does not call.\n  Call `{function}` in the model, or give the devices to an axis "
+            f"that splits the batch ({' or '.join(_FOR_BATCHES)})."
+        )
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
         f"of the state, and no operation of the program names it.{hint}\n"

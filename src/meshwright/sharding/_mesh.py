@@ -6,7 +6,7 @@ which hold neighbouring devices, then differ along the first.
 
 A semicolon makes that certain: in `data=-1; fsdp=4,tensor=2` the first part is laid over *groups* of devices
 with fast links among them, and the second inside each group. A group is what JAX calls a slice (of TPUs; for
-GPUs, one NVLink domain), or a process if devices have no `slice_index`.
+GPUs, one NVLink domain), or a process on CPUs and where devices have no `slice_index`.
 
 `explicit: data=4,tensor=2` makes axes of JAX's type Explicit, for models that say how results are split.
 """
@@ -62,7 +62,7 @@ def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | No
     if isinstance(shape, str) and ";" in shape:
         return _arranged(*_parts(shape, len(devices), len(_group_sizes(devices))), devices, kind)
     sizes = mesh_sizes(shape, len(devices))
-    if len({getattr(device, "slice_index", None) for device in devices}) > 1:
+    if len({_slice_of(device) for device in devices}) > 1:
         return _arranged(*_over_slices(sizes, _group_sizes(devices)), devices, kind)
     return jax.make_mesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes), devices=devices
@@ -196,8 +196,13 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
 def group_of(device: jax.Device) -> int:
     """Return the number of the group of devices with fast links that a device belongs to."""
-    slice_index = getattr(device, "slice_index", None)
-    return device.process_index if slice_index is None else slice_index
+    number = _slice_of(device)
+    return device.process_index if number is None else number
+
+
+def _slice_of(device: jax.Device) -> int | None:
+    """Return the number of a device's slice; None where none is told, and on CPUs, all of which have 0."""
+    return None if device.platform == "cpu" else getattr(device, "slice_index", None)
 
 
 def _group_sizes(devices: Sequence[jax.Device]) -> list[int]:
@@ -226,7 +231,7 @@ def _arranged(
         [inside.get(axis, 1) for axis in axes],
         [over.get(axis, 1) for axis in axes],
         devices,
-        process_is_granule=getattr(devices[0], "slice_index", None) is None,
+        process_is_granule=_slice_of(devices[0]) is None,
         allow_split_physical_axes=devices[0].device_kind in _SPLIT_RINGS,
     )
     return Mesh(arranged, axes, axis_types=(kind,) * len(axes))
@@ -298,7 +303,8 @@ def _misfit(said: str, sizes: Mapping[str, int], fixed: int, count: int, things:
     first = next(iter(sizes))
     others = fixed // max(sizes[first], 1)
     remedy = f"{first}=-1" if count % others == 0 and -1 not in sizes.values() else "smaller axes"
-    or_fake = "" if things == _GROUPS else f", or --fake-devices {fixed} to try it on a CPU"
+    way = f"meshwright launch local -n {fixed}" if things == _GROUPS else f"--fake-devices {fixed}"
+    or_fake = f", or {way} to try it on a CPU"
     return (
         f"mesh {said} needs {multiple}{fixed} {things}, {has} {count}.\n"
         f"  Try {remedy}{or_fake}; `meshwright doctor` lists the devices."

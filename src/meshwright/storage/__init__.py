@@ -10,6 +10,7 @@ May import ground rooms only. Add a kind of store to `_settings`.
 from meshwright.storage._copies import local_copy, put_at, put_file_at, read_text
 from meshwright.storage._mirror import mirrored
 from meshwright.storage._object_file import AHEAD_BYTES, ObjectBytes, Part, parts_of, put_parts, wrong_objects
+from meshwright.storage._of_user import check_owned, user_cache
 from meshwright.storage._path import Directory, ObjectPath, check_address, location, read_each
 from meshwright.storage._permission import telling_unreadable
 from meshwright.storage._place import is_address, is_file_name, join, local_path
@@ -21,6 +22,7 @@ __all__ = [
     "ObjectPath",
     "Part",
     "check_address",
+    "check_owned",
     "is_address",
     "is_file_name",
     "join",
@@ -35,5 +37,6 @@ __all__ = [
     "read_each",
     "read_text",
     "telling_unreadable",
+    "user_cache",
     "wrong_objects",
 ]

@@ -51,6 +51,11 @@ class Mirror:
         (self.path / probe).unlink()
         self._put_changed()
 
+    def remove_probes(self) -> None:
+        """Remove what tries of a store that could not delete have left. Call it when no process makes one."""
+        for path in list(self._root.glob(".probe-*")):
+            path.unlink()
+
     def _keep(self, name: str, content: bytes) -> None:
         with _on_this_machine(str(self.path)):
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,22 +1,25 @@
 """Chats as tokens, with a weight for each: 1 for what the assistant wrote, and 0 for the rest."""
 
 import datetime
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from meshwright.docstrings import documented
 from meshwright.documents import check_unicode
-from meshwright.errors import InputError, UsageError
+from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.tokens._folder import TEMPLATE, Files, needed, read_folder
-from meshwright.tokens._spans import ASSISTANT, spans_by_prefix, weights_of
+from meshwright.tokens._spans import ASSISTANT, Ask, weights_of
 from meshwright.tokens._template import Template
 
 Messages = Sequence[Mapping[str, Any]]
 DATE = "2026-01-01"
 _DEEPEST = 32
+_TOGETHER = 64
+"""The number of chats whose texts are made at once."""
 
 
 @documented
@@ -103,7 +106,8 @@ class Chat:
           InputError: The messages are not of this form, or the template refuses them or fails on them.
           UsageError: The tokenizer has no template.
         """
-        return self._rendered(_checked(messages), _plain(tools, 0), reply)
+        (text,) = self._rendered(_checked(messages), _plain(tools, 0), (len(messages), reply))
+        return text
 
     def encode(self, messages: Messages, *, tools: Sequence[Any] | None = None) -> Encoded:
         """Return the tokens of a chat, and which of them the assistant wrote.
@@ -119,13 +123,33 @@ class Chat:
           InputError: As `text`; or the template writes messages differently if others follow.
           UsageError: As `text`.
         """
-        said, offered = _checked(messages), _plain(tools, 0)
-        text, template = self._rendered(said, offered, False), self._template(offered)
-        if template.has_generation:
-            spans = template.spans(text, said, **self._names(offered, False))
-        else:
-            spans = spans_by_prefix(text, said, lambda some, reply: self._rendered(some, offered, reply))
-        return self._encoded(text, spans)
+        (found,) = self.encode_each([(messages, tools)])
+        return found
+
+    def encode_each(self, chats: Iterable[tuple[Messages, Sequence[Any] | None]]) -> Iterator[Encoded]:
+        """Yield what `encode` returns of each of some chats, in less time: their texts are made meanwhile.
+
+        Args:
+          chats: The messages and tools of each.
+
+        Raises:
+          InputError: As `encode`, when that chat is reached.
+          UsageError: As `text`.
+        """
+        left = iter(chats)
+        while some := [*itertools.islice(left, _TOGETHER)]:
+            ready, failure = [], None
+            try:
+                for messages, tools in some:
+                    said, offered = _checked(messages), _plain(tools, 0)
+                    ready.append((self._template(offered), said, self._names(offered)))
+            except MeshwrightError as error:  # those before it come first
+                failure = error
+            for template, group in itertools.groupby(ready, lambda each: each[0]):
+                for text, spans in template.spans([each[1:] for each in group]):
+                    yield self._encoded(text, spans)
+            if failure is not None:
+                raise failure
 
     def answer(self, prompt: Any, completion: Any, *, tools: Sequence[Any] | None = None) -> Encoded:
         """Return the tokens of a prompt and its completion, of which only the completion counts.
@@ -147,8 +171,7 @@ class Chat:
             raise InputError("prompt and completion must both be texts, or both be messages.")
         asked, said = _checked(prompt), _checked([*prompt, *completion])
         offered = _plain(tools, 0)
-        before = self._rendered(asked, offered, True)
-        text = self._rendered(said, offered, False)
+        before, text = self._rendered(said, offered, (len(asked), True), (len(said), False))
         if not text.startswith(before):
             raise InputError("the chat template writes the prompt differently if the completion follows.")
         return self._encoded(text, [(len(before), len(text))])
@@ -186,11 +209,11 @@ class Chat:
             tokens, weights = tokens[:-1], weights[:-1]  # the tokenizer adds one by itself
         return Encoded(tokens, weights)
 
-    def _rendered(self, messages: Messages, tools: Any, reply: bool) -> str:
-        return self._template(tools).render(messages, **self._names(tools, reply))
+    def _rendered(self, messages: Messages, tools: Any, *asks: Ask) -> list[str]:
+        return self._template(tools).render(messages, self._names(tools), *asks)
 
-    def _names(self, tools: Any, reply: bool) -> dict[str, Any]:
-        return {**self.files.special, "tools": tools, "add_generation_prompt": reply}
+    def _names(self, tools: Any) -> dict[str, Any]:
+        return {**self.files.special, "tools": tools}
 
     def _template(self, tools: Any) -> Template:
         texts = self.files.templates

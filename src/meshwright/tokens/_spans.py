@@ -4,30 +4,37 @@ A template may mark them itself, by `{% generation %}`. For others, an assistant
 gains by it: from the end of the messages before it, with the prompt for an answer, to its own end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.tokens._template import Span
 
 ASSISTANT = "assistant"
+Span = tuple[int, int]
+Ask = tuple[int, bool]
+"""The first so many messages of a chat, and whether what asks for an answer follows."""
 
 
-def spans_by_prefix(
-    text: str, messages: Sequence[Mapping[str, Any]], render: Callable[[Sequence[Any], bool], str]
-) -> list[Span]:
-    """Return the spans of the assistant's messages in a chat's text, in order.
+def asks_of(messages: Sequence[Mapping[str, Any]]) -> list[Ask]:
+    """Return the parts of a chat whose texts tell the assistant's: the whole, and those to either end."""
+    ends = [ask for number in _answers(messages) for ask in ((number, True), (number + 1, False)) if ask[0]]
+    return [*dict.fromkeys([(len(messages), False), *ends])]
+
+
+def _answers(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [number for number, message in enumerate(messages) if message.get("role") == ASSISTANT]
+
+
+def spans_by_prefix(messages: Sequence[Mapping[str, Any]], texts: Mapping[Ask, str]) -> list[Span]:
+    """Return the spans of the assistant's messages in a chat's text, given the texts of its parts, in order.
 
     Raises:
       InputError: The template writes earlier messages differently if others follow, so that there is no such
         span.
     """
-    spans = []
-    for number, message in enumerate(messages):
-        if message.get("role") != ASSISTANT:
-            continue
-        before = render(messages[:number], True) if number else ""
-        after = text if number + 1 == len(messages) else render(messages[: number + 1], False)
+    text, spans = texts[len(messages), False], []
+    for number in _answers(messages):
+        before, after = texts.get((number, True), ""), texts[number + 1, False]
         if not (text.startswith(before) and text.startswith(after) and len(before) <= len(after)):
             raise InputError(
                 f"the chat template writes the first {number} messages differently if message {number + 1} "
@@ -36,6 +43,29 @@ def spans_by_prefix(
                 "writes, or make a row of each answer: prompt and completion."
             )
         spans.append((len(before), len(after)))
+    return spans
+
+
+def spans_by_marks(text: str, marked: str, opened: str, closed: str) -> list[Span]:
+    """Return the spans of a text that are between marks where the template writes them, in order.
+
+    Raises:
+      InputError: There are such blocks within others, or the template changes what they enclose.
+    """
+    first, *rest = marked.split(opened)
+    spans, pieces = [], [first]
+    for each in rest:
+        start = sum(map(len, pieces))
+        inside, end, outside = each.partition(closed)
+        if not end:
+            raise InputError("the chat template has generation blocks within others.")
+        spans.append((start, start + len(inside)))
+        pieces += [inside, outside]
+    if "".join(pieces) != text:
+        raise InputError(
+            "the chat template changes what its generation blocks enclose, so their place in the text "
+            "cannot be told.\n  Put {% generation %} around what is written at last, outside of filters."
+        )
     return spans
 
 

@@ -28,6 +28,7 @@ from meshwright.train._ring import Ring
 from meshwright.train._schedule import OneForwardOneBackward, PipelineSchedule
 from meshwright.train._schedules import schedule
 from meshwright.train._state import (
+    LAST_STEP,
     Init,
     Model,
     Params,
@@ -35,6 +36,7 @@ from meshwright.train._state import (
     Variables,
     abstract_state,
     as_init,
+    check_num_steps,
     init_optimizer,
     init_state,
     state_from,
@@ -53,6 +55,7 @@ from meshwright.train._trainable import (
 from meshwright.train._watchdog import RunningWatchdog, Timeouts, timeouts, unwatched, watchdog
 
 __all__ = [
+    "LAST_STEP",
     "PHASES",
     "RUN_AHEAD",
     "Builder",
@@ -95,6 +98,7 @@ __all__ = [
     "check_dtypes",
     "check_finite",
     "check_given",
+    "check_num_steps",
     "compile_cache",
     "decay_by_path",
     "describe_state",

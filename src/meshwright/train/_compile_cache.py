@@ -12,7 +12,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from meshwright.errors import UsageError
-from meshwright.storage import local_path
+from meshwright.storage import local_path, user_cache
 
 _MAX_BYTES = 10 << 30
 """The largest size of the user's folder. Beyond it the least recently read entries are deleted."""
@@ -59,11 +59,11 @@ def compile_cache(directory: str | Path | None) -> None:
 def user_compile_cache() -> Path:
     """Return the folder of this user and this kind of machine for compiled programs, limited to 10 GiB.
 
-    It is below `$XDG_CACHE_HOME`, or `~/.cache` (XDG Base Directory Specification). If it has become larger,
-    the entries that were not read for longest are deleted.
+    It is below `$XDG_CACHE_HOME`, or `~/.cache` (XDG Base Directory Specification); where that cannot be
+    written, in the temporary directory. If it has become larger, the entries that were not read for longest
+    are deleted.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = home / "meshwright/compile_cache" / f"{platform.machine()}-{_cpu_digest()}"
+    directory = user_cache() / "compile_cache" / f"{platform.machine()}-{_cpu_digest()}"
     with contextlib.suppress(OSError):  # another process may be deleting the same
         _delete_oldest(directory)
     return directory
@@ -73,7 +73,7 @@ def _cpu_digest() -> str:
     """Return a digest of the features of this machine's CPU, for which XLA compiles."""
     features = platform.processor()
     with contextlib.suppress(OSError):  # only Linux has the file
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
     return hashlib.sha256(features.encode()).hexdigest()[:8]
 

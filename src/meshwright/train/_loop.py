@@ -10,6 +10,7 @@ import jax
 
 from meshwright import process
 from meshwright.errors import UsageError
+from meshwright.train._state import check_num_steps
 from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained
 from meshwright.when import Scores, Tick
@@ -138,7 +139,9 @@ def check_equal_start(state: Any, data: Any, steps: int) -> None:
 
     Raises:
       UsageError: The processes differ. One would wait for the others for ever, or train on other examples.
+        Or a state cannot count so many steps.
     """
+    check_num_steps("max_steps", steps)
     if _is_of_all(state):
         facts = getattr(data, "facts", dict)
         bounds = {"steps": str(steps), "steps made before": str(int(state.step))}

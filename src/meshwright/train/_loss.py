@@ -85,7 +85,13 @@ def of_loss(
     values = {"params": params, "batch": batch, "key": key}
     values |= zip(["model_state"], model_state, strict=False)  # where there is one
     hint = "\n  Write lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
-    return in_order(loss, values, "loss", named={"step": step}, optional="key", hint=hint)()
+    called = in_order(loss, values, "loss", named={"step": step}, optional="key", hint=hint)
+    try:
+        return called()
+    except TypeError as error:
+        if "same dtypes" in str(error):
+            error.add_note("If compute_dtype casts the parameters, cast the examples in the loss, too.")
+        raise
 
 
 def mean_gradients(
@@ -132,6 +138,13 @@ def _accumulated(
     key: jax.Array,
     microbatches: int,
 ) -> tuple[tuple[PyTree, Metrics], PyTree]:
+    if len({x.shape[0] for x in jax.tree.leaves(batch)}) > 1:
+        shapes = ", ".join(f"{name or 'batch'} {x.shape}" for name, x in tree.named_leaves(batch).items())
+        raise UsageError(
+            f"microbatches={microbatches} cuts each array of a batch along its first dimension, so all must "
+            f"have as many rows: {shapes}.\n  Give an example of the batch one row in each array, or leave "
+            "out microbatches."
+        )
     pieces = jax.tree.map(lambda x: _striped(x, microbatches), batch)
 
     def one(model_state: PyTree, i: jax.Array, piece: PyTree) -> tuple[PyTree, PyTree]:

@@ -30,6 +30,15 @@ from meshwright.tree import PyTree
 Params = TypeVar("Params", default=Any)
 """The type of the parameters, a pytree of arrays."""
 
+LAST_STEP = 2**31 - 1
+"""The largest step that a state can count, in an int32."""
+
+
+def check_num_steps(name: str, steps: int) -> None:
+    """Raise a `UsageError`, which begins with a name, if a state cannot count so many steps."""
+    if steps > LAST_STEP:
+        raise UsageError(f"{name} is {steps}; it must be at most {LAST_STEP}, as steps are counted in int32.")
+
 
 @documented
 @jax.tree_util.register_dataclass

@@ -22,7 +22,7 @@ from meshwright.engine import (
 )
 from meshwright.evaluation import Scores
 from meshwright.input import facts_of, is_indexed
-from meshwright.train import TrainState, check_dtypes, frozen_names, wider_than
+from meshwright.train import LAST_STEP, TrainState, check_dtypes, frozen_names, wider_than
 from meshwright.trainer._arguments import Call
 from meshwright.trainer._calls import CallData, Finished, Position, digest_of
 from meshwright.trainer._epochs import Epochs
@@ -31,8 +31,6 @@ from meshwright.trainer._recipe import Recipe
 from meshwright.trainer._schedule import EPOCH
 from meshwright.trainer._start import check_schedule
 from meshwright.when import When
-
-_FOR_EVER = 2**31 - 1  # the largest step that a state can hold, an int32
 
 
 @dataclass
@@ -178,7 +176,7 @@ def _training_of(
         other_batches=[global_batch(each, call.batch_size) for each in calls.epochs.shapes()],
         step=recipe.step(call.logging.norms),
         data=calls,
-        last_step=lambda: calls.first_step + schedule.max_steps if schedule.max_steps else _FOR_EVER,
+        last_step=lambda: calls.first_step + schedule.max_steps if schedule.max_steps else LAST_STEP,
         first_step=lambda: calls.first_step,
         num_steps=lambda done: schedule.num_steps(done, calls.epochs, calls.first_step),
         asked=schedule.end,

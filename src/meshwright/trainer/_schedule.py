@@ -8,6 +8,7 @@ from meshwright.checkpoint import Keep, keep_any, last
 from meshwright.checkpoint import best as best_of
 from meshwright.engine import InformedWhen
 from meshwright.errors import LayoutError, UsageError
+from meshwright.train import check_num_steps
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._evaluation import PREFIX, Best
 from meshwright.when import When, every
@@ -45,6 +46,7 @@ class Schedule:
         for name, value in vars(self).items():
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1.")
+        check_num_steps("max_steps", self.max_steps or 0)
         if not isinstance(self.best, Mapping):
             raise UsageError(
                 f"best={self.best!r}: it must be a mapping from scores to modes, such as "
@@ -98,11 +100,14 @@ class Schedule:
           done: The number of updates so far.
           data: The batches of the call.
           before: The number of updates that earlier calls made.
+
+        Raises:
+          UsageError: It is larger than a state can count.
         """
         left, last = data.num_left(), None if self.max_steps is None else before + self.max_steps
-        if left is None:
-            return last
-        return min(done + left, last or done + left)
+        whole = last if left is None else min(done + left, last or done + left)
+        check_num_steps("the number of updates of all calls", whole or 0)
+        return whole
 
 
 def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[int, int]:

@@ -193,8 +193,8 @@ def _merged(
     num_shards, nbytes = len(holders), math.prod(shard_shape) * itemsize
     if num_shards < 2 or shard_shape[1:] != shape[1:] or num_shards * shard_shape[0] != shape[0]:
         return shard_shape, holders
-    for size in range(min(num_shards, SMALL // nbytes), 1, -1):
+    for size in (each for each in range(min(num_shards, SMALL // nbytes), 1, -1) if num_shards % each == 0):
         groups = [frozenset.intersection(*holders[at : at + size]) for at in range(0, num_shards, size)]
-        if num_shards % size == 0 and all(groups):
+        if all(groups):
             return (size * shard_shape[0], *shard_shape[1:]), tuple(groups)
     return shard_shape, holders
