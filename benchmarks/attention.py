@@ -21,7 +21,7 @@ MOST_TIME, MOST_MEMORY = 1.1, 0.5
 
 def gradient(form: str):
     def total(q, k, v):
-        return mw.attention(q, k, v, causal=True, form=form).sum()
+        return mw.nn.attention(q, k, v, causal=True, form=form).sum()
 
     return jax.jit(jax.grad(total, argnums=(0, 1, 2)))
 

@@ -21,8 +21,10 @@ from jax.sharding import PartitionSpec as P
 from models.cases import CASES, Case
 
 import meshwright as mw
-from meshwright.hlo import collectives
-from meshwright.sharding import Rule, device_bytes, place
+from meshwright.parallel._explain import device_bytes
+from meshwright.parallel._layout import place
+from meshwright.parallel._rules import Rule
+from meshwright.program._hlo._collectives import collectives
 
 Tree = Any
 MAX_RATIO = 1.05  # of the bytes with rules written by hand
@@ -72,7 +74,7 @@ def redco_shardings(params: Tree, layout: mw.Layout) -> Tree:
     def one(name: str, _: Any) -> NamedSharding:
         return NamedSharding(layout.mesh, P(*(axis and "tensor" for axis in specs[name])))
 
-    return mw.tree.map_named(one, params)
+    return mw.base._internal.map_named(one, params)
 
 
 def candidates(case: Case, mesh: jax.sharding.Mesh, *, redco: bool) -> dict[str, Tree]:

@@ -24,9 +24,9 @@ import optax
 from benchmarks.models import mixture
 
 import meshwright as mw
-from meshwright.models import decoder
-from meshwright.plan import Change
-from meshwright.shown import human_bytes
+from meshwright.base._shown import human_bytes
+from meshwright.lm._models import decoder
+from meshwright.plan._changes import Change
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "which-axes.md"
 MARKS = "<!-- from benchmarks/axes.py -->\n", "<!-- to here -->\n"
@@ -89,7 +89,7 @@ def main() -> None:
 def shown(case: Case) -> list[Change]:
     """Search for a case, print what was found, and return it."""
     started = time.process_time()
-    found = mw.plan.search(mw.plan.site_of(experiment_of(case), case.on))
+    found = mw.plan._internal.search(mw.plan._internal.site_of(experiment_of(case), case.on))
     seconds = time.process_time() - started
     print(f"{case.title:<48}{len(found):>6}{seconds:>8.1f}  {found[0]}, {figures(found[0])}", flush=True)
     return found
@@ -137,7 +137,7 @@ def told(change: Change) -> str:
 def figures(change: Change) -> str:
     plan = change.plan
     mfu = "" if plan.mfu is None else f", MFU {plan.mfu:.0%}"
-    return f"{human_bytes(plan.memory.peak)}, {mw.plan.seconds(plan.time.seconds)}{mfu}"
+    return f"{human_bytes(plan.memory.peak)}, {mw.plan._internal.seconds(plan.time.seconds)}{mfu}"
 
 
 def written(page: str, table: str) -> str:

@@ -82,10 +82,10 @@ def serve(example: str, num_steps: int) -> None:
 
     import meshwright as mw
 
-    made = importlib.import_module(f"meshwright.demo.{example}").experiment()
+    made = importlib.import_module(f"meshwright.cli.demo.{example}").experiment()
     mesh = mw.make_mesh(made.mesh)
     layout = mw.Layout(mesh, made.rules or ())
-    state = mw.train.init_state(made.model, made.optimizer, made.seed, layout)
+    state = mw.training.init_state(made.model, made.optimizer, made.seed, layout)
     step = mw.make_step(made.loss, made.optimizer, layout)
     rows, size, start = made.input.examples, made.input.batch_size, 0
     for _ in sys.stdin:

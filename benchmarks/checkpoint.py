@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 from peers.bounds import BLOCK, Peak, aligned, bounds, bytes_read, settle
 from peers.checkpoint import PEERS, Peer
 
-from meshwright import tree
+from meshwright.base import _tree as tree
 
 Tree = Any
 Seconds = dict[str, list[float]]

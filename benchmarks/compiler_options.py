@@ -25,12 +25,12 @@ import numpy as np
 
 import decoder
 import meshwright as mw
-from meshwright.experiment import parts_of
-from meshwright.hlo import collectives
-from meshwright.hlo._program import Computation, collective_of, parse
+from meshwright.engine._experiment._parts import parts_of
 from meshwright.plan._plan import site_of
 from meshwright.plan._site import Site
 from meshwright.plan._topology import described_devices, missing_compiler
+from meshwright.program._hlo._collectives import collectives
+from meshwright.program._hlo._program import Computation, collective_of, parse
 
 ON = ("a100:8", "h100:8", "b200:8")
 GPUS = {

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.arrays import LazyArray, as_source
-from meshwright.formats import export_seqax
+from meshwright.checkpoints._arrays._lazy import LazyArray
+from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._formats._export_seqax import export_seqax
 
 MAX_MB = 400
 FORMATS = ("seqax", "native", "npz", "safetensors", "t5x")

@@ -1,7 +1,7 @@
 """The gradient of the text example's loss: the head gathered once beside once for each chunk of positions.
 
 **time** is that of whole gradients of `decoder.Config()` on one device, 2 rows. "before" is what the decoder
-did before `mw.cross_entropy`: chunks of 256 positions under `jax.checkpoint`, whose logits the gradient
+did before `mw.nn.cross_entropy`: chunks of 256 positions under `jax.checkpoint`, whose logits the gradient
 computes again. **bytes** and **memory** are those of the compiled loss alone over `fsdp=8`, with a vocabulary
 of 8,192. The bars: at most 1.05 × the time, and bytes that do not grow with the length.
 """
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 import meshwright as mw
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 LENGTHS, TINY_LENGTHS = (512, 2048), (256, 512)
 MOST_TIME = 1.05
@@ -33,7 +33,7 @@ def before(hidden, head, labels):
 
     @jax.checkpoint
     def one(inputs):
-        x, of = map(mw.sharding.shard_batch_dim, inputs)
+        x, of = map(mw.parallel.shard_batch_dim, inputs)
         logits = jnp.matmul(x, head, preferred_element_type=jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, of)
 
@@ -41,11 +41,11 @@ def before(hidden, head, labels):
 
 
 def once(hidden, head, labels):
-    return mw.cross_entropy(hidden, head, labels).total
+    return mw.nn.cross_entropy(hidden, head, labels).total
 
 
 def per_chunk(hidden, head, labels):
-    return mw.cross_entropy(hidden, head, labels, gather="per chunk").total
+    return mw.nn.cross_entropy(hidden, head, labels, gather="per chunk").total
 
 
 FORMS = {"before": before, "once": once, "per chunk": per_chunk}
@@ -80,7 +80,7 @@ def took(length: int, turns: int) -> dict[str, float]:
 
 def compiled(length: int, form) -> dict[str, float]:
     """Return the MiB that a device sends in a gradient of the loss, and those of its temporary memory."""
-    layout = mw.Layout(mw.make_mesh("fsdp=8"), (mw.match("head", "fsdp", "tensor"),))
+    layout = mw.Layout(mw.make_mesh("fsdp=8"), (mw.parallel.match("head", "fsdp", "tensor"),))
     given = {"hidden": (ROWS * 8, length, MODEL), "head": (MODEL, VOCABULARY), "labels": (ROWS * 8, length)}
     arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in given.items()}
     head = layout.place({"head": arrays["head"]})["head"]
@@ -91,7 +91,7 @@ def compiled(length: int, form) -> dict[str, float]:
     split = (layout.batch_sharding, head.sharding)
     with jax.set_mesh(layout.mesh):
         call = jax.jit(jax.grad(form, (0, 1)), out_shardings=split).lower(rows[0], head, rows[1]).compile()
-    found = mw.hlo.collectives(call.as_text(), layout.mesh)
+    found = mw.observe.collectives(call.as_text(), layout.mesh)
     return {
         "sent_mib": sum(each.times * each.sent_nbytes for each in found) / 2**20,
         "memory_mib": call.memory_analysis().temp_size_in_bytes / 2**20,

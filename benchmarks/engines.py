@@ -28,7 +28,7 @@ from clusters.engines import Local, OnJobSet, OnRay, OnSlurm, finish, processes,
 from clusters.slurm import Slurm, missing
 from end_to_end.running import losses
 from eventually import eventually
-from meshwright.metrics import read_jsonl
+from meshwright.observe._jsonl import read_jsonl
 
 
 def fill_the_disk(engine):

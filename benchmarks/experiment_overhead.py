@@ -85,7 +85,7 @@ class Program:
         logits = self.model.apply(params, batch["image"])
         return {"loss": optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])}
 
-    def experiment(self, stopwatch: mw.when.When = mw.when.never) -> mw.Experiment:
+    def experiment(self, stopwatch: mw.processes._internal.When = mw.engine.never) -> mw.Experiment:
         """Describe a run with what every run has, and with averages, clipping and skipping in its step."""
         adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
         return mw.Experiment(
@@ -93,7 +93,7 @@ class Program:
             model=lambda key: self.model.init(),
             loss=lambda params, batch, key: self.model.loss(params, batch),
             optimizer=optax.chain(
-                mw.train.skip_exploding(adam, mw.train.mean_plus_std(6)), mw.train.keep_ema(0.999)
+                mw.training.skip_exploding(adam, mw.training.mean_plus_std(6)), mw.training.keep_ema(0.999)
             ),
             input=mw.Input(self.examples, batch_size=self.setting.batch_size),
             max_steps=NOT_DUE,
@@ -101,15 +101,17 @@ class Program:
             save=mw.Save(when=stopwatch),
         )
 
-    def everything(self, stopwatch: mw.when.When, times: int = 1) -> mw.Experiment:
+    def everything(self, stopwatch: mw.processes._internal.When, times: int = 1) -> mw.Experiment:
         """Describe a run with everything on; of what there may be many of, `times` as many."""
         evaluation = mw.Evaluation(self.measure, self.examples, when=NOT_DUE)
         return replace(
             self.experiment(stopwatch),
-            mesh_rules=(("no such hardware", mw.override(microbatches=2)),) * 6 * times,
-            rules=(mw.match(mw.optional("no such name")),) * 6 * times,  # more than 64 are not described
+            mesh_rules=(("no such hardware", mw.parallel.override(microbatches=2)),) * 6 * times,
+            rules=(mw.parallel.match(mw.parallel.optional("no such name")),)
+            * 6
+            * times,  # more than 64 are not described
             evaluations={f"evaluation{i}": evaluation for i in range(2 * times)},
-            stop=mw.Stop(1e6, mw.early_stopping("evaluation0/loss", "min", patience=5)),
+            stop=mw.Stop(1e6, mw.engine.early_stopping("evaluation0/loss", "min", patience=5)),
             logging=mw.Logging(trackers=(_tracker,) * times),
             profile=mw.Profile(tuple(range(NOT_DUE, NOT_DUE + 5 * times))),
             watchdog=mw.Watchdog(kill=True),
@@ -117,7 +119,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def _tracker() -> Iterator[mw.metrics.Writer]:
+def _tracker() -> Iterator[mw.observe._internal.Writer]:
     yield lambda step, values: None
 
 
@@ -140,10 +142,10 @@ def run_loop(program: Program, nowhere: TextIO, described: Any) -> Run:
 def our_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
     layout = mw.Layout(mw.make_mesh("data=-1"))
     experiment = program.experiment()
-    compiled = mw.experiment.compile_ahead(experiment).compiled
+    compiled = mw.engine.compile_ahead(experiment).compiled
 
     def bare(place: Any) -> Run:
-        state = mw.train.init_state(experiment.model, experiment.optimizer, 0, layout)
+        state = mw.training.init_state(experiment.model, experiment.optimizer, 0, layout)
         rows_of = lambda rows: place({name: x[rows] for name, x in program.examples.items()})  # noqa: E731
         return bare_loop(compiled, state, shuffled(NUM_EXAMPLES, program.setting.batch_size, rows_of))
 

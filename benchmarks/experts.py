@@ -2,9 +2,9 @@
 
     python benchmarks/experts.py
 
-XLA has a kernel for `jax.lax.ragged_dot` on TPUs; elsewhere it multiplies each row with all experts. `mw.moe`
-multiplies blocks of rows of one expert there. With a capacity all experts multiply the same number of rows.
-Without one, the gradients are those of `jax.lax.ragged_dot`.
+XLA has a kernel for `jax.lax.ragged_dot` on TPUs; elsewhere it multiplies each row with all experts.
+`mw.nn.moe` multiplies blocks of rows of one expert there. With a capacity all experts multiply the same
+number of rows. Without one, the gradients are those of `jax.lax.ragged_dot`.
 """
 
 import argparse
@@ -38,13 +38,13 @@ def main() -> None:
         arguments = arrays(num_experts, tokens)
         steps = {
             "ragged_dot": gradient(by_ragged_dot),
-            "mw.moe": gradient(by_moe),
-            "mw.moe, capacity 1.25": gradient(partial(by_moe, capacity=1.25)),
-            "mw.moe, capacity 2.0": gradient(partial(by_moe, capacity=2.0)),
+            "mw.nn.moe": gradient(by_moe),
+            "mw.nn.moe, capacity 1.25": gradient(partial(by_moe, capacity=1.25)),
+            "mw.nn.moe, capacity 2.0": gradient(partial(by_moe, capacity=2.0)),
         }
         gradients = {name: jax.block_until_ready(step(*arguments)) for name, step in steps.items()}
         same = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
-        jax.tree.map(same, gradients["mw.moe"], gradients["ragged_dot"])
+        jax.tree.map(same, gradients["mw.nn.moe"], gradients["ragged_dot"])
         taken = {name: [] for name in steps}
         for _ in range(turns):
             for name, step in steps.items():
@@ -71,7 +71,7 @@ def block(weights: dict, rows: jax.Array, dot: Callable[..., jax.Array]) -> jax.
 
 
 def by_moe(experts: dict, x: jax.Array, logits: jax.Array, capacity: float | None = None) -> jax.Array:
-    return mw.moe(block, experts, x, logits, top_k=TOP_K, capacity=capacity)[0]
+    return mw.nn.moe(block, experts, x, logits, top_k=TOP_K, capacity=capacity)[0]
 
 
 def by_ragged_dot(experts: dict, x: jax.Array, logits: jax.Array) -> jax.Array:

@@ -32,15 +32,18 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright import tree
-from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints
-from meshwright.description import values
-from meshwright.engine import describe
-from meshwright.formats import open_source, verify
-from meshwright.metrics import jsonl, read_jsonl
-from meshwright.report import list_runs, read_run, summary, write_page
-from meshwright.train import describe_state, state_sizes
+from meshwright.base import _tree as tree
+from meshwright.base._description import values
+from meshwright.checkpoints._arrays._restore import restore
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._open import open_source
+from meshwright.checkpoints._formats._verify import verify
+from meshwright.engine._describe import describe
+from meshwright.observe._jsonl import jsonl, read_jsonl
+from meshwright.report._run import read_run
+from meshwright.report._summary import list_runs, summary
+from meshwright.report._write import write_page
+from meshwright.training._statistics import describe_state, state_sizes
 
 MAX_POWER = 1.2
 ARRAYS, MANY, FEW = (100, 400, 1600), (100, 1000, 10_000), (1, 8, 64)  # more than 64 are not described
@@ -67,8 +70,8 @@ BATCH = {"x": np.ones((8, 8), np.float32)}
 def of_arrays(size: int, folder: Path) -> dict[str, Act]:
     init, tx = lambda key: layers(size), optax.adam(0.1)
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"))
-    target = mw.train.abstract_state(init, tx, layout)
-    state = mw.train.init_state(init, tx, 0, layout)
+    target = mw.training.abstract_state(init, tx, layout)
+    state = mw.training.init_state(init, tx, 0, layout)
     norms = mw.make_step(loss, tx, layout, norms=".*")
     checkpoints = Checkpoints(folder / "c").__enter__()
     steps = iter(range(1, 100))
@@ -81,7 +84,7 @@ def of_arrays(size: int, folder: Path) -> dict[str, Act]:
     newest = lambda: open_source(folder / "c")  # noqa: E731
     return {
         "tree: names, differences": lambda: tree.differences(target, target),
-        "abstract_state": lambda: mw.train.abstract_state(init, tx, layout),
+        "abstract_state": lambda: mw.training.abstract_state(init, tx, layout),
         "Layout.shardings": lambda: layout.shardings(target.params),
         "Layout.explain": lambda: layout.explain(target.params),
         "describe_state, state_sizes": lambda: (describe_state(target), state_sizes(target)),
@@ -96,7 +99,7 @@ def of_arrays(size: int, folder: Path) -> dict[str, Act]:
 
 
 def of_rules(size: int, folder: Path) -> dict[str, Act]:
-    rules = tuple(mw.match(mw.optional(f"unknown{i}"), "fsdp") for i in range(size))
+    rules = tuple(mw.parallel.match(mw.parallel.optional(f"unknown{i}"), "fsdp") for i in range(size))
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"), rules)
     params = jax.eval_shape(lambda: layers(40))
     return {
@@ -124,7 +127,7 @@ def of_runs(size: int, folder: Path) -> dict[str, Act]:
 
 def of_lines(size: int, folder: Path) -> dict[str, Act]:
     write_run(folder, size)
-    best = mw.early_stopping("loss", "min", patience=size)
+    best = mw.engine.early_stopping("loss", "min", patience=size)
     told = {report["step"]: report for report in read_jsonl(folder / "metrics.jsonl")}
     return {
         "read_run, summary": lambda: summary(read_run(folder)),
@@ -175,7 +178,10 @@ def of_axes(size: int, folder: Path) -> dict[str, Act]:
     }
 
 
-PROCESS = "import jax; from meshwright import process; process.start(); process.gather(1); process.agree(1)"
+PROCESS = (
+    "import jax; from meshwright.processes import _internal as processes; processes.start(); "
+    "processes.gather(1); processes.agree(1)"
+)
 
 
 def of_processes(size: int, folder: Path) -> dict[str, Act]:

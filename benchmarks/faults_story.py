@@ -21,12 +21,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.board import read_entries
-from meshwright.checkpoint import complete_steps, step_name
+from meshwright.base._tables import aligned
+from meshwright.checkpoints._directory import complete_steps, step_name
 from meshwright.errors import EXIT_AGAIN
-from meshwright.metrics import read_jsonl
-from meshwright.report import read_ledger, read_run
-from meshwright.tables import aligned
+from meshwright.observe._jsonl import read_jsonl
+from meshwright.processes._heartbeat._entry import read_entries
+from meshwright.report._ledger import read_ledger
+from meshwright.report._run import read_run
 
 ROOT = Path(__file__).parent.parent
 MESHWRIGHT = (sys.executable, "-W", "ignore", "-m", "meshwright")

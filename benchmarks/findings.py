@@ -47,20 +47,20 @@ import tokenizers
 from flax import linen
 
 import meshwright as mw
-from meshwright import cli
+from meshwright.base._storage import _settings
+from meshwright.checkpoints._formats.readers import _file, _zarr2
 from meshwright.cli import _commands, _guess, _overrides
+from meshwright.cli import _internal as cli
 from meshwright.engine._errors import errors_naming
+from meshwright.engine._experiment._evaluations import evaluations_of
 from meshwright.engine._spikes import Rule
-from meshwright.experiment._evaluations import evaluations_of
-from meshwright.formats.readers import _file, _zarr2
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
 from meshwright.launch._output import Lines, Output
 from meshwright.launch._summary import summary
-from meshwright.models import decoder
-from meshwright.process import _connections, _peers, _rendezvous, _sockets
+from meshwright.lm._models import decoder
+from meshwright.processes import _connections, _peers, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
-from meshwright.storage import _settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -150,36 +150,37 @@ def run(**settings):
     "wish",
     "publicbugs 1",
     before="saved: [1. 1. 1.]",
-    test="tests/checkpoint/test_checkpoints.py::test_another_state_of_a_step_that_exists_is_refused",
+    test="tests/checkpoints/test_checkpoints.py::test_another_state_of_a_step_that_exists_is_refused",
 )
 def another_state_of_a_saved_step():
     with mw.Checkpoints("run") as checkpoints:
         checkpoints.save(5, {"a": jnp.ones(3)})
         checkpoints.save(5, {"a": jnp.zeros(3)})
-    return f"saved: {np.asarray(mw.open_source('run').arrays()['a'])}"
+    return f"saved: {np.asarray(mw.checkpoints.open_source('run').arrays()['a'])}"
 
 
 @finding(
     "wish",
     "publicbugs 1: a second training beside the first",
     before="the second ended with w = 1.0, saved is 0.0",
-    test="tests/checkpoint/test_checkpoints.py"
+    test="tests/checkpoints/test_checkpoints.py"
     "::test_a_training_that_begins_anew_beside_later_checkpoints_is_refused_at_its_first_step",
 )
 def a_second_training_without_resume():
     for w in (0.0, 1.0):
         with mw.Checkpoints("run") as checkpoints:
-            save = checkpoints.saver(mw.when.every(2))
+            save = checkpoints.saver(mw.engine.every(2))
             for step in range(1, 5):
-                save(mw.when.Tick(step), {"w": w}, None, None)
-    return f"the second ended with w = 1.0, saved is {np.asarray(mw.open_source('run').arrays()['w'])}"
+                save(mw.engine.Tick(step), {"w": w}, None, None)
+    saved = np.asarray(mw.checkpoints.open_source("run").arrays()["w"])
+    return f"the second ended with w = 1.0, saved is {saved}"
 
 
 @finding(
     "wish",
     "publicbugs 1: scores that come after the save",
     before="scores: {}",
-    test="tests/checkpoint/test_checkpoints.py"
+    test="tests/checkpoints/test_checkpoints.py"
     "::test_the_same_state_of_a_step_gets_the_scores_of_later_evaluations",
 )
 def scores_after_the_save():
@@ -193,7 +194,7 @@ def scores_after_the_save():
     "wish",
     "publicbugs2 4",
     before="begun again at step 0",
-    test="tests/checkpoint/test_resume.py::test_a_run_whose_manifests_are_all_lost_does_not_begin_again",
+    test="tests/checkpoints/test_resume.py::test_a_run_whose_manifests_are_all_lost_does_not_begin_again",
 )
 def a_run_without_its_manifests():
     with mw.Checkpoints("run") as checkpoints:
@@ -208,7 +209,7 @@ def a_run_without_its_manifests():
     "wish",
     "publicbugs2 5",
     before="round 1 is saved, and the restart ends with a CheckpointError",
-    test="tests/trainer/test_rounds.py"
+    test="tests/engine/trainer/test_rounds.py"
     "::test_a_carry_that_a_restart_could_not_restore_is_refused_when_it_is_first_saved",
 )
 def a_carry_that_cannot_be_restored():
@@ -226,7 +227,7 @@ def a_carry_that_cannot_be_restored():
     "wish",
     "own, wishes after the end of a run",
     before="[]",
-    test="tests/experiment/test_unscored.py::test_what_is_asked_for_after_the_end_of_a_run_is_a_warning",
+    test="tests/engine/experiment/test_unscored.py::test_what_is_asked_for_after_the_end_of_a_run_is_a_warning",
 )
 def wishes_after_the_end():
     with lines_logged("the run ends") as lines:
@@ -241,10 +242,10 @@ def wishes_after_the_end():
     "wish",
     "own, spikes that are never found",
     before="a loss of 1e9 is a spike: False",
-    test="tests/experiment/test_spikes.py::test_a_window_that_never_holds_enough_values_is_refused",
+    test="tests/engine/experiment/test_spikes.py::test_a_window_that_never_holds_enough_values_is_refused",
 )
 def spikes_that_are_never_found():
-    rule = Rule(mw.Spikes(window=16, metrics=("loss",)))
+    rule = Rule(mw.engine.Spikes(window=16, metrics=("loss",)))
     for step in range(100):
         rule.judge(step, {"loss": 1.0})
     return f"a loss of 1e9 is a spike: {rule.judge(100, {'loss': 1e9}) is not None}"
@@ -254,19 +255,19 @@ def spikes_that_are_never_found():
     "wish",
     "publicbugs2 1",
     before="4 of 8 batches are trained",
-    test="tests/train/test_loop.py::test_an_update_that_does_not_count_each_batch_once_is_refused",
+    test="tests/training/test_loop.py::test_an_update_that_does_not_count_each_batch_once_is_refused",
 )
 def an_update_that_counts_twice():
     def update(state, batch):
         return dataclasses.replace(state, step=state.step + 2), {"loss": batch["x"].mean()}
 
     layout = mw.Layout(mw.make_mesh("data=-1"))
-    state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.1), 0, layout)
+    state = mw.training.init_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.1), 0, layout)
     batches: list[int] = []
     for max_steps in (4, 8):  # a run, and its restart
         data = ({"x": X} for _ in range(8 - len(batches)))
         on_step = lambda tick: batches.append(tick.step)  # noqa: E731
-        state = mw.fit(mw.Step(update, layout), state, data, max_steps=max_steps, on_step=on_step)
+        state = mw.fit(mw.training.Step(update, layout), state, data, max_steps=max_steps, on_step=on_step)
     return f"{len(batches)} of 8 batches are trained"
 
 
@@ -274,7 +275,7 @@ def an_update_that_counts_twice():
     "wish",
     "publicbugs 3",
     before="6 calls of fit train on 64 of 70 examples",
-    test="tests/trainer/test_calls.py::test_each_call_has_an_order_and_random_numbers_of_its_own",
+    test="tests/engine/trainer/test_calls.py::test_each_call_has_an_order_and_random_numbers_of_its_own",
 )
 def calls_of_fit_in_one_order():
     def loss(params, batch):
@@ -295,12 +296,12 @@ def calls_of_fit_in_one_order():
     "wish",
     "ports A4",
     before="[2.5 2.5 2.5 2.5], where [1. 2. 3. 4.] is right",
-    test="tests/train/test_optimizers.py::test_updates_of_another_shape_or_structure_than_the_parameters_are_told",
+    test="tests/training/test_optimizers.py::test_updates_of_another_shape_or_structure_than_the_parameters_are_told",
 )
 def gradients_of_examples_from_their_mean():
     tx = optax.chain(optax.contrib.differentially_private_aggregate(1e6, 0.0, key=0), optax.sgd(0.1))
     layout = mw.Layout(mw.make_mesh("data=-1"))
-    state = mw.train.init_state(lambda key: {"w": jnp.zeros(4)}, tx, 0, layout)
+    state = mw.training.init_state(lambda key: {"w": jnp.zeros(4)}, tx, 0, layout)
     step = mw.make_step(lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(), tx, layout)
     for _ in range(500):
         state, _ = step(state, {"y": np.tile(np.arange(1, 5, dtype=np.float32), (8, 1))})
@@ -311,14 +312,14 @@ def gradients_of_examples_from_their_mean():
     "wish",
     "field 5",
     before="[]",
-    test="tests/experiment/test_unused.py::test_stacks_of_vectors_that_muon_takes_for_matrices_are_named",
+    test="tests/engine/experiment/test_unused.py::test_stacks_of_vectors_that_muon_takes_for_matrices_are_named",
 )
 def muon_on_stacked_layers():
-    cfg = mw.models.decoder.Config(vocabulary=16, model=16, layers=2, heads=2, feed_forward=32)
+    cfg = mw.lm.decoder.Config(vocabulary=16, model=16, layers=2, heads=2, feed_forward=32)
     with lines_logged("Muon") as lines:
         run(
-            model=lambda key: mw.models.decoder.init(cfg, key),
-            loss=lambda params, batch: mw.models.decoder.loss(cfg, params, batch),
+            model=lambda key: mw.lm.decoder.init(cfg, key),
+            loss=lambda params, batch: mw.lm.decoder.loss(cfg, params, batch),
             optimizer=optax.contrib.muon(1e-3),
             input=mw.Input({"tokens": np.ones((16, 8), np.int32)}, batch_size=8),
         )
@@ -329,7 +330,7 @@ def muon_on_stacked_layers():
     "wish",
     "own, eval_when",
     before="{}",
-    test="tests/trainer/test_checks.py::test_settings_that_cannot_be_are_told_by_name",
+    test="tests/engine/trainer/test_checks.py::test_settings_that_cannot_be_are_told_by_name",
 )
 def evaluations_without_examples():
     deployer = mw.Deployer(seed=0, verbose=False)
@@ -355,29 +356,29 @@ SETTINGS = ("adapter_config.json", "config.json")
     "files",
     "language A1",
     before="read with rank 2",
-    test="tests/tuning/test_peft.py::test_an_adapter_that_is_not_computed_here_is_refused_by_name",
+    test="tests/lm/tuning/test_peft.py::test_an_adapter_that_is_not_computed_here_is_refused_by_name",
 )
 def adapter_whose_base_was_changed():
     adapter = golden("tuning/golden/llama", init_lora_weights="pissa")
-    return f"read with rank {mw.tuning.read_adapter(adapter, ROOT / 'tests/models/golden/llama')[0].rank}"
+    return f"read with rank {mw.lm.read_adapter(adapter, ROOT / 'tests/lm/models/golden/llama')[0].rank}"
 
 
 @finding(
     "files",
     "language A3",
     before="read",
-    test="tests/models/test_descriptions.py::test_a_tied_head_that_is_another_is_not_left_out_without_a_word",
+    test="tests/lm/models/test_descriptions.py::test_a_tied_head_that_is_another_is_not_left_out_without_a_word",
 )
 def tied_head_that_differs_in_its_last_row():
-    folder = golden("models/golden/qwen2")
-    arrays = {name: np.asarray(x) for name, x in mw.open_source(folder).arrays().items()}
+    folder = golden("lm/models/golden/qwen2")
+    arrays = {name: np.asarray(x) for name, x in mw.checkpoints.open_source(folder).arrays().items()}
     head = arrays["model.embed_tokens.weight"].copy()
     head[-1] += 1
-    mw.formats.export_safetensors(
-        mw.arrays.as_source(arrays | {"lm_head.weight": head}, "changed"), "changed"
+    mw.checkpoints.export_safetensors(
+        mw.checkpoints.as_source(arrays | {"lm_head.weight": head}, "changed"), "changed"
     )
     shutil.copy("changed/model.safetensors", folder)
-    mw.models.hugging_face.open_model(folder)
+    mw.lm.hugging_face.open_model(folder)
     return "read"
 
 
@@ -385,18 +386,20 @@ def tied_head_that_differs_in_its_last_row():
     "files",
     "publicbugs 4, language B3",
     before="layers that an adapter of layer 0 changes: [0, 1]",
-    test="tests/tuning/test_peft.py::test_an_adapter_of_one_layer_leaves_the_others_as_they_are",
+    test="tests/lm/tuning/test_peft.py::test_an_adapter_of_one_layer_leaves_the_others_as_they_are",
 )
 def adapter_of_one_layer():
     adapter, model = (
         golden("tuning/golden/llama", layers_to_transform=[0]),
-        ROOT / "tests/models/golden/llama",
+        ROOT / "tests/lm/models/golden/llama",
     )
-    arrays = {name: x for name, x in mw.open_source(adapter).arrays().items() if "layers.0." in name}
-    mw.formats.export_safetensors(mw.arrays.as_source(arrays, "layer 0"), "first")
+    arrays = {
+        name: x for name, x in mw.checkpoints.open_source(adapter).arrays().items() if "layers.0." in name
+    }
+    mw.checkpoints.export_safetensors(mw.checkpoints.as_source(arrays, "layer 0"), "first")
     shutil.copy("first/model.safetensors", adapter / "adapter_model.safetensors")
-    lora, arrays = mw.tuning.read_adapter(adapter, model)
-    base = mw.arrays.load(mw.models.hugging_face.open_model(model))
+    lora, arrays = mw.lm.read_adapter(adapter, model)
+    base = mw.checkpoints.load(mw.lm.hugging_face.open_model(model))
     merged = lora.merged({"base": base, "adapter": arrays})
     changed = [n for n in range(2) if (merged["layers"]["q"][n] != base["layers"]["q"][n]).any()]
     return f"layers that an adapter of layer 0 changes: {changed}"
@@ -406,11 +409,11 @@ def adapter_of_one_layer():
     "files",
     "language A1, config.json",
     before="mlp_multiplier=2, tie_word_embeddings='false': read, tied='false'",
-    test="tests/models/test_descriptions.py::test_what_cannot_be_is_refused_by_name",
+    test="tests/lm/models/test_descriptions.py::test_what_cannot_be_is_refused_by_name",
 )
 def config_with_more_than_is_read():
     said = {"tie_word_embeddings": "false", "mlp_multiplier": 2.0}
-    cfg = mw.models.hugging_face.config(golden("models/golden/llama", **said))
+    cfg = mw.lm.hugging_face.config(golden("lm/models/golden/llama", **said))
     return f"mlp_multiplier=2, tie_word_embeddings='false': read, tied={cfg.tied!r}"
 
 
@@ -418,18 +421,18 @@ def config_with_more_than_is_read():
     "files",
     "language C, config.json",
     before="read with norm_epsilon='1e-6'",
-    test="tests/models/test_descriptions.py::test_what_cannot_be_is_refused_by_name",
+    test="tests/lm/models/test_descriptions.py::test_what_cannot_be_is_refused_by_name",
 )
 def number_that_is_a_text():
-    cfg = mw.models.hugging_face.config(golden("models/golden/llama", rms_norm_eps="1e-6"))
+    cfg = mw.lm.hugging_face.config(golden("lm/models/golden/llama", rms_norm_eps="1e-6"))
     return f"read with norm_epsilon={cfg.norm_epsilon!r}"
 
 
-def experiment_of(cfg: mw.models.decoder.Config, generation: mw.Generation) -> mw.Experiment:
+def experiment_of(cfg: mw.lm.decoder.Config, generation: mw.engine.Generation) -> mw.Experiment:
     return mw.Experiment(
         workdir="run",
-        model=functools.partial(mw.models.decoder.init, cfg),
-        loss=functools.partial(mw.models.decoder.loss, cfg),
+        model=functools.partial(mw.lm.decoder.init, cfg),
+        loss=functools.partial(mw.lm.decoder.loss, cfg),
         optimizer=optax.sgd(0.1),
         input=mw.Input({"tokens": np.ones((8, 6), np.int32)}, batch_size=8),
         max_steps=1,
@@ -441,15 +444,15 @@ def experiment_of(cfg: mw.models.decoder.Config, generation: mw.Generation) -> m
     "files",
     "publicbugs 6, language A2",
     before="generation_config.json ends texts at [0, 3]; served, they end at ((0,),)",
-    test="tests/server/test_chat.py::test_a_folder_with_a_template_answers_chats_and_its_end_tokens_end_them",
+    test="tests/lm/server/test_chat.py::test_a_folder_with_a_template_answers_chats_and_its_end_tokens_end_them",
 )
 def several_tokens_that_end_an_answer():
-    folder = shutil.copytree(ROOT / "tests/tokens/golden/tokenizer", "tokenizer")
-    shutil.copy(ROOT / "tests/tokens/golden/chatml.jinja", folder + "/chat_template.jinja")
+    folder = shutil.copytree(ROOT / "tests/data/tokens/golden/tokenizer", "tokenizer")
+    shutil.copy(ROOT / "tests/data/tokens/golden/chatml.jinja", folder + "/chat_template.jinja")
     Path(folder, "generation_config.json").write_text('{"eos_token_id": [0, 3]}')
-    cfg = mw.models.decoder.Config(vocabulary=512, model=8, layers=1, heads=2, feed_forward=8)
-    experiment = experiment_of(cfg, mw.Generation(mw.models.with_cache(cfg), tokenizer=folder))
-    stop = mw.experiment.served_of_checkpoint(experiment, "chats")[1].decoding.stop
+    cfg = mw.lm.decoder.Config(vocabulary=512, model=8, layers=1, heads=2, feed_forward=8)
+    experiment = experiment_of(cfg, mw.engine.Generation(mw.lm.with_cache(cfg), tokenizer=folder))
+    stop = mw.engine._internal.served_of_checkpoint(experiment, "chats")[1].decoding.stop
     return f"generation_config.json ends texts at [0, 3]; served, they end at {stop}"
 
 
@@ -457,23 +460,23 @@ def several_tokens_that_end_an_answer():
     "files",
     "language A4",
     before="asked to stop at '<end>', it stops at (0, 1), which no text has",
-    test="tests/generation/test_text.py::test_tokens_of_a_text_that_ends_a_result_have_no_token_before_them",
+    test="tests/lm/generation/test_text.py::test_tokens_of_a_text_that_ends_a_result_have_no_token_before_them",
 )
 def stop_of_a_tokenizer_that_begins_texts():
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "<end>": 1, "a": 2}, unk_token="a"))
     inner.add_special_tokens(["<s>", "<end>"])
     begin = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     inner.post_processor = begin
-    cfg = mw.models.decoder.Config(vocabulary=3, model=8, layers=1, heads=2, feed_forward=8)
-    whole = experiment_of(cfg, mw.Generation(mw.models.with_cache(cfg), tokenizer=inner))
+    cfg = mw.lm.decoder.Config(vocabulary=3, model=8, layers=1, heads=2, feed_forward=8)
+    whole = experiment_of(cfg, mw.engine.Generation(mw.lm.with_cache(cfg), tokenizer=inner))
     asked = []
 
     def decoded(model, params, prompts, decoding, **_):
         asked.append(decoding.stop)
         return iter(())
 
-    with unittest.mock.patch("meshwright.experiment._texts.stream", decoded):
-        mw.experiment.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
+    with unittest.mock.patch("meshwright.engine._experiment._texts.stream", decoded):
+        mw.engine._internal.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
     said = ", which no text has" if asked[0] == ((0, 1),) else ""
     return f"asked to stop at '<end>', it stops at {asked[0][0]}{said}"
 
@@ -482,14 +485,14 @@ def stop_of_a_tokenizer_that_begins_texts():
     "files",
     "own, tokenizer.json",
     before="a prompt of 6 words is cut to 2 tokens",
-    test="tests/generation/test_text.py::test_truncation_and_padding_in_a_file_of_a_tokenizer_do_not_count",
+    test="tests/lm/generation/test_text.py::test_truncation_and_padding_in_a_file_of_a_tokenizer_do_not_count",
 )
 def tokenizer_that_cuts_prompts():
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     inner.enable_truncation(2)
     inner.save("tokenizer.json")
-    found = mw.generation.tokenizer_of("tokenizer.json").encode("a b a b a b")
+    found = mw.lm.tokenizer_of("tokenizer.json").encode("a b a b a b")
     return f"a prompt of 6 words is {'cut to ' * (len(found) < 6)}{len(found)} tokens"
 
 
@@ -497,7 +500,7 @@ def tokenizer_that_cuts_prompts():
     "files",
     "own, npz",
     before="of two arrays w and a text, the file has [('w', 1.0)]",
-    test="tests/formats/readers/test_npz.py::test_what_would_be_passed_over_is_refused",
+    test="tests/checkpoints/formats/readers/test_npz.py::test_what_would_be_passed_over_is_refused",
 )
 def archive_with_more_than_arrays():
     with zipfile.ZipFile("x.npz", "w") as archive, warnings.catch_warnings(action="ignore"):
@@ -505,7 +508,7 @@ def archive_with_more_than_arrays():
             with archive.open("w.npy", "w") as file:
                 np.lib.format.write_array(file, np.full(1, value))
         archive.writestr("scale.txt", "2")
-    arrays = mw.open_source("x.npz").arrays()
+    arrays = mw.checkpoints.open_source("x.npz").arrays()
     held = [(name, float(np.asarray(x)[0])) for name, x in arrays.items()]
     return f"of two arrays w and a text, the file has {held}"
 
@@ -514,26 +517,27 @@ def archive_with_more_than_arrays():
     "files",
     "own, safetensors",
     before="beside a model.safetensors with a=1, read a=0.0",
-    test="tests/formats/readers/test_safetensors.py::test_two_checkpoints_in_a_folder_are_refused",
+    test="tests/checkpoints/formats/readers/test_safetensors.py::test_two_checkpoints_in_a_folder_are_refused",
 )
 def two_checkpoints_in_a_folder():
     zeros = {"a": np.zeros(50, np.float32), "b": np.zeros(50, np.float32)}
-    mw.formats.export_safetensors(zeros, "x", max_shard_bytes=200)
-    mw.formats.export_safetensors({"a": np.ones(50, np.float32), "b": zeros["b"]}, "one")
+    mw.checkpoints.export_safetensors(zeros, "x", max_shard_bytes=200)
+    mw.checkpoints.export_safetensors({"a": np.ones(50, np.float32), "b": zeros["b"]}, "one")
     shutil.copy("one/model.safetensors", "x")
-    return f"beside a model.safetensors with a=1, read a={np.asarray(mw.open_source('x').arrays()['a'])[0]}"
+    a = np.asarray(mw.checkpoints.open_source("x").arrays()["a"])[0]
+    return f"beside a model.safetensors with a=1, read a={a}"
 
 
 @finding(
     "files",
     "own, keys twice",
     before="rms_norm_eps twice: read with 0.5",
-    test="tests/test_documents.py::test_a_key_that_an_object_has_twice_is_an_error_and_not_passed_over",
+    test="tests/base/test_documents.py::test_a_key_that_an_object_has_twice_is_an_error_and_not_passed_over",
 )
 def key_that_is_there_twice():
-    config = golden("models/golden/llama") / "config.json"
+    config = golden("lm/models/golden/llama") / "config.json"
     config.write_text(config.read_text().rstrip()[:-1] + ', "rms_norm_eps": 0.5}')
-    return f"rms_norm_eps twice: read with {mw.models.hugging_face.config(config).norm_epsilon}"
+    return f"rms_norm_eps twice: read with {mw.lm.hugging_face.config(config).norm_epsilon}"
 
 
 @finding(
@@ -541,25 +545,25 @@ def key_that_is_there_twice():
     "language B6",
     before="CheckpointError: {}.w: cannot stack arrays of 2 kinds; all must have one shape and dtype, and "
     "these have [\"((3,), 'bfloat16', None)\", \"((3,), 'float32', None)\"].",
-    test="tests/models/test_map.py::test_layers_of_several_floating_dtypes_get_one_that_has_all_their_values",
+    test="tests/lm/models/test_map.py::test_layers_of_several_floating_dtypes_get_one_that_has_all_their_values",
 )
 def layer_of_another_dtype():
     layers = {"0.w": np.ones(3, jnp.bfloat16), "1.w": np.ones(3, np.float32)}
-    table = mw.models.Map((mw.models.Row("w", "{}.w"),))
-    return table.to_ours(mw.arrays.as_source(layers, "layers")).arrays()["w"].dtype
+    table = mw.lm.Map((mw.lm.Row("w", "{}.w"),))
+    return table.to_ours(mw.checkpoints.as_source(layers, "layers")).arrays()["w"].dtype
 
 
 @finding(
     "files",
     "own, added tokens",
     before="tokenizer_config.json says that <|mark|> is token 777; its tokens are 7",
-    test="tests/tokens/test_chat.py::test_tokens_that_files_of_a_tokenizer_say_differently_are_refused",
+    test="tests/data/tokens/test_chat.py::test_tokens_that_files_of_a_tokenizer_say_differently_are_refused",
 )
 def token_that_is_not_in_the_tokenizer():
-    folder = shutil.copytree(ROOT / "tests/tokens/golden/tokenizer", "tokenizer")
+    folder = shutil.copytree(ROOT / "tests/data/tokens/golden/tokenizer", "tokenizer")
     said = {"777": {"content": "<|mark|>"}}
     Path(folder, "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": said}))
-    found = mw.chat(folder).files.tokenizer.encode("<|mark|>").ids
+    found = mw.data.chat(folder).files.tokenizer.encode("<|mark|>").ids
     return f"tokenizer_config.json says that <|mark|> is token 777; its tokens are {len(found)}"
 
 
@@ -567,14 +571,14 @@ def token_that_is_not_in_the_tokenizer():
     "files",
     "own, keys of tokenizers",
     before="split_special_tokens and suppress_tokens: taken",
-    test="tests/tokens/test_known_keys.py::test_a_key_that_is_not_known_is_refused_with_its_value",
+    test="tests/data/tokens/test_known_keys.py::test_a_key_that_is_not_known_is_refused_with_its_value",
 )
 def keys_that_nobody_knows():
-    folder = shutil.copytree(ROOT / "tests/tokens/golden/tokenizer", "tokenizer")
+    folder = shutil.copytree(ROOT / "tests/data/tokens/golden/tokenizer", "tokenizer")
     Path(folder, "generation_config.json").write_text('{"suppress_tokens": [1]}')
-    mw.tokens.end_tokens(folder)
+    mw.data._internal.end_tokens(folder)
     Path(folder, "tokenizer_config.json").write_text('{"split_special_tokens": true}')
-    mw.chat(folder)
+    mw.data.chat(folder)
     return "split_special_tokens and suppress_tokens: taken"
 
 
@@ -582,7 +586,7 @@ def keys_that_nobody_knows():
     "files",
     "own, tar",
     before="of texts a and b, the second a link: ['ab']",
-    test="tests/corpus/test_documents.py::test_members_of_a_tar_that_would_be_passed_over_are_refused",
+    test="tests/data/corpus/test_documents.py::test_members_of_a_tar_that_would_be_passed_over_are_refused",
 )
 def sample_that_is_a_link():
     with tarfile.open("texts.tar", "w") as archive:
@@ -590,14 +594,14 @@ def sample_that_is_a_link():
             member = tarfile.TarInfo(name)
             member.type, member.linkname, member.size = kind, "a.txt", 2 * (kind == tarfile.REGTYPE)
             archive.addfile(member, io.BytesIO(b"ab"))
-    return f"of texts a and b, the second a link: {list(mw.corpus.documents('texts.tar'))}"
+    return f"of texts a and b, the second a link: {list(mw.data.documents('texts.tar'))}"
 
 
 @finding(
     "files",
     "own, add_bos_token",
     before="add_bos_token=False, and a prompt begins with <s>: [0, 1]",
-    test="tests/generation/test_text.py::test_files_that_say_differently_what_begins_a_text_are_refused",
+    test="tests/lm/generation/test_text.py::test_files_that_say_differently_what_begins_a_text_are_refused",
 )
 def prompt_that_begins_otherwise():
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
@@ -606,7 +610,7 @@ def prompt_that_begins_otherwise():
     inner.post_processor = begin
     inner.save("tokenizer.json")
     Path("tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "bos_token": "<s>"}))
-    found = mw.generation.tokenizer_of("tokenizer.json").encode("a")
+    found = mw.lm.tokenizer_of("tokenizer.json").encode("a")
     return f"add_bos_token=False, and a prompt begins with <s>: {found}"
 
 
@@ -617,7 +621,7 @@ def prompt_that_begins_otherwise():
     "data",
     "publicbugs2 2",
     before="[]",
-    test="tests/experiment/test_unused.py::test_arrays_of_the_batch_that_the_loss_does_not_read_are_each_named",
+    test="tests/engine/experiment/test_unused.py::test_arrays_of_the_batch_that_the_loss_does_not_read_are_each_named",
 )
 def segments_under_another_name():
     with lines_logged("no influence") as lines:
@@ -629,14 +633,14 @@ def segments_under_another_name():
     "data",
     "publicbugs 2",
     before="generated [[4, 42, 10, 15], [4, 42, 10, 15]], trained 1 step",
-    test="tests/experiment/test_lookups.py::test_tokens_of_another_model_end_a_run_before_its_first_step",
+    test="tests/engine/experiment/test_lookups.py::test_tokens_of_another_model_end_a_run_before_its_first_step",
 )
 def tokens_outside_the_vocabulary():
     cfg = decoder.Config(vocabulary=64, model=32, layers=1, heads=2, feed_forward=64)
     said = []
     try:
-        model, params = mw.models.with_cache(cfg), decoder.init(cfg, jax.random.key(0))
-        rows = mw.generate(model, params, [[64, 5], [-1, 5]], mw.Decoding(max_new_tokens=4))
+        model, params = mw.lm.with_cache(cfg), decoder.init(cfg, jax.random.key(0))
+        rows = mw.lm.generate(model, params, [[64, 5], [-1, 5]], mw.lm.Decoding(max_new_tokens=4))
         said.append(f"generated {[row.tolist() for row in rows]}")
     except mw.errors.UsageError as error:
         said.append(str(error).splitlines()[0])
@@ -656,7 +660,7 @@ def tokens_outside_the_vocabulary():
     "data",
     "publicbugs2 7",
     before="[]",
-    test="tests/experiment/test_unused.py::test_rows_that_begin_with_padding_are_told",
+    test="tests/engine/experiment/test_unused.py::test_rows_that_begin_with_padding_are_told",
 )
 def segments_from_0():
     cfg = decoder.Config(vocabulary=64, model=32, layers=1, heads=2, feed_forward=64)
@@ -685,7 +689,7 @@ def contrastive(params, batch):
     "rows",
     "ports A2",
     before="eval/loss 4.0297, where 4.1465 is right",
-    test="tests/evaluation/test_pieces.py::test_rows_that_meet_in_the_loss_are_computed_together_on_a_mesh_that_does_not_divide_them",
+    test="tests/engine/evaluation/test_pieces.py::test_rows_that_meet_in_the_loss_are_computed_together_on_a_mesh_that_does_not_divide_them",
 )
 def contrastive_loss_of_the_last_batch():
     deployer = mw.Deployer(seed=0, verbose=False)
@@ -700,12 +704,12 @@ def contrastive_loss_of_the_last_batch():
     "rows",
     "ports A3",
     before="[]",
-    test="tests/train/test_step.py::test_rows_that_meet_in_a_loss_of_microbatches_are_told",
+    test="tests/training/test_step.py::test_rows_that_meet_in_a_loss_of_microbatches_are_told",
 )
 def contrastive_loss_in_microbatches():
     with lines_logged("rows of the batch") as lines:
         layout, tx = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.1)
-        state = mw.train.init_state(lambda key: {"w": jnp.eye(4)}, tx, 0, layout)
+        state = mw.training.init_state(lambda key: {"w": jnp.eye(4)}, tx, 0, layout)
         batch = {name: x[:16].astype(np.float32) for name, x in PAIRS.items()}
         mw.make_step(contrastive, tx, layout, microbatches=2)(state, batch)
     return lines
@@ -715,7 +719,7 @@ def contrastive_loss_in_microbatches():
     "rows",
     "publicbugs2 6",
     before="4",
-    test="tests/experiment/test_auto.py::test_a_batch_whose_rows_meet_in_the_loss_is_not_cut",
+    test="tests/engine/experiment/test_auto.py::test_a_batch_whose_rows_meet_in_the_loss_is_not_cut",
 )
 def whitened_advantages_in_a_number_of_pieces_by_memory():
     def whitened(params, batch):
@@ -732,9 +736,9 @@ def whitened_advantages_in_a_number_of_pieces_by_memory():
         microbatches="auto",
         input=mw.Input(rows, batch_size=1024),
     )
-    peak = mw.experiment.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes
-    memory = dataclasses.replace(mw.plan.hardware_here(jax.devices()).chip, memory_bytes=0.5 * peak)
-    here = lambda devices: dataclasses.replace(mw.plan.hardware_here(devices), chip=memory)  # noqa: E731
+    peak = mw.engine.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes
+    memory = dataclasses.replace(mw.plan._internal.hardware_here(jax.devices()).chip, memory_bytes=0.5 * peak)
+    here = lambda devices: dataclasses.replace(mw.plan._internal.hardware_here(devices), chip=memory)  # noqa: E731
     with unittest.mock.patch("meshwright.plan._choice.hardware_here", here):
         mw.run(made)
     return (Path("run") / "experiment.txt").read_text().partition("microbatches = ")[2].partition("\n")[0]
@@ -747,7 +751,7 @@ def whitened_advantages_in_a_number_of_pieces_by_memory():
     "modes",
     "axes 1",
     before="the gradient of the recurrent weight is off by 32 %",
-    test="tests/sharding/test_sequence.py::test_the_gradients_of_a_recurrent_network_are_those_of_one_device",
+    test="tests/parallel/test_sequence.py::test_the_gradients_of_a_recurrent_network_are_those_of_one_device",
 )
 def recurrent_weights_split_twice():
     rng = np.random.default_rng(0)
@@ -759,10 +763,12 @@ def recurrent_weights_split_twice():
             return (jnp.tanh(x + h @ params["h"]),) * 2
 
         states = jax.lax.scan(one, jnp.zeros((16, 32)), batch["x"].swapaxes(0, 1))[1]
-        return ((mw.sharding.shard_batch_dim(states.swapaxes(0, 1)) @ params["out"]) ** 2).mean()
+        return ((mw.parallel.shard_batch_dim(states.swapaxes(0, 1)) @ params["out"]) ** 2).mean()
 
-    layout = mw.Layout(mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.match("h|out", "fsdp", "tensor"),))
-    state = mw.train.init_state(lambda key: params, optax.sgd(1.0), 0, layout)
+    layout = mw.Layout(
+        mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.parallel.match("h|out", "fsdp", "tensor"),)
+    )
+    state = mw.training.init_state(lambda key: params, optax.sgd(1.0), 0, layout)
     new, _ = mw.make_step(loss, optax.sgd(1.0), layout)(state, batch)
     slope = jax.grad(loss)(params, batch)["h"]
     error = np.abs(params["h"] - np.asarray(new.params["h"]) - slope).max() / np.abs(slope).max()
@@ -773,7 +779,7 @@ def recurrent_weights_split_twice():
     "modes",
     "ports A1",
     before="2150 of 4096 values are dropped in evaluation",
-    test="tests/adapters/test_functional.py::test_a_mode_that_is_a_field_of_the_module_is_off_in_evaluation",
+    test="tests/engine/adapters/test_functional.py::test_a_mode_that_is_a_field_of_the_module_is_off_in_evaluation",
 )
 def mode_that_is_a_field():
     class Net(linen.Module):
@@ -792,7 +798,7 @@ def mode_that_is_a_field():
     "modes",
     "own, fields that are dicts",
     before="value -1.564 in training, value -0.168 in evaluation",
-    test="tests/adapters/test_functional.py::test_the_order_of_a_field_is_the_same_in_evaluation",
+    test="tests/engine/adapters/test_functional.py::test_the_order_of_a_field_is_the_same_in_evaluation",
 )
 def fields_in_another_order():
     class Net(linen.Module):
@@ -816,7 +822,7 @@ def fields_in_another_order():
     "modes",
     "own, modules made in methods",
     before="evaluation draws: True",
-    test="tests/adapters/test_linen.py::test_dropout_of_a_module_that_is_made_in_a_method_does_not_stay_on_in_"
+    test="tests/engine/adapters/test_linen.py::test_dropout_of_a_module_that_is_made_in_a_method_does_not_stay_on_in_"
     "evaluation",
 )
 def dropout_of_a_module_made_in_a_method():
@@ -847,8 +853,10 @@ def block_of_experts_that_draws():
         return jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, rows.shape), dot(rows, weights), 0)
 
     experts = jnp.stack([jnp.eye(16)] * 4)
-    with mw.sharding.in_mesh(mw.make_mesh("data=8")):
-        out = jax.jit(lambda x: mw.moe(block, experts, x, jnp.zeros((16, 4)), top_k=1)[0])(jnp.ones((16, 16)))
+    with mw.parallel._internal.in_mesh(mw.make_mesh("data=8")):
+        out = jax.jit(lambda x: mw.nn.moe(block, experts, x, jnp.zeros((16, 4)), top_k=1)[0])(
+            jnp.ones((16, 16))
+        )
     return f"{len(np.unique(out, axis=0))} different rows of 16"
 
 
@@ -859,12 +867,12 @@ def block_of_experts_that_draws():
     "beginnings",
     "attack 1",
     before="exit code 0",
-    test="tests/process/test_compare.py::test_what_differs_at_the_start_is_told_before_the_first_step",
+    test="tests/processes/test_compare.py::test_what_differs_at_the_start_is_told_before_the_first_step",
 )
 def another_first_state_on_process_1():
     program = """
         import os, jax.numpy as jnp, meshwright as mw, numpy as np, optax
-        mw.process.start()
+        mw.parallel.start()
         start = [np.full(4, float(os.environ["JAX_PROCESS_ID"]), np.float32)]
         loss = lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean()
         mw.run(mw.Experiment(
@@ -909,11 +917,11 @@ def run_with_an_evaluation(measure, examples):
     "newcomer A1",
     before="3 steps reported, 0 checkpoints, "
     "ExamplesError: batch 0 of the loader is smaller than 256 examples.",
-    test="tests/experiment/test_loaders.py"
+    test="tests/engine/experiment/test_loaders.py"
     "::test_a_loader_of_other_batches_than_those_of_its_evaluation_is_refused_before_the_first_step",
 )
 def loader_of_other_batches():
-    return run_with_an_evaluation(measure_squares, mw.Batched(Loader()))
+    return run_with_an_evaluation(measure_squares, mw.data.Batched(Loader()))
 
 
 @finding(
@@ -921,19 +929,19 @@ def loader_of_other_batches():
     "newcomer A1: the loader says its batch size",
     before="3 steps reported, 0 checkpoints, "
     "ExamplesError: batch 0 of the loader is smaller than 256 examples.",
-    test="tests/experiment/test_loaders.py::test_an_evaluation_takes_the_batch_size_of_a_loader_that_has_one",
+    test="tests/engine/experiment/test_loaders.py::test_an_evaluation_takes_the_batch_size_of_a_loader_that_has_one",
 )
 def loader_with_a_batch_size():
     loader = Loader()
     loader.batch_size = 16
-    return run_with_an_evaluation(measure_squares, mw.Batched(loader))
+    return run_with_an_evaluation(measure_squares, mw.data.Batched(loader))
 
 
 @finding(
     "checks",
     "newcomer A1: an evaluation raises",
     before="3 steps reported, 0 checkpoints, OSError: the disk of the examples is gone",
-    test="tests/experiment/test_evaluations.py"
+    test="tests/engine/experiment/test_evaluations.py"
     "::test_an_evaluation_that_raises_leaves_its_step_saved_and_is_owed",
 )
 def an_evaluation_that_raises():
@@ -942,7 +950,7 @@ def an_evaluation_that_raises():
             raise OSError("the disk of the examples is gone")
         return [{"x": X}]
 
-    return run_with_an_evaluation(measure_squares, mw.Batched(examples))
+    return run_with_an_evaluation(measure_squares, mw.data.Batched(examples))
 
 
 # --- a profile beside a save
@@ -952,7 +960,7 @@ def an_evaluation_that_raises():
     "profile",
     "seeds F1",
     before="JaxRuntimeError: INVALID_ARGUMENT: BlockHostUntilReady() called on deleted or donated buffer",
-    test="tests/profiles/test_trace.py::test_a_window_that_ends_while_a_save_is_written_ends_no_run",
+    test="tests/observe/profile/test_trace.py::test_a_window_that_ends_while_a_save_is_written_ends_no_run",
 )
 def profile_beside_a_save():
     run(
@@ -1019,7 +1027,7 @@ def row_about_adapting():
     "seeds F2",
     before="TypeError: Batching.get_lr_schedule_fn() got an unexpected keyword argument 'n_epochs'. "
     "Did you mean 'epochs'?",
-    test="tests/deployer/test_messages.py"
+    test="tests/engine/deployer/test_messages.py"
     "::test_an_argument_that_redco_calls_otherwise_is_answered_by_the_methods_too",
 )
 def an_argument_of_redco():
@@ -1045,12 +1053,12 @@ def plan_of_the_readme():
     "pages",
     "seeds F5",
     before="2 reports of step 4 have the learning rate",
-    test="tests/experiment/test_evaluations.py::test_the_learning_rate_of_a_step_is_reported_once",
+    test="tests/engine/experiment/test_evaluations.py::test_the_learning_rate_of_a_step_is_reported_once",
 )
 def learning_rate_of_the_last_step():
     evaluations = {"test": mw.Evaluation(measure_squares, {"x": X}, when=3, batch_size=16)}
     run(max_steps=4, logging=mw.Logging(every=2), evaluations=evaluations)
-    last = [each for each in mw.metrics.read_jsonl("run/metrics.jsonl") if each["step"] == 4]
+    last = [each for each in mw.observe.read_jsonl("run/metrics.jsonl") if each["step"] == 4]
     return f"{sum('learning_rate' in each for each in last)} reports of step 4 have the learning rate"
 
 
@@ -1058,7 +1066,7 @@ def learning_rate_of_the_last_step():
     "pages",
     "seeds F6",
     before="0 arrays of the optimizer in state.txt",
-    test="tests/train/test_statistics.py"
+    test="tests/training/test_statistics.py"
     "::test_the_table_has_each_array_of_parameters_optimizer_and_model_and_the_sizes",
 )
 def arrays_of_the_optimizer():
@@ -1144,7 +1152,7 @@ def stopped_process():
     "first",
     "attack 8: sys.exit while the program is imported",
     before="exit code 6, process 0 of 2 failed first, with exit code 6 (another process was gone).",
-    test="tests/process/test_compare.py"
+    test="tests/processes/test_compare.py"
     "::test_a_program_that_leaves_while_it_is_imported_ends_the_run_with_its_exit_code",
 )
 def leaving_while_imported():
@@ -1169,11 +1177,11 @@ def leaving_while_imported():
     "first",
     "many_processes 3: the order by default",
     before="told of a stopped process after 30 s, aborted by JAX after 15 to 30 s",
-    test="tests/board/test_board.py"
+    test="tests/processes/heartbeat/test_board.py"
     "::test_by_default_a_run_says_which_process_is_stopped_before_jax_ends_the_others",
 )
 def order_by_default():
-    timeout = inspect.signature(mw.process.start).parameters["heartbeat_timeout_seconds"].default
+    timeout = inspect.signature(mw.parallel.start).parameters["heartbeat_timeout_seconds"].default
     told = f"told of a stopped process after {mw.Watchdog().shortest_seconds:g} s"
     return f"{told}, aborted by JAX after {timeout / 2:g} to {timeout} s"
 
@@ -1208,7 +1216,7 @@ def answering(answer: Callable[[BaseHTTPRequestHandler, int], None]):
     "patience",
     "attack 3: a store that is away for more than 13 requests",
     before="MeshwrightError: cannot look for s3://bucket/run: HTTP 503 Service Unavailable",
-    test="tests/checkpoint/test_store_faults.py::test_a_store_may_be_away_for_three_minutes",
+    test="tests/checkpoints/test_store_faults.py::test_a_store_may_be_away_for_three_minutes",
 )
 def a_store_that_is_away():
     def away(request, number):
@@ -1217,7 +1225,7 @@ def a_store_that_is_away():
 
     shorter = {"first": 0.001, "longest": 0.002}  # pauses, in seconds
     with answering(away), unittest.mock.patch.dict(_settings.PATIENCE, shorter):
-        return f"is there: {mw.storage.location('s3://bucket/run').is_file()}"
+        return f"is there: {mw.base._internal.location('s3://bucket/run').is_file()}"
 
 
 @finding(
@@ -1225,7 +1233,7 @@ def a_store_that_is_away():
     "attack 3: a listing that is cut off once",
     before="MeshwrightError: cannot list s3://bucket/run: Error getting list response body: HTTP error: "
     "request or response body error",
-    test="tests/checkpoint/test_store_faults.py::test_a_listing_that_is_cut_off_is_asked_for_again",
+    test="tests/checkpoints/test_store_faults.py::test_a_listing_that_is_cut_off_is_asked_for_again",
 )
 def a_listing_that_is_cut_off():
     content = b"<ListBucketResult><Name>bucket</Name></ListBucketResult>"
@@ -1237,14 +1245,14 @@ def a_listing_that_is_cut_off():
         request.wfile.write(content if number else content[:9])
 
     with answering(cut_once):
-        return f"holds {mw.storage.location('s3://bucket/run').below()}"
+        return f"holds {mw.base._internal.location('s3://bucket/run').below()}"
 
 
 @finding(
     "patience",
     "attack 3: an old checkpoint that cannot be removed at once",
     before="MeshwrightError: the save of step 2 failed:",
-    test="tests/checkpoint/test_store_faults.py"
+    test="tests/checkpoints/test_store_faults.py"
     "::test_old_checkpoints_that_cannot_be_removed_are_removed_later",
 )
 def an_old_checkpoint_that_stays():
@@ -1378,7 +1386,7 @@ def told_after_the_last_step():
     "first",
     "many_processes 11",
     before="PeersError: evaluations.all.measure: process 3 has ended",
-    test="tests/experiment/test_evaluations.py::test_the_end_of_another_process_is_no_fault_of_a_setting",
+    test="tests/engine/experiment/test_evaluations.py::test_the_end_of_another_process_is_no_fault_of_a_setting",
 )
 def blamed_for_another_process():
     with errors_naming("evaluations.all.measure"):
@@ -1403,7 +1411,7 @@ def figure_after_one_failure():
     "network",
     "attack 4: the processes of one machine listen at all its addresses",
     before="listens at ::",
-    test="tests/process/test_rendezvous.py::test_where_the_coordinator_is_on_loopback_nothing_listens_elsewhere",
+    test="tests/processes/test_rendezvous.py::test_where_the_coordinator_is_on_loopback_nothing_listens_elsewhere",
 )
 def a_rendezvous_on_loopback():
     with _rendezvous._listen(f"127.0.0.1:{free_port()}") as listener:
@@ -1414,11 +1422,11 @@ def a_rendezvous_on_loopback():
     "network",
     "attack 4: a stranger is taken for a process",
     before="characters of the token: 0",
-    test="tests/process/test_rendezvous.py::test_who_does_not_know_the_token_is_no_process_of_the_run",
+    test="tests/processes/test_rendezvous.py::test_who_does_not_know_the_token_is_no_process_of_the_run",
 )
 def a_token_of_the_launcher():
     program = "import os; open('length', 'w').write(str(len(os.environ.get('MESHWRIGHT_TOKEN', ''))))"
-    mw.launch.launch_local([sys.executable, "-c", program], num_processes=1)
+    mw.launch._internal.launch_local([sys.executable, "-c", program], num_processes=1)
     return f"characters of the token: {Path('length').read_text()}"
 
 
@@ -1426,7 +1434,7 @@ def a_token_of_the_launcher():
     "network",
     "attack 5: a connection that drips",
     before="a line with a limit of 0.3 s is still read after 1.5 s",
-    test="tests/process/test_rendezvous.py::test_a_line_that_comes_in_drops_has_a_time_limit_as_a_whole",
+    test="tests/processes/test_rendezvous.py::test_a_line_that_comes_in_drops_has_a_time_limit_as_a_whole",
 )
 def a_connection_that_drips():
     reader, writer = socket.socketpair()
@@ -1442,7 +1450,7 @@ def a_connection_that_drips():
     "network",
     "axes 8: a short message to a process that does not read",
     before="waits",
-    test="tests/process/test_rendezvous.py"
+    test="tests/processes/test_rendezvous.py"
     "::test_a_short_message_to_all_does_not_wait_for_one_that_does_not_read",
 )
 def a_process_that_does_not_read():
@@ -1468,7 +1476,7 @@ def a_process_that_does_not_read():
     "strangers",
     "attack 6: a pipe in the place of a file of a T5X checkpoint",
     before="is opened, and read for ever",
-    test="tests/formats/readers/test_zarr2.py::test_a_file_that_is_a_pipe_a_device_or_a_folder_is_an_error",
+    test="tests/checkpoints/formats/readers/test_zarr2.py::test_a_file_that_is_a_pipe_a_device_or_a_folder_is_an_error",
 )
 def a_pipe_in_a_checkpoint():
     os.mkfifo("pipe")
@@ -1489,7 +1497,7 @@ def a_pipe_in_a_checkpoint():
     "attack 9: a chunk that claims 2^40 items",
     before="MemoryError: Unable to allocate 8.00 TiB for an array with shape (8796093022208,) and data "
     "type uint8",
-    test="tests/formats/readers/test_zarr2.py::test_a_chunk_that_claims_more_than_there_can_be_is_damage",
+    test="tests/checkpoints/formats/readers/test_zarr2.py::test_a_chunk_that_claims_more_than_there_can_be_is_damage",
 )
 def a_chunk_that_claims_much():
     Path("0").write_bytes(zlib.compress(bytes(8)))
@@ -1501,7 +1509,7 @@ def a_chunk_that_claims_much():
     "strangers",
     "attack 7: a template whose lists repeat each other 2^24 times",
     before="100663292 characters",
-    test="tests/tokens/test_chat.py::test_a_template_that_grows_without_end_is_ended",
+    test="tests/data/tokens/test_chat.py::test_a_template_that_grows_without_end_is_ended",
 )
 def a_template_of_nested_lists():
     twice = "{% for i in range(24) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
@@ -1510,9 +1518,9 @@ def a_template_of_nested_lists():
 
 def chat_by(template):
     """Return the text of a chat by a template, which may take a second at most."""
-    place = mw.train_tokenizer(["a word"], "tokens", vocab_size=270, chat_template=template)
-    with unittest.mock.patch("meshwright.tokens._template._MOST_SECONDS", 1):
-        return mw.chat(place).text([{"role": "user", "content": "why?"}])
+    place = mw.data.train_tokenizer(["a word"], "tokens", vocab_size=270, chat_template=template)
+    with unittest.mock.patch("meshwright.data._tokens._template._MOST_SECONDS", 1):
+        return mw.data.chat(place).text([{"role": "user", "content": "why?"}])
 
 
 # --- models, optimizers and environments of others
@@ -1523,7 +1531,7 @@ def chat_by(template):
     "publicbugs 7: an optimizer that needs the loss",
     before="TypeError: reduce_on_plateau.<locals>.update_fn() missing 1 required keyword-only argument: "
     "'value'",
-    test="tests/train/test_optimizers.py::test_an_optimizer_that_needs_the_loss_gets_that_of_the_whole_batch",
+    test="tests/training/test_optimizers.py::test_an_optimizer_that_needs_the_loss_gets_that_of_the_whole_batch",
 )
 def optimizer_that_needs_the_loss():
     return run(optimizer=optax.chain(optax.adam(0.01), optax.contrib.reduce_on_plateau())).step
@@ -1534,7 +1542,7 @@ def optimizer_that_needs_the_loss():
     "publicbugs 7: an optimizer that needs the loss as a function",
     before="TypeError: scale_by_zoom_linesearch.<locals>.update_fn() missing 3 required keyword-only "
     "arguments: 'value', 'grad', and 'value_fn'",
-    test="tests/train/test_optimizers.py"
+    test="tests/training/test_optimizers.py"
     "::test_an_optimizer_that_needs_the_loss_as_a_function_is_refused_with_what_to_write",
 )
 def optimizer_that_needs_a_function():
@@ -1554,7 +1562,7 @@ class Linear(equinox.Module):
     "models",
     "publicbugs 8",
     before="ValueError: pytree structure error: different types at key path",
-    test="tests/train/test_optimizers.py::test_masks_and_labels_as_a_module_are_refused_with_what_to_write",
+    test="tests/training/test_optimizers.py::test_masks_and_labels_as_a_module_are_refused_with_what_to_write",
 )
 def mask_as_a_module():
     mask = jax.tree.map(lambda x: x.ndim > 0, Linear(jnp.ones(4)))
@@ -1571,7 +1579,7 @@ def squares_by_a_constant(params, batch):
     "models",
     "ports B2",
     before="AssertionError",
-    test="tests/trainer/test_models.py::test_a_loss_may_compute_constants_while_it_is_traced",
+    test="tests/engine/trainer/test_models.py::test_a_loss_may_compute_constants_while_it_is_traced",
 )
 def loss_that_computes_constants():
     try:
@@ -1584,13 +1592,13 @@ def loss_that_computes_constants():
     "models",
     "ports B1",
     before="LayoutError: query/kernel has shape (16, 4, 4), but its logical axes are ('embed', 'kv').",
-    test="tests/adapters/test_linen.py"
+    test="tests/engine/adapters/test_linen.py"
     "::test_a_kernel_that_flax_reshapes_has_no_names_for_its_further_dimensions",
 )
 def names_that_flax_pads():
     named = linen.with_logical_partitioning(linen.initializers.lecun_normal(), ("embed", "kv"))
     model = mw.functional(linen.MultiHeadDotProductAttention(4, kernel_init=named), jnp.ones((2, 3, 16)))
-    rules = (mw.sharding.logical({"query/kernel": model.axes["query/kernel"]}),)
+    rules = (mw.parallel.logical({"query/kernel": model.axes["query/kernel"]}),)
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"), rules)
     return layout.shardings(jax.eval_shape(model.init, jax.random.key(0)))["query"]["kernel"].spec
 
@@ -1611,7 +1619,7 @@ def axis_of_pmap():
     "ports C1",
     before="AxisError: mesh axis 'data' of size 8 only repeats work: it splits neither the batch nor any "
     "array of the state, and no operation of the program names it.",
-    test="tests/sharding/test_idle_axes.py"
+    test="tests/parallel/test_idle_axes.py"
     "::test_batches_that_are_to_stay_whole_may_be_repeated_on_all_devices",
 )
 def whole_batches():
@@ -1625,7 +1633,7 @@ def whole_batches():
     "words",
     "newcomer B2: a loss that asks for the step",
     before="TypeError: loss_of_the_step.<locals>.<lambda>() missing 1 required positional argument: 'step'",
-    test="tests/experiment/test_experiment.py"
+    test="tests/engine/experiment/test_experiment.py"
     "::test_what_asks_for_the_step_gets_that_of_the_state_also_after_a_restart",
 )
 def loss_of_the_step():
@@ -1636,13 +1644,13 @@ def loss_of_the_step():
     "words",
     "newcomer B8: a model of functional in a loop of one's own",
     before="TypeError: 'Functional' object is not callable",
-    test="tests/train/test_state.py"
+    test="tests/training/test_state.py"
     "::test_a_model_of_functional_is_taken_for_the_function_that_makes_its_parameters",
 )
 def state_of_a_model():
     model = mw.functional((lambda key: {"w": jnp.ones(4)}, lambda params, x: x @ params["w"]))
     layout = mw.Layout(mw.make_mesh("data=-1"))
-    return mw.train.init_state(model, optax.sgd(0.1), 0, layout).params["w"]
+    return mw.training.init_state(model, optax.sgd(0.1), 0, layout).params["w"]
 
 
 @finding(
@@ -1650,11 +1658,11 @@ def state_of_a_model():
     "newcomer B5: one score, one name",
     before="UsageError: stop.early reads the score 'loss', but no evaluation gives it. "
     "Did you mean 'eval/loss'?",
-    test="tests/trainer/test_checkpoints.py"
+    test="tests/engine/trainer/test_checkpoints.py"
     "::test_a_score_of_a_trainer_has_one_name_for_the_best_and_for_early_stopping",
 )
 def one_name_of_a_score():
-    stop = mw.Stop(early=mw.early_stopping("loss", "max", patience=1))
+    stop = mw.Stop(early=mw.engine.early_stopping("loss", "max", patience=1))
     trainer = mw.Trainer(
         mw.Deployer(seed=0, workdir="run", verbose=False),
         params={"w": np.ones(4, np.float32)},
@@ -1703,17 +1711,17 @@ def guesses_of_a_newcomer():
     "words",
     "language B2: a model's type is no typing error",
     before="CheckpointError: there is no model here for model_type 'gemma3'; did you mean gemma?",
-    test="tests/models/test_hugging_face.py::test_what_the_decoder_lacks_is_refused",
+    test="tests/lm/models/test_hugging_face.py::test_what_the_decoder_lacks_is_refused",
 )
 def type_of_another_model():
-    return mw.models.hugging_face.config({"model_type": "gemma3"})
+    return mw.lm.hugging_face.config({"model_type": "gemma3"})
 
 
 @finding(
     "words",
     "an argument of a loss with a default got the random key",
     before="l2 is key<fry>[]",
-    test="tests/train/test_step.py::test_arguments_of_a_loss_with_a_default_keep_it",
+    test="tests/training/test_step.py::test_arguments_of_a_loss_with_a_default_keep_it",
 )
 def argument_with_a_default():
     seen = []
@@ -1730,7 +1738,7 @@ def argument_with_a_default():
     "models",
     "own, a last batch on explicit axes",
     before="AssertionError",
-    test="tests/evaluation/test_pieces.py"
+    test="tests/engine/evaluation/test_pieces.py"
     "::test_on_explicit_axes_the_last_examples_are_split_as_those_before_them",
 )
 def last_batch_on_explicit_axes():
@@ -1747,7 +1755,7 @@ def last_batch_on_explicit_axes():
     "network",
     "axes 2",
     before="process 0 sends 64 messages when an epoch ends on 8 other processes",
-    test="tests/process/test_peers.py"
+    test="tests/processes/test_peers.py"
     "::test_process_0_compares_the_ends_of_examples_alone_and_tells_only_a_difference",
 )
 def ends_of_an_epoch():
@@ -1781,7 +1789,7 @@ def home_that_cannot_be_written():
     "environments",
     "publicbugs 9: a run",
     before="UsageError: compile_cache: cannot keep compiled programs in a home that cannot be written",
-    test="tests/storage/test_of_user.py::test_a_home_that_cannot_be_written_is_a_warning_and_the_run_trains",
+    test="tests/base/storage/test_of_user.py::test_a_home_that_cannot_be_written_is_a_warning_and_the_run_trains",
 )
 def run_without_a_home():
     kept = jax.config.jax_compilation_cache_dir
@@ -1800,13 +1808,13 @@ def run_without_a_home():
     "environments",
     "publicbugs 9: a text",
     before="NotADirectoryError",
-    test="tests/storage/test_of_user.py::test_tokens_are_kept_where_a_home_cannot_be_written",
+    test="tests/base/storage/test_of_user.py::test_tokens_are_kept_where_a_home_cannot_be_written",
 )
 def text_without_a_home():
     Path("a.txt").write_text("abc")
     try:
         with home_that_cannot_be_written():
-            store = mw.corpus.tokenized("a.txt", mw.generation.Bytes())
+            store = mw.data._internal.tokenized("a.txt", mw.lm.Bytes())
             with contextlib.closing(store):
                 return store.block(0).tokens
     except OSError as error:
@@ -1849,7 +1857,7 @@ def report_in_ascii():
     "environments",
     "publicbugs 10: a screen that is gone",
     before="BrokenPipeError: [Errno 32] Broken pipe",
-    test="tests/test_lines.py::test_a_screen_whose_reader_is_gone_stops_nothing",
+    test="tests/base/test_lines.py::test_a_screen_whose_reader_is_gone_stops_nothing",
 )
 def screen_that_is_gone():
     reading, writing = os.pipe()
@@ -1868,13 +1876,13 @@ def screen_that_is_gone():
     "publicbugs 11",
     before="UsageError: after batch 2147483648 the state has step=-2147483648. An update must count each "
     "batch once, however many updates it makes or skips, because a restart continues by this count.",
-    test="tests/experiment/test_experiment.py::test_a_value_that_cannot_be_is_refused_by_name",
+    test="tests/engine/experiment/test_experiment.py::test_a_value_that_cannot_be_is_refused_by_name",
 )
 def more_steps_than_are_counted():
     def count(state, batch):
         return dataclasses.replace(state, step=state.step + 1), {}
 
-    state = mw.train.TrainState(jnp.int32(2**31 - 1), {}, (), jnp.uint32(0))
+    state = mw.TrainState(jnp.int32(2**31 - 1), {}, (), jnp.uint32(0))
     return f"made, and at the end the step is {mw.fit(count, state, iter([0]), max_steps=2**31).step}"
 
 
@@ -1882,7 +1890,7 @@ def more_steps_than_are_counted():
     "environments",
     "many_processes 12",
     before="MeshwrightError: too many files are open: [Errno 24] Too many open files",
-    test="tests/experiment/test_power.py::test_what_the_machine_fails_at_is_told_with_its_cause",
+    test="tests/engine/experiment/test_power.py::test_what_the_machine_fails_at_is_told_with_its_cause",
 )
 def too_few_descriptors():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -1913,7 +1921,7 @@ class DeviceOfCpu:
     "environments",
     "axes 5",
     before="{'data': 1, 'fsdp': 8}",
-    test="tests/sharding/test_mesh.py::test_processes_are_groups_on_cpus_whose_slices_are_all_number_0",
+    test="tests/parallel/test_mesh.py::test_processes_are_groups_on_cpus_whose_slices_are_all_number_0",
 )
 def groups_of_cpus():
     return dict(mw.make_mesh("data=-1; fsdp=-1", [DeviceOfCpu(i, i // 4) for i in range(8)]).shape)
@@ -1933,13 +1941,13 @@ def fourier(params, batch):
     "environments",
     "axes 9",
     before="JaxRuntimeError: INTERNAL: RET_CHECK failure",
-    test="tests/experiment/test_out_of_memory.py"
+    test="tests/engine/experiment/test_out_of_memory.py"
     "::test_an_fft_that_xla_cannot_compute_on_cpus_says_which_mesh_to_try",
 )
 def fft_over_tensor():
     layer = jnp.ones((32, 32, 4, 4), jnp.complex64), jnp.ones((32, 32))
     params = {"into": jnp.ones((4, 32)), "layers": [layer, layer]}
-    split = (mw.match("layers.*", "fsdp", "tensor"), mw.match("into", None, "tensor"))
+    split = (mw.parallel.match("layers.*", "fsdp", "tensor"), mw.parallel.match("into", None, "tensor"))
     rows = mw.Input({"x": np.ones((16, 16, 16, 4), np.float32)}, batch_size=16)
     try:
         return run(
@@ -1955,7 +1963,7 @@ def fft_over_tensor():
     before="Give its devices to an axis that splits the batch (data or fsdp), or use it: in a rule for "
     "parameters, to split batches, or in a constraint or `shard_map` of the model. If all devices are to "
     "compute the same, of whole batches, write batch_axis_names=().",
-    test="tests/sharding/test_idle_axes.py::test_an_axis_that_a_function_splits_over_names_it",
+    test="tests/parallel/test_idle_axes.py::test_an_axis_that_a_function_splits_over_names_it",
 )
 def axis_of_experts():
     try:
@@ -1968,14 +1976,14 @@ def axis_of_experts():
     "environments",
     "axes 10: a graph in microbatches",
     before="TypeError: sub got incompatible shapes for broadcasting: (8,), (32,).",
-    test="tests/train/test_step.py::test_microbatches_of_arrays_with_other_numbers_of_rows_are_refused",
+    test="tests/training/test_step.py::test_microbatches_of_arrays_with_other_numbers_of_rows_are_refused",
 )
 def graph_in_microbatches():
     def loss(params, batch):
         return (batch["x"] @ params["w"] - batch["y"]).sum()
 
     layout, tx = mw.Layout(mw.make_mesh("data=8")), optax.sgd(0.1)
-    state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, tx, 0, layout)
+    state = mw.training.init_state(lambda key: {"w": jnp.ones(4)}, tx, 0, layout)
     return mw.make_step(loss, tx, layout, microbatches=2)(state, {"x": X[:16], "y": X[:, 0]})
 
 
@@ -1984,7 +1992,7 @@ def graph_in_microbatches():
     "many_processes 8",
     before="LayoutError: evaluations.all: a batch of 256 examples cannot be split into 6 equal parts, as the "
     "mesh {'data': 6} splits it (P('data',)).",
-    test="tests/experiment/test_evaluations.py"
+    test="tests/engine/experiment/test_evaluations.py"
     "::test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits",
 )
 def default_that_the_mesh_does_not_split():
@@ -2000,7 +2008,7 @@ def default_that_the_mesh_does_not_split():
         ),
         layout := mw.Layout(mw.make_mesh("data=6", jax.devices()[:6])),
     )
-    state = mw.train.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.01), layout)
+    state = mw.training.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.01), layout)
     part.scoring.check(state)
     return f"scores: {part.scoring.names}"
 
@@ -2012,7 +2020,11 @@ def default_that_the_mesh_does_not_split():
     test="tests/launch/test_scratch.py::test_the_directory_of_a_killed_launcher_is_removed_at_the_next_start",
 )
 def directories_of_killed_launchers():
-    python = [sys.executable, "-c", "import meshwright as mw, sys; mw.launch.launch_local(sys.argv[1:], 1)"]
+    python = [
+        sys.executable,
+        "-c",
+        "import meshwright as mw, sys; mw.launch._internal.launch_local(sys.argv[1:], 1)",
+    ]
     environ = os.environ | {"TMPDIR": str(Path.cwd())}
     with subprocess.Popen([*python, "sleep", "60"], env=environ) as launcher:
         while not [*Path.cwd().iterdir()]:
@@ -2026,15 +2038,15 @@ def directories_of_killed_launchers():
     "environments",
     "attack C: probes in a store",
     before="['.probe-0123abcd']",
-    test="tests/experiment/test_addresses.py"
+    test="tests/engine/experiment/test_addresses.py"
     "::test_what_a_store_that_could_not_delete_has_kept_is_removed_at_the_next_start",
 )
 def probes_in_a_store():
     place = "memory://probes"
-    with mw.storage.put_file_at(f"{place}/.probe-0123abcd") as path:
+    with mw.base._internal.put_file_at(f"{place}/.probe-0123abcd") as path:
         path.write_text("written")
     run(workdir=place)
-    with mw.storage.local_copy(place) as copy:
+    with mw.data.local_copy(place) as copy:
         return [path.name for path in copy.rglob(".probe-*")]
 
 
@@ -2042,7 +2054,7 @@ def probes_in_a_store():
     "environments",
     "attack C: a draft of the ledger",
     before="['checkpoints.tmp']",
-    test="tests/experiment/test_ledger.py::test_a_ledger_that_cannot_take_its_place_leaves_no_draft",
+    test="tests/engine/experiment/test_ledger.py::test_a_ledger_that_cannot_take_its_place_leaves_no_draft",
 )
 def draft_of_the_ledger():
     with unittest.mock.patch("meshwright.engine._ledger.LEDGER", "checkpoints"):  # where a directory is
@@ -2054,7 +2066,7 @@ def draft_of_the_ledger():
     "environments",
     "attack 7: templates that do not end",
     before="alive after eight seconds",
-    test="tests/tokens/test_chat.py::test_a_template_that_does_not_end_is_ended_and_others_go_on",
+    test="tests/data/tokens/test_chat.py::test_a_template_that_does_not_end_is_ended_and_others_go_on",
 )
 def template_that_does_not_end():
     def late(*_):

@@ -28,7 +28,7 @@ from published_runs import (
 
 import meshwright as mw
 from meshwright.plan import _site as site
-from meshwright.plan import published_rates
+from meshwright.plan._roofline import published_rates
 
 GRID = {
     "products": np.arange(0.5, 0.76, 0.025),
@@ -85,7 +85,7 @@ def mfu_of(run: Run) -> Callable[[dict[str, float]], float]:
         site.step_time = step_time
     (products, other, exchanges, rates), more = asked[-1]
     products, of_chip = list(products), published_rates(mw.plan.hardware_named(run.on).chip)
-    peak = mw.program.peak_flops(mw.plan.hardware_named(run.on).chip.device_kind, "bfloat16")
+    peak = mw.observe.peak_flops(mw.plan.hardware_named(run.on).chip.device_kind, "bfloat16")
     at_once = published_mfu(run, 1.0, devices * run.stages)
 
     def mfu(point: dict[str, float]) -> float:

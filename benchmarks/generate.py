@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from meshwright.models import decoder, with_cache
+from meshwright.lm._models import decoder
+from meshwright.lm._models._with_cache import with_cache
 
 LENGTH, PROMPT, AGAIN = 512, 16, 32
 LEAST_RATIO = 20
@@ -32,17 +33,17 @@ TINY_CASES = {"tiny": (decoder.config("tiny"), 2)}
 
 def timed(model, params, prompts, length, count):
     """Return so many tokens of each row, and how many tokens a second they were."""
-    decoding, options = mw.Decoding(max_new_tokens=count), {"length": length, "slots": len(prompts)}
+    decoding, options = mw.lm.Decoding(max_new_tokens=count), {"length": length, "slots": len(prompts)}
     started = time.perf_counter()
-    tokens = mw.generate(model, params, prompts, decoding, **options)
+    tokens = mw.lm.generate(model, params, prompts, decoding, **options)
     return tokens, len(prompts) * count / (time.perf_counter() - started)
 
 
 def measure(cfg, num_rows, length, rounds):
-    params = decoder.init(cfg, mw.train.key_of(0))
+    params = decoder.init(cfg, mw.training.key_of(0))
     prompts = list(np.random.default_rng(0).integers(0, cfg.vocabulary, (num_rows, PROMPT)))
     logits = functools.partial(decoder.logits, cfg)
-    models = with_cache(cfg), mw.generation.without_cache(logits)
+    models = with_cache(cfg), mw.lm.without_cache(logits)
     rates = []
     for _ in range(1 + rounds):  # the first turn compiles
         cached, fast = timed(models[0], params, prompts, length, length - PROMPT)

@@ -81,7 +81,10 @@ def made_step(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
     layout, tx = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.1)
     step = mw.make_step(lambda params, batch, key: loss(params, batch), tx, layout)
     ended(
-        step(mw.train.init_state(init, tx, 0, layout), {name: x[:BATCH_SIZE] for name, x in examples.items()})
+        step(
+            mw.training.init_state(init, tx, 0, layout),
+            {name: x[:BATCH_SIZE] for name, x in examples.items()},
+        )
     )
 
 

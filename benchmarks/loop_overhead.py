@@ -27,7 +27,7 @@ from peers import redco_fit
 from peers.loops import Cost, Run, bare_loop, measure, on_devices, ratio, say, show, shuffled, timed
 
 import meshwright as mw
-from meshwright.demo import digits
+from meshwright.cli.demo import digits
 
 MAX_RATIO = 1.10  # of the bare loop's main-thread CPU time
 
@@ -56,16 +56,16 @@ class Program:
         self.tx = optax.adamw(1e-3)
         self.examples, _ = digits.digits()
         self.step = mw.make_step(digits.loss, self.tx, self.layout)
-        state = mw.train.abstract_state(self.init, self.tx, self.layout)
+        state = mw.training.abstract_state(self.init, self.tx, self.layout)
         self.compiled = self.step.compile(state, self.batches().peek())
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         return digits.init(key, self.setting.width)
 
     def state(self) -> mw.TrainState:
-        return mw.train.init_state(self.init, self.tx, 0, self.layout)
+        return mw.training.init_state(self.init, self.tx, 0, self.layout)
 
-    def batches(self, *, copies: int = 1) -> mw.input.Batches:
+    def batches(self, *, copies: int = 1) -> mw.data._internal.Batches:
         examples = {name: np.repeat(x, copies, axis=0) for name, x in self.examples.items()}
         return mw.batches(examples, self.setting.batch_size, self.layout.batch_sharding)
 
@@ -78,13 +78,13 @@ class Program:
 def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *, copies: int = 1) -> Run:
     """`mw.fit` as `mw.run` calls it, but for evaluation and checkpoints."""
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-    console = mw.metrics.Console(10**6, file=nowhere)
-    events = opened.enter_context(mw.metrics.tensorboard(directory))
-    signals = opened.enter_context(mw.process.signals())
+    console = mw.observe.Console(10**6, file=nowhere)
+    events = opened.enter_context(mw.observe.tensorboard(directory))
+    signals = opened.enter_context(mw.parallel.signals())
     data, state = program.batches(copies=copies), program.state()
-    log = mw.metrics.logger(
-        mw.metrics.tee(mw.metrics.jsonl(directory / "metrics.jsonl"), events, console),
-        mw.when.every(50),
+    log = mw.observe.logger(
+        mw.observe.tee(mw.observe.jsonl(directory / "metrics.jsonl"), events, console),
+        mw.engine.every(50),
         per_second={"examples": program.setting.batch_size},
         waited=lambda: data.wait_seconds,
     )

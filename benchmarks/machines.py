@@ -12,16 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from meshwright.board import (
-    INPUT_SECONDS,
-    REPORT_SECONDS,
-    STEP_SECONDS,
-    Entry,
-    SlowPeers,
-    read_entries,
-    write_entry,
-)
-from meshwright.machine import machine_reader, worst
+from meshwright.processes._heartbeat._entry import Entry, read_entries, write_entry
+from meshwright.processes._heartbeat._slow import INPUT_SECONDS, REPORT_SECONDS, STEP_SECONDS, SlowPeers
+from meshwright.processes._sensors._reader import machine_reader, worst
 
 SECONDS = 10.0
 """The time between two readings, as `mw.Logging.machine_seconds` is by default."""

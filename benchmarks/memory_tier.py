@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.when import Tick, never
+from meshwright.processes._when import Tick, never
 
 NUM_ARRAYS, COLUMNS = 16, 1024
 STEPS = 10
@@ -74,7 +74,7 @@ def steps(state, save, num_saves, seconds):
 
 
 def await_memory(checkpoints, step):
-    while step not in mw.checkpoint.complete_steps(checkpoints.tier.place.path):
+    while step not in mw.checkpoints._internal.complete_steps(checkpoints.tier.place.path):
         time.sleep(0.001)
 
 
@@ -168,7 +168,7 @@ def main():
     kinds = "none", "disk", "memory", "disk without cache"
     measured = "call", "ten steps", "ten steps, a save after each", "complete", "resume"
     seconds = {(kind, what): [] for kind in kinds for what in measured}
-    memory = mw.InMemory(every=2, budget_nbytes=4 << 30, directory=chosen.memory)
+    memory = mw.checkpoints.InMemory(every=2, budget_nbytes=4 << 30, directory=chosen.memory)
     with tempfile.TemporaryDirectory(dir=chosen.disk) as folder:
         measure_saves(f"{folder}/checkpoints", memory, seconds, sizes)
         measure_restarts(f"{folder}/checkpoints", memory, seconds, sizes)

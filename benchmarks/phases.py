@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from meshwright.train import PhaseClock, on_board, watchdog
-from meshwright.when import Tick
+from meshwright.processes._when import Tick
+from meshwright.training._heartbeat import on_board
+from meshwright.training._phase_clock import PhaseClock
+from meshwright.training._watchdog import watchdog
 
 MAX_RATIO = 1.5
 SHORTEST_SECONDS = 60

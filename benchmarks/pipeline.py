@@ -32,10 +32,10 @@ def block(w: dict, x: jax.Array) -> jax.Array:
 
 
 def loss_of(policy: str):
-    kept = mw.train.remat(block, policy)
+    kept = mw.training.remat(block, policy)
 
     def loss(params, batch):
-        x = mw.layers(kept, params["layers"], params["table"][batch["tokens"]])
+        x = mw.nn.layers(kept, params["layers"], params["table"][batch["tokens"]])
         logits = x @ params["table"].T
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"]).mean()
 
@@ -43,9 +43,9 @@ def loss_of(policy: str):
 
 
 def temporary_mib(num_layers: int, policy: str, schedule: str, microbatches: int) -> float:
-    layout = mw.Layout(mw.make_mesh({"pipeline": STAGES}), (mw.sharding.stages(), mw.match(".*")))
+    layout = mw.Layout(mw.make_mesh({"pipeline": STAGES}), (mw.parallel.stages(), mw.parallel.match(".*")))
     optimizer = optax.sgd(1.0)
-    state = mw.train.abstract_state(functools.partial(init, num_layers), optimizer, layout)
+    state = mw.training.abstract_state(functools.partial(init, num_layers), optimizer, layout)
     options = {"microbatches": microbatches, "pipeline_schedule": schedule}
     step = mw.make_step(loss_of(policy), optimizer, layout, **options)
     batch = {"tokens": jax.ShapeDtypeStruct((ROWS * microbatches, LENGTH), np.int32)}

@@ -65,11 +65,12 @@ def compare(on: str, mesh: str, *, num_steps: int = STEPS, **settings: int) -> N
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", int(on.partition(":")[2]))
 
-    from meshwright import plan
-    from meshwright.demo import text
-    from meshwright.experiment import parts_of, some_rows
-    from meshwright.sharding import make_mesh
-    from meshwright.train import init_state
+    from meshwright.cli.demo import text
+    from meshwright.engine._experiment._compile_ahead import some_rows
+    from meshwright.engine._experiment._parts import parts_of
+    from meshwright.parallel._mesh import make_mesh
+    from meshwright.plan import _internal as plan
+    from meshwright.training._state import init_state
 
     experiment = replace(text.experiment(**settings), mesh=mesh)
     rows = some_rows(experiment)

@@ -34,10 +34,12 @@ import optax
 from benchmarks.models import encoders, losses
 
 import meshwright as mw
-from meshwright.models import decoder, gpt2
-from meshwright.plan import Plan, hardware_named, site_of
+from meshwright.base._tree import PyTree
+from meshwright.lm._models import decoder, gpt2
+from meshwright.plan._hardware import hardware_named
+from meshwright.plan._plan import site_of
 from meshwright.plan._topology import missing_compiler
-from meshwright.tree import PyTree
+from meshwright.plan._values import Plan
 
 OFF = 0.1
 MAX_OFF = {"peak": 3, "sent": 1}  # cases
@@ -155,7 +157,7 @@ def ring_of_experts(cfg: decoder.Config, n: int, B: int, T: int) -> float:
 
 def stages(cfg: decoder.Config, p: int, M: int, B: int, T: int, rounds: int) -> float:
     """At each tick a microbatch goes to the next stage and one up the queue, and back in the gradient."""
-    ticks = mw.train.Ring(p, M, rounds).ticks + p - 1
+    ticks = mw.training.Ring(p, M, rounds).ticks + p - 1
     return 4 * ticks * B * T * cfg.model * 2
 
 
@@ -165,7 +167,7 @@ def sharded(num_params: float, n: int) -> float:
 
 
 PERMUTED, SWAPPED = ("collective-permute",), ("all-to-all",)
-FSDP = (mw.sharding.fsdp(),)
+FSDP = (mw.parallel.fsdp(),)
 FEW, BOUNDED = replace(LLAMA, key_heads=2), replace(MIXTRAL, expert_capacity=1.25)
 LONG = 131_072
 CASES = (

@@ -4,7 +4,7 @@
 
 The speeds of `meshwright plan` were fixed on the runs marked `fit` (`fit_rates.py` does so for H100s). Those
 marked `judge` say how good they are. The halves alternate in the order of the list, and were chosen before
-any speed was fixed. A run is planned with `mw.models.decoder` of the same size, not with the authors' model.
+any speed was fixed. A run is planned with `mw.lm.decoder` of the same size, not with the authors' model.
 Everything is traced: no compiler is needed. The bar: of the judged, 8 of 10 are within 30 %, and the rank
 correlation is 0.9.
 
@@ -51,8 +51,8 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.models import decoder
-from meshwright.program import peak_flops
+from meshwright.lm._models import decoder
+from meshwright.program._peaks import peak_flops
 
 NEAR, WANTED, WANTED_RANK = 0.3, 8, 0.9
 
@@ -181,7 +181,7 @@ def shown(half: str, run: Run) -> float:
     return mfu
 
 
-def rates_of(run: Run) -> mw.plan.Rates | None:
+def rates_of(run: Run) -> mw.plan._internal.Rates | None:
     """Return the speeds to plan with, or None for those of the chip."""
     if run.attention is None and run.held is None:
         return None

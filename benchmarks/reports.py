@@ -50,13 +50,13 @@ def measured(
         y = jnp.tanh(y @ params["w"])
     scalars = {f"scalar/{i}": y[i % WIDTH, i // WIDTH] for i in range(num_scalars)}
     rows = jnp.split(y, [i * (WIDTH // num_histograms) for i in range(1, num_histograms)])
-    histograms = {f"histogram/{i}": mw.metrics.Histogram.of(rows[i]) for i in range(num_histograms)}
+    histograms = {f"histogram/{i}": mw.observe.Histogram.of(rows[i]) for i in range(num_histograms)}
     return jnp.mean(y**2), scalars | histograms
 
 
-def fit_loop(loss: mw.train.Loss, log: mw.metrics.Log) -> Run:
+def fit_loop(loss: mw.training.Loss, log: mw.observe._internal.Log) -> Run:
     layout = mw.Layout(mw.make_mesh("data=-1"))
-    step, state = mw.make_step(loss, TX, layout), mw.train.init_state(init, TX, 0, layout)
+    step, state = mw.make_step(loss, TX, layout), mw.training.init_state(init, TX, 0, layout)
 
     def forever() -> Any:
         while True:
@@ -75,15 +75,15 @@ def loops(
     opened: contextlib.ExitStack, nowhere: TextIO, num_scalars: int, num_histograms: int
 ) -> dict[str, Run]:
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-    events = opened.enter_context(mw.metrics.tensorboard(directory))
-    writers = mw.metrics.tee(
-        mw.metrics.jsonl(directory / "metrics.jsonl"), events, mw.metrics.Console(10**6, file=nowhere)
+    events = opened.enter_context(mw.observe.tensorboard(directory))
+    writers = mw.observe.tee(
+        mw.observe.jsonl(directory / "metrics.jsonl"), events, mw.observe.Console(10**6, file=nowhere)
     )
-    reporting = mw.metrics.logger(writers, mw.when.every(LOG_EVERY))
+    reporting = mw.observe.logger(writers, mw.engine.every(LOG_EVERY))
     all_measured = functools.partial(measured, num_scalars, num_histograms)
     return {
-        "loss alone": fit_loop(loss, mw.train.nothing),
-        "measured": fit_loop(all_measured, mw.train.nothing),
+        "loss alone": fit_loop(loss, mw.training._internal.nothing),
+        "measured": fit_loop(all_measured, mw.training._internal.nothing),
         "measured and reported": fit_loop(all_measured, reporting),
     }
 

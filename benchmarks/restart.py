@@ -27,7 +27,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from meshwright.metrics import read_jsonl
+from meshwright.observe._jsonl import read_jsonl
 
 PROGRAM = """
 import time
@@ -49,7 +49,7 @@ def experiment(workdir: str, side: int = 3600) -> mw.Experiment:
         model=lambda key: {"a": jnp.ones(shape), "b": jnp.ones(shape)},
         loss=loss,
         optimizer=optax.sgd(1e5 * (side / 3600) ** 2),  # the gradient of a mean of millions is small
-        input=mw.Input(mw.mapped(slowly, {"x": each}), batch_size=12, num_threads=1),
+        input=mw.Input(mw.data.mapped(slowly, {"x": each}), batch_size=12, num_threads=1),
         max_steps=1_000_000,
         mesh="fsdp=-1",
         save=mw.Save(when=5),
@@ -66,7 +66,7 @@ def deep_loss(params, batch):
 
 def deep(workdir: str) -> mw.Experiment:
     model = lambda key: [(0.1 * jnp.ones((64, 64)), 0.1 * jnp.ones((64, 64))) for _ in range(48)]
-    data = mw.mapped(slowly, {"x": np.ones((4096, 64), np.float32)})
+    data = mw.data.mapped(slowly, {"x": np.ones((4096, 64), np.float32)})
     return mw.Experiment(
         workdir=workdir,
         model=model,

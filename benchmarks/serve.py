@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 CLIENTS, SECONDS = 64, 120
 LEAST_GAIN = 2
@@ -45,7 +45,7 @@ def experiment(workdir="run", layers=4):
         optimizer=optax.sgd(1e-3),
         input=mw.Input(rows, batch_size=8),
         max_steps=1,
-        generation=mw.Generation(mw.models.with_cache(cfg), tokenizer=mw.generation.Bytes()),
+        generation=mw.engine.Generation(mw.lm.with_cache(cfg), tokenizer=mw.lm.Bytes()),
     )
 
 

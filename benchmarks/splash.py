@@ -57,10 +57,10 @@ def show(title: str, mesh: Mesh, length: int, features: int, form: str) -> None:
     x = jax.ShapeDtypeStruct((1, length, HEADS, features), jnp.bfloat16, sharding=here)
 
     def loss(q, k, v):
-        return mw.attention(q, k, v, causal=True, form=form).astype(jnp.float32).sum()
+        return mw.nn.attention(q, k, v, causal=True, form=form).astype(jnp.float32).sum()
 
     started = time.perf_counter()
-    with mw.sharding.in_mesh(mesh):
+    with mw.parallel._internal.in_mesh(mesh):
         compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, x, x).compile()
     kernels = (compiled.as_text() or "").count('custom_call_target="tpu_custom_call"')
     temporary = compiled.memory_analysis().temp_size_in_bytes / 2**20

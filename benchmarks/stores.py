@@ -41,7 +41,7 @@ for split in (rows_split, columns_split):
             checkpoints.save(1, state)
         saved = time.perf_counter()
     began = time.perf_counter()
-    restored = jax.block_until_ready(mw.restore(mw.open_source(run), target))
+    restored = jax.block_until_ready(mw.restore(mw.checkpoints.open_source(run), target))
     ended = time.perf_counter()
     assert all(np.array_equal(restored[name], state[name]) for name in ("w0", f"w{num - 1}"))
     if split is rows_split:

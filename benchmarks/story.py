@@ -23,7 +23,7 @@ from clusters.engines import PATHS, OnSlurm, newest, processes, reach, train
 from clusters.slurm import Slurm, missing
 from end_to_end.running import losses
 from eventually import eventually
-from meshwright.launch import launch_local
+from meshwright.launch._local import launch_local
 
 FULL_SECONDS = 10
 

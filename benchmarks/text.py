@@ -27,7 +27,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 import meshwright as mw
-from meshwright.corpus import tokenized
+from meshwright.data._corpus._store import tokenized
 
 MAX_TOKENIZING, MIN_FILL = 1.2, 0.99
 TINY_FILES, TINY_FILL = 60, 0.95
@@ -101,7 +101,7 @@ def packing(directory: Path, store: Path) -> float:
     """Return the CPU time of packing all tokens of a store, which are there, into rows."""
     for path in store.glob("*/*.rows*"):
         path.unlink()
-    rows = mw.text(
+    rows = mw.data.text(
         directory / "texts.jsonl", tokenizer=directory / "tokenizer.json", length=1024, store=store
     ).rows
     started = time.process_time()
@@ -138,7 +138,7 @@ def first_batch(directory: Path, store: Path) -> tuple[float, float]:
     """
     sharding = mw.Layout(mw.make_mesh("data=1", jax.devices()[:1])).batch_sharding
     started, cpu = time.perf_counter(), time.process_time() + children_seconds()
-    rows = mw.text(
+    rows = mw.data.text(
         directory / "texts.jsonl", tokenizer=directory / "tokenizer.json", length=1024, store=store
     )
     with mw.batches(rows, 64, sharding) as data:
@@ -151,7 +151,7 @@ def first_batch(directory: Path, store: Path) -> tuple[float, float]:
 def of_batches(directory: Path, store: Path) -> tuple[float, float]:
     """Return the main thread's CPU time of a batch in microseconds, and the share of filled places."""
     sharding = mw.Layout(mw.make_mesh("data=1", jax.devices()[:1])).batch_sharding
-    rows = mw.text(
+    rows = mw.data.text(
         directory / "texts.jsonl", tokenizer=directory / "tokenizer.json", length=1024, store=store
     )
     filled, times = [], []

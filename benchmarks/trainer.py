@@ -62,7 +62,7 @@ class Program:
         self.setting, self.model, self.optimizer = setting, setting.model, optax.adamw(1e-3)
         self.examples = setting.model.examples(setting.batch_size * STEPS_PER_EPOCH)
 
-    def trainer(self, *trackers: mw.metrics.Writer) -> mw.Trainer:
+    def trainer(self, *trackers: mw.observe._internal.Writer) -> mw.Trainer:
         deployer = mw.Deployer(seed=0, num_model_shards=self.setting.tensor, trackers=trackers)
         return mw.Trainer(
             deployer,

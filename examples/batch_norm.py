@@ -4,7 +4,7 @@ import optax
 from flax import linen as nn
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 
 class Net(nn.Module):
@@ -29,4 +29,4 @@ net = mw.functional(Net(), train["image"])
 trainer = mw.Trainer(deployer, model=net, loss=loss, optimizer=optax.adam(1e-2))
 scores = trainer.fit(train, batch_size=64, epochs=5, eval_examples=test)
 print(f"loss {scores['loss']:.6f} accuracy {scores['accuracy']:.4f}")
-print("statistics:", ", ".join(mw.tree.leaf_names(trainer.model_state)))
+print("statistics:", ", ".join(mw.parallel.leaf_names(trainer.model_state)))

@@ -20,8 +20,8 @@ import optax
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.demo.text import Windows
-from meshwright.models import decoder
+from meshwright.cli.demo.text import Windows
+from meshwright.lm._models import decoder
 
 MATRICES = "layers/(q|k|v|o|gate|up|down)"
 SHORT = {"7b": "llama-7b", "70b": "llama-70b"}
@@ -74,7 +74,7 @@ def experiment(
         workdir=workdir,
         mesh=mesh,
         rules=decoder.RULES,
-        model=init if base is None else mw.tuning.quantised_init(init, MATRICES, base),
+        model=init if base is None else mw.lm.quantised_init(init, MATRICES, base),
         loss=lambda params, batch, key: decoder.loss(cfg, params, batch, remat=layer_remat, gather=gather),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.1)),
         input=mw.Input(rows, batch_size=batch_size, item="tokens", items_per_example=length),
@@ -82,7 +82,7 @@ def experiment(
         compute_dtype=compute_dtype,
         logging=mw.Logging(every=10),
     )
-    return whole if lora is None else mw.tuning.adapted(whole, mw.lora(MATRICES, rank=lora))
+    return whole if lora is None else mw.lm.adapted(whole, mw.lm.lora(MATRICES, rank=lora))
 
 
 if __name__ == "__main__":

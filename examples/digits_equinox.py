@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 
 class Mlp(eqx.Module):

@@ -7,7 +7,7 @@ import optax
 from flax import nnx
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 
 class Mlp(nnx.Module):

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 NUM_CLIENTS, NUM_ROUNDS = 8, 20
 
@@ -54,7 +54,7 @@ def main(workdir=None):
         sent = []
         for examples in clients:
             state = dataclasses.replace(trainer.state, params=each.carry)
-            trainer.state = mw.sharding.copy_to(state, jax.tree.map(lambda x: x.sharding, trainer.state))
+            trainer.state = mw.parallel.copy_to(state, jax.tree.map(lambda x: x.sharding, trainer.state))
             trainer.fit(examples, batch_size=32, epochs=1)
             sent.append(jax.tree.map(np.asarray, trainer.params))
         each.carry = jax.tree.map(lambda *all_sent: np.mean(all_sent, axis=0), *sent)

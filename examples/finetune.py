@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 
 def layer(key, rows, columns):
@@ -37,7 +37,7 @@ def loss(params, batch):
 def trained(name, data, **options):
     trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.adam(1e-2), **options)
     scores = trainer.fit(data[0], batch_size=64, epochs=5, eval_examples=data[1])
-    nbytes = mw.tree.nbytes(trainer.state.opt_state)
+    nbytes = mw.parallel.nbytes(trainer.state.opt_state)
     print(f"{name}: accuracy {scores['accuracy']:.4f}, optimizer state {nbytes:,} bytes")
     return trainer.params
 

@@ -18,7 +18,7 @@ import optax
 import meshwright as mw
 import source_code
 from meshwright.cli import main
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 PACKAGES = ("asyncio", "email", "encodings", "http", "importlib", "multiprocessing", "unittest", "xml")
 
@@ -48,8 +48,8 @@ def measure(cfg: decoder.Config, params, batch):
 
 def open_averages_of_the_best(checkpoints: str):
     """Open the checkpoint with the best score on held-out files, with its averages as the parameters."""
-    best = mw.checkpoint.open_best(checkpoints, "held_out/loss", "min")
-    return mw.experiment.open_averages(str(best))
+    best = mw.checkpoints.open_best(checkpoints, "held_out/loss", "min")
+    return mw.engine.open_averages(str(best))
 
 
 def experiment(
@@ -66,7 +66,7 @@ def experiment(
     train, held_out = (examples(files, length) for files in source_code.split())
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
     measured = functools.partial(measure, cfg)
-    below_the_head = mw.from_checkpoint(
+    below_the_head = mw.engine.from_checkpoint(
         f"{base}/checkpoints", "params/(?!head).*", open_with=open_averages_of_the_best
     )
     return mw.Experiment(

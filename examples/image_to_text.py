@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 END, START, VOCABULARY, SIZE = 0, 1, 128, 128
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -51,7 +51,7 @@ def apply(params, tokens, state, starts):
     return logits.swapaxes(0, 1), state
 
 
-MODEL = mw.generation.Model(
+MODEL = mw.lm.Model(
     init_cache=lambda params, batch, length: jnp.zeros((batch, SIZE)),
     apply=apply,
     encode=lambda params, pixels, is_pixel, cache: first_state(params, pixels),
@@ -76,8 +76,8 @@ def loss(params, batch):
 
 
 def predict(params, batch):
-    decoding, pixels = mw.Decoding(max_new_tokens=16, stop=(END,)), batch["pixels"]
-    return mw.generation.generate_batch(MODEL, params, pixels, jnp.full(len(pixels), 64), decoding)
+    decoding, pixels = mw.lm.Decoding(max_new_tokens=16, stop=(END,)), batch["pixels"]
+    return mw.lm.generate_batch(MODEL, params, pixels, jnp.full(len(pixels), 64), decoding)
 
 
 def output(found):

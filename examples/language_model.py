@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 END, LENGTH = 0, 64
 CONFIG = decoder.Config(vocabulary=128, model=64, layers=2, heads=4, feed_forward=192)
@@ -56,13 +56,13 @@ def loss(params, batch):
     is_answer = (positions >= batch["prompt_length"][:, None]) & (positions < batch["length"][:, None])
     features = decoder.features(CONFIG, params, tokens[:, :-1])
     head = decoder.head(CONFIG, params)
-    return mw.cross_entropy(features, head, tokens[:, 1:], label_weights=is_answer)
+    return mw.nn.cross_entropy(features, head, tokens[:, 1:], label_weights=is_answer)
 
 
 def predict(params, batch):
-    decoding = mw.Decoding(max_new_tokens=40, stop=(END,))
+    decoding = mw.lm.Decoding(max_new_tokens=40, stop=(END,))
     prompts, lengths = batch["tokens"], batch["prompt_length"]
-    return mw.generation.generate_batch(MODEL, params, prompts, lengths, decoding)
+    return mw.lm.generate_batch(MODEL, params, prompts, lengths, decoding)
 
 
 def output(found):
@@ -76,7 +76,7 @@ def exact(examples, preds):
     }
 
 
-MODEL = mw.models.with_cache(CONFIG)
+MODEL = mw.lm.with_cache(CONFIG)
 
 
 def main(workdir="runs/language_model", mesh="data=-1"):

@@ -15,7 +15,7 @@ import language_model as base
 import meshwright as mw
 
 ROMAN = {100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX", 5: "V", 4: "IV", 1: "I"}
-ADAPTER = mw.lora("layers/(q|k|v|o|gate|up|down)", rank=8)
+ADAPTER = mw.lm.lora("layers/(q|k|v|o|gate|up|down)", rank=8)
 
 
 def in_roman(number):
@@ -47,7 +47,7 @@ def main(workdir="runs/language_model"):
     predictor = mw.Predictor(deployer, predict=predict, output=base.output, collate=base.collate)
     evaluated = {"eval_examples": examples[350:], "eval_predictor": predictor, "eval_metric_fn": base.exact}
     scores = trainer.fit(examples[:350], batch_size=32, epochs=35, eval_when=100, **evaluated)
-    trained, frozen = (mw.tree.nbytes(trainer.params[part]) for part in ("adapter", "base"))
+    trained, frozen = (mw.parallel.nbytes(trainer.params[part]) for part in ("adapter", "base"))
     print(f"exact {scores['exact']:.4f}, {trained:,} bytes beside {frozen:,}")
 
 

@@ -19,8 +19,8 @@ import optax
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.demo.text import Windows
-from meshwright.models import decoder
+from meshwright.cli.demo.text import Windows
+from meshwright.lm._models import decoder
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -54,7 +54,9 @@ def score(cfg: decoder.Config, params, batch):
 def optimizer(rate: optax.Schedule, ema: float = 0.99) -> optax.GradientTransformation:
     """Return AdamW that clips gradients, skips exploding updates, and keeps an average of the parameters."""
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95))
-    return optax.chain(mw.train.skip_exploding(clipped, mw.train.mean_plus_std(6)), mw.train.keep_ema(ema))
+    return optax.chain(
+        mw.training.skip_exploding(clipped, mw.training.mean_plus_std(6)), mw.training.keep_ema(ema)
+    )
 
 
 def experiment(
@@ -79,8 +81,8 @@ def experiment(
         input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
         max_steps=steps,
         mesh_rules=(
-            ("cpu.*", mw.override(microbatches=2)),  # half the memory, at the same speed
-            ("(NVIDIA|TPU).*", mw.override(compute_dtype="bfloat16")),
+            ("cpu.*", mw.parallel.override(microbatches=2)),  # half the memory, at the same speed
+            ("(NVIDIA|TPU).*", mw.parallel.override(compute_dtype="bfloat16")),
         ),
         evaluations={
             "held_out": mw.Evaluation(scored, Windows(held_out[:evaluated], length), when=100, batch_size=64),
@@ -88,9 +90,9 @@ def experiment(
         },
         save=mw.Save(
             when=50,
-            keep=mw.checkpoint.keep_any(
-                mw.checkpoint.last(2),
-                mw.checkpoint.best("held_out/loss", "min", without_metric="drop"),
+            keep=mw.checkpoints.keep_any(
+                mw.checkpoints.last(2),
+                mw.checkpoints.best("held_out/loss", "min", without_metric="drop"),
             ),
         ),
         logging=mw.Logging(every=10),

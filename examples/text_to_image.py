@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 STEPS, SIZE, LETTERS = 50, 256, 6
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.models import t5
+from meshwright.lm._models import t5
 
 END, LENGTH = 1, 20
 CONFIG = t5.Config(vocabulary=128, model=64, layers=2, decoder_layers=2, heads=4, head=16, feed_forward=128)
@@ -43,9 +43,9 @@ def loss(params, batch):
 
 
 def predict(params, batch):
-    decoding = mw.Decoding(beams=4, max_new_tokens=LENGTH, stop=(END,))
+    decoding = mw.lm.Decoding(beams=4, max_new_tokens=LENGTH, stop=(END,))
     lengths = batch["is_input"].sum(-1)
-    return mw.generation.generate_batch(model, params, batch["inputs"], lengths, decoding)
+    return mw.lm.generate_batch(model, params, batch["inputs"], lengths, decoding)
 
 
 def output(found):
@@ -56,7 +56,7 @@ def exact(examples, preds):
     return {"exact": np.mean([example["iso"] == pred for example, pred in zip(examples, preds, strict=True)])}
 
 
-model = mw.models.with_cache(CONFIG)
+model = mw.lm.with_cache(CONFIG)
 train, test = examples(730_400, 740_000), examples(740_000, 740_256)
 deployer = mw.Deployer(seed=0, mesh=sys.argv[1] if sys.argv[1:] else "data=-1")
 params = t5.init(CONFIG, deployer.gen_rng())

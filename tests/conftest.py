@@ -25,10 +25,7 @@ from hypothesis import settings
 import compiling
 import meshwright as mw
 import slow_share
-from formats.readers.real import FIXTURES
-from soak import SEED
-from states import make_state, over_processes, same_bytes, save, state  # noqa: F401 - fixtures
-from storage.stores import (  # noqa: F401 - fixtures
+from base.storage.stores import (  # noqa: F401 - fixtures
     at,
     failing,
     gcs,
@@ -40,6 +37,9 @@ from storage.stores import (  # noqa: F401 - fixtures
     s3_faults,
     s3_run,
 )
+from checkpoints.formats.readers.real import FIXTURES
+from soak import SEED
+from states import make_state, over_processes, same_bytes, save, state  # noqa: F401 - fixtures
 from warm.python import python  # noqa: F401 - a fixture
 
 # What JAX is made of stays for the whole session, and need not be looked through again and again.

@@ -1,45 +1,29 @@
-"""The packages of the house in layers: a package imports only from the layers below its own."""
+"""The packages of the house in order: a package imports only from those before its own."""
 
-VERSION = {"_version", "__version__"}
-GROUND = {
-    "arguments",
-    "crc32",
-    "collector",
-    "corpus",
-    "crc32c",
-    "description",
-    "docstrings",
-    "documents",
-    "durable",
-    "errors",
-    "events",
-    "lines",
-    "open_files",
-    "patterns",
-    "storage",
-    "protobufs",
-    "shown",
-    "tables",
-    "times",
-    "tokens",
-    "tree",
-    "unknown_arguments",
-    "process",
-    "board",
-    "when",
-} | VERSION
-FLOORS = [
-    GROUND,
-    {"program", "hlo", "machine"},
-    {"sharding", "input", "metrics", "arrays", "profile"},
-    {"train", "checkpoint", "nn"},
-    {"formats", "adapters", "predict", "generation"},
-    {"models", "report", "evaluation", "exports", "server"},
-    {"engine"},
-    {"experiment", "deployer", "functions"},
-    {"predictor", "plan", "replay"},
-    {"trainer", "tuning"},
-    {"demo", "launch"},
-    {"cli"},
-    {"__main__"},
-]
+PACKAGES = (
+    "base",
+    "processes",
+    "launch",
+    "program",
+    "parallel",
+    "data",
+    "observe",
+    "nn",
+    "training",
+    "checkpoints",
+    "report",
+    "engine",
+    "lm",
+    "plan",
+    "debug",
+    "cli",
+)
+SHARED = {"_lazy", "_version", "errors"}
+"""The modules beside the packages, which all may import."""
+NOT = {"nn": {"data"}, "training": {"data"}}
+"""The packages that a package does not import, although they are before its own."""
+
+
+def may_import(package: str) -> set[str]:
+    """Return the packages that a package may import, with its own."""
+    return set(PACKAGES[: PACKAGES.index(package) + 1]) - NOT.get(package, set())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from layers import FLOORS
+from layers import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 SECONDS = ROOT / "tests/seconds.json"
@@ -26,14 +26,14 @@ NUM_COMMITS = 20
 
 PACKAGES_OF = {
     "benchmarks": {"benchmarks"},
-    "crash": {"checkpoint", "storage"},
-    "end_to_end": {"checkpoint", "engine", "input", "process"},
-    "examples": {"experiment", "trainer"},
-    "faults": {"board", "launch", "process"},
-    "golden": {"checkpoint", "engine", "report"},
-    "planted_faults": {"launch", "plan", "replay", "report"},
-    "profiles": {"profile"},
-    "simulated": {"checkpoint"},
+    "crash": {"checkpoints", "base"},
+    "end_to_end": {"checkpoints", "engine", "data", "processes"},
+    "examples": {"engine"},
+    "faults": {"launch", "processes"},
+    "golden": {"checkpoints", "engine", "report"},
+    "planted_faults": {"launch", "plan", "debug", "report"},
+    "ports": {"engine"},
+    "simulated": {"checkpoints"},
 }
 """The packages that tests are of whose folder or file does not have the name of one."""
 
@@ -55,7 +55,7 @@ def distance(packages: Iterable[str], touched: Iterable[str]) -> float:
 
     It is 0 where one of them was touched.
     """
-    layers = {package: layer for layer, names in enumerate(FLOORS) for package in names}
+    layers = {package: layer for layer, package in enumerate(PACKAGES)}
 
     def between(upper: str, lower: str) -> float:
         above = layers.get(upper, -1) - layers.get(lower, math.inf)

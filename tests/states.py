@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoints._checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="session")

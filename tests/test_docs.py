@@ -15,8 +15,9 @@ import optax
 import pytest
 
 import meshwright as mw
-from experiment import runs
-from input.loaders import DataLoader
+from data.loaders import DataLoader
+from engine.experiment import runs
+from layers import PACKAGES
 from meshwright.cli import main
 from meshwright.cli._commands import grammar
 from meshwright.cli._overrides import split
@@ -34,7 +35,7 @@ def test_the_program_in_the_readme_runs_and_is_short(tmp_path):
     assert mw.run(experiment).step == 500
     losses = [
         report["loss"]
-        for report in mw.metrics.read_jsonl(tmp_path / "first/metrics.jsonl")
+        for report in mw.observe.read_jsonl(tmp_path / "first/metrics.jsonl")
         if "loss" in report
     ]
     assert losses[-1] < losses[0] / 2
@@ -67,10 +68,10 @@ def test_the_first_thing_in_the_readme_is_how_to_install_it():
     assert set(re.findall(r"\[(\w+)\]", first)) == {"cuda13", "tpu", "cuda12", "cpu"} <= extras.keys()
 
 
-def test_each_public_room_has_a_page_in_the_reference():
-    rooms = {name for name in (*mw.__all__, *mw._MORE_ROOMS) if inspect.ismodule(getattr(mw, name))}
+def test_each_door_has_a_page_in_the_reference():
+    doors = {name for name in mw.__all__ if inspect.ismodule(getattr(mw, name))}
     pages = {path.stem for path in (ROOT / "docs/reference").glob("*.md")} - {"index"}
-    assert pages == rooms | set(mw._NAMES)
+    assert pages == doors
 
 
 def test_every_claim_is_shown_by_a_file():
@@ -94,15 +95,9 @@ def test_the_loop_in_the_design_is_the_loop():
     assert textwrap.dedent(shown) == textwrap.dedent(body)
 
 
-def test_every_room_of_the_design_is_there():
-    table = (ROOT / "docs/design.md").read_text().split("\n## Rooms\n")[1].split("\n## ")[0]
-    rooms = set(re.findall(r"\| `([a-z_\d]+)`(?:, `([a-z_\d]+)`)? \|", table))
-    package = Path(mw.__file__).parent
-    named = {name for pair in rooms for name in pair if name}
-    found = {
-        path.stem for path in package.iterdir() if not path.name.startswith("_") and path.name != "py.typed"
-    }
-    assert named == found
+def test_every_package_of_the_design_is_there_in_order():
+    table = (ROOT / "docs/design.md").read_text().split("\n## Packages\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `([a-z]+)` \|", table, re.M) == [*PACKAGES]
 
 
 AXLEARN, SEQAX = ((ROOT / f"docs/coming-from-{name}.md").read_text() for name in ("axlearn", "seqax"))
@@ -125,8 +120,8 @@ def test_reports_for_those_who_come_from_seqax_go_to_an_address_and_are_continue
             write = names["log_at"](at, after, opened)
             write(after + 1, {"loss": 0.5})
             write(after + 2, {"loss": 0.25})
-    with mw.storage.local_copy(at) as copy:
-        assert [each["step"] for each in mw.metrics.read_jsonl(copy / "metrics.jsonl")] == [1, 2, 3, 4]
+    with mw.data.local_copy(at) as copy:
+        assert [each["step"] for each in mw.observe.read_jsonl(copy / "metrics.jsonl")] == [1, 2, 3, 4]
         assert len(list(copy.glob("events.out.tfevents.*"))) == 2
 
 
@@ -142,7 +137,7 @@ def test_every_field_of_an_experiment_is_in_the_table_for_those_who_come_from_ax
 
 
 def test_the_example_of_mesh_rules_applies_as_it_stands(tmp_path):
-    example = textwrap.dedent(mw.sharding.apply_mesh_rules.__globals__["__doc__"].split("\n\n")[1])
+    example = textwrap.dedent(mw.parallel.apply_mesh_rules.__globals__["__doc__"].split("\n\n")[1])
     names = {"mw": mw, "experiment": runs.experiment(tmp_path)}
     exec(example, names)
     assert names["experiment"].microbatches == 2

@@ -1,9 +1,9 @@
 """The examples in docstrings run, and print what they say."""
 
 import doctest
+import pkgutil
 import types
 from importlib import import_module
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,31 +12,37 @@ import optax
 import pytest
 
 import meshwright as mw
+from layers import PACKAGES
 
-ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 NAMES = {"mw": mw, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
+KINDS = (type, types.FunctionType)
+DOORS = {"mw": mw} | {f"mw.{name}": getattr(mw, name) for name in mw.__all__ if name in PACKAGES}
+PUBLIC = {
+    f"{door}.{name}": value
+    for door, module in DOORS.items()
+    for name in module.__all__
+    if isinstance(value := getattr(module, name), KINDS)
+}
 
 
-def names_of(door):
-    """Return the public names of a room; of one that is a file, those that are defined in it."""
-    own = (name for name, value in vars(door).items() if getattr(value, "__module__", "") == door.__name__)
-    return getattr(door, "__all__", None) or [name for name in own if not name.startswith("_")]
+def defined():
+    """Return each function and class of the package, by its module and name."""
+    modules = [m.name for m in pkgutil.walk_packages(mw.__path__, "meshwright.") if "__main__" not in m.name]
+    return {
+        f"{name}.{value.__qualname__}": value
+        for name in modules
+        for value in vars(import_module(name)).values()
+        if isinstance(value, KINDS) and value.__module__ == name
+    }
 
 
-def documented():
-    """Return each public class and function by the name of its room and its own, those of `mw` first."""
-    doors = {"mw": mw} | {room: import_module(f"meshwright.{room}") for room in ROOMS}
-    named = [
-        (f"{room}.{name}", getattr(door, name)) for room, door in doors.items() for name in names_of(door)
-    ]
-    kinds = (type, types.FunctionType)
-    first = {id(value): (name, value) for name, value in reversed(named) if isinstance(value, kinds)}
-    return dict(reversed(first.values()))
-
-
-DOCUMENTED = documented()
-SHOWN = {name: doctest.DocTestFinder(recurse=True).find(value, name) for name, value in DOCUMENTED.items()}
-EXAMPLES = {test.name: test for tests in SHOWN.values() for test in tests if test.examples}
+FINDER = doctest.DocTestFinder(recurse=True)
+EXAMPLES = {
+    test.name: test
+    for name, value in defined().items()
+    for test in FINDER.find(value, name.removeprefix("meshwright."))
+    if test.examples
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -45,11 +51,11 @@ def test_an_example_in_a_docstring_runs_and_prints_what_it_says(name, tmp_path, 
     example = EXAMPLES[name]
     example.globs.update(NAMES)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    said = []
-    failed, _ = doctest.DocTestRunner(verbose=False, optionflags=flags).run(example, out=said.append)
-    assert not failed, "".join(said)
+    output = []
+    failed, _ = doctest.DocTestRunner(verbose=False, optionflags=flags).run(example, out=output.append)
+    assert not failed, "".join(output)
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTED if name.startswith("mw.")])
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.count(".") == 1])
 def test_a_public_class_or_function_shows_an_example(name):
-    assert SHOWN[name][0].examples
+    assert FINDER.find(PUBLIC[name], name)[0].examples

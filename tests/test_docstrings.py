@@ -8,7 +8,7 @@ import re
 import pytest
 
 import meshwright as mw
-from meshwright.docstrings import documented
+from meshwright.base._docstrings import documented
 
 DESCRIPTIONS = [
     *(
@@ -45,6 +45,6 @@ def test_a_text_over_several_lines_stays_together():
 
 
 def test_a_class_without_a_source_keeps_its_docstring():
-    names = {"__name__": "meshwright.when", "dataclass": dataclasses.dataclass}
+    names = {"__name__": "meshwright.processes._when", "dataclass": dataclasses.dataclass}
     exec('@dataclass\nclass Made:\n    """A value."""\n    x: int\n    """A number."""\n', names)
     assert documented(names["Made"]).__doc__ == "A value."

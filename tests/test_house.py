@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -10,20 +11,10 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from layers import FLOORS, GROUND, VERSION
+from layers import PACKAGES, SHARED, may_import
 
 PACKAGE = Path(mw.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-MAY_IMPORT = {
-    # train is handed its save and its data; it knows neither checkpoints nor sources.
-    "train": {"program", "sharding", "metrics"},
-    "hlo": set(),
-    "profile": {"hlo"},
-    "program": set(),
-    "nn": {"sharding", "metrics"},
-    "checkpoint": {"arrays"},
-    "launch": set(),
-}
 LIBRARIES = {
     "tensorflow",
     "torch",
@@ -50,7 +41,7 @@ TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS
 
 
-def room_of(path):
+def package_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -82,44 +73,20 @@ def ours(path):
     return [name.split(".")[1:] for name in imports(path) if name.startswith("meshwright.")]
 
 
-def rooms_above(path):
-    """Return the rooms that a file imports and that are not below its own."""
-    room = room_of(path)
-    floor = next((i for i, rooms in enumerate(FLOORS) if room in rooms), None)
-    assert floor is not None, f"{room} is a new room: give it a floor in FLOORS, here, and in docs/design.md"
-    below = set().union(*FLOORS[:floor])
-    allowed = (MAY_IMPORT[room] | GROUND if room in MAY_IMPORT else below) | {room}
-    if room in GROUND:
-        allowed |= GROUND
-    return {parts[0] for parts in ours(path)} - allowed
+ARROWS_UP = {("engine", "lm")}
 
 
-def test_a_room_imports_only_the_floors_below():
-    found = those_that(rooms_above, [path for path in FILES if path.parent != PACKAGE])
-    assert found == {}, "these files import rooms of their own floor or above; docs/design.md has the floors"
+def packages_above(path):
+    """Return the packages that a file imports and that do not stand before its own."""
+    package = package_of(path)
+    imported = {parts[0] for parts in ours(path)} - SHARED - may_import(package)
+    return {above for above in imported if (package, above) not in ARROWS_UP}
 
 
-def reads_by_locale(path):
-    """Return the lines of a file that read or write text in whatever encoding the user's locale has."""
-    lines = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call):
-            continue
-        is_method, words = isinstance(node.func, ast.Attribute), {word.arg for word in node.keywords}
-        name = node.func.attr if is_method else getattr(node.func, "id", "")
-        texts = [arg.value for arg in node.args if isinstance(getattr(arg, "value", None), str)]
-        opens_text = name in ("open", "fdopen") and any(re.fullmatch(r"[rwax][+t]?", text) for text in texts)
-        is_file = is_method and (name, len(node.args)) in (("read_text", 0), ("write_text", 1))
-        runs = name in ("run", "Popen") and "text" in words
-        if (opens_text or is_file or runs or name == "FileHandler") and "encoding" not in words:
-            lines.append(node.lineno)
-    return lines
-
-
-def test_text_is_read_and_written_as_utf_8_in_every_locale():
-    found = those_that(reads_by_locale)
-    found.pop("formats/_export_npz.py")  # a member of an archive, which is bytes
-    assert found == {}
+def test_a_package_imports_only_packages_before_its_own():
+    inside = [path for path in FILES if path.parent != PACKAGE]
+    assert {package_of(path) for path in inside} == {*PACKAGES}
+    assert those_that(packages_above, inside) == {}, "tests/layers.py has the order of the packages"
 
 
 def module_of(path):
@@ -131,10 +98,27 @@ def modules_imported(path, modules):
     """The modules of ours that a file imports, those for type checkers too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            inner = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from (name if name in modules else node.module for name in inner)
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield from (
+                    [name] if name in modules else behind_door(node.module).get(alias.name, [node.module])
+                )
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+
+
+@functools.cache
+def behind_door(module):
+    """Return for each name of an internal door the modules that it comes from."""
+    if not module.endswith("._internal"):
+        return {}
+    file = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.asname or alias.name: [f"{node.module}.{alias.name}", node.module]
+        for node in nodes
+        for alias in node.names
+    }
 
 
 def circles():
@@ -153,14 +137,15 @@ def test_no_modules_import_each_other_in_a_circle():
     assert circles() == set(), "these modules import each other; move what both need into a third one"
 
 
-def private_modules_of_other_rooms(path):
-    elsewhere = [parts for parts in ours(path) if parts[0] not in {room_of(path)} | VERSION]
-    return [parts for parts in elsewhere if any(part.startswith("_") for part in parts)]
+def imports_by_another_way(path):
+    """Return the modules of other packages that a file imports, but for their `_internal`."""
+    elsewhere = [parts for parts in ours(path) if parts[0] not in {package_of(path)} | SHARED]
+    return [parts for parts in elsewhere if len(parts) > 2 or parts[1:] not in ([], ["_internal"])]
 
 
-def test_rooms_are_entered_by_the_door():
-    found = those_that(private_modules_of_other_rooms)
-    assert found == {}, "import from the room's __init__.py, and list the name there"
+def test_a_package_takes_names_of_another_from_its_internal_door():
+    objections = those_that(imports_by_another_way, [path for path in FILES if path.parent != PACKAGE])
+    assert objections == {}, "import from `meshwright.<package>._internal`, and list the name there"
 
 
 SETS_FOR_THE_PROCESS = re.compile(
@@ -174,7 +159,7 @@ SETS_FOR_THE_PROCESS = re.compile(
 def test_what_holds_for_the_whole_process_is_set_where_the_design_says():
     design = (PACKAGE.parents[1] / "docs/design.md").read_text()
     named = set(re.findall(r"^\| `([\w/]+\.py)` \|", design, re.MULTILINE))
-    inside = (path for path in FILES if room_of(path) not in ("cli", "launch"))
+    inside = (path for path in FILES if package_of(path) not in ("cli", "launch"))
     found = {
         str(path.relative_to(PACKAGE)) for path in inside if SETS_FOR_THE_PROCESS.search(path.read_text())
     }
@@ -183,7 +168,7 @@ def test_what_holds_for_the_whole_process_is_set_where_the_design_says():
 
 def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():
     makers = [path for path in FILES if any(call in path.read_text() for call in ("random.key(", "PRNGKey("))]
-    assert makers == [PACKAGE / "train/_keys.py"], "make keys by `train.key_of`"
+    assert makers == [PACKAGE / "training/_keys.py"], "make keys by `train.key_of`"
 
 
 def test_nothing_private_of_jax_is_imported():
@@ -196,13 +181,13 @@ def test_nothing_private_of_jax_is_imported():
 def test_the_way_of_data_is_that_of_the_imports():
     design = (PACKAGE.parents[1] / "docs/design.md").read_text()
     drawn = re.findall(r"^(\w+) → (\w+)", design.partition("## The way of data")[2].partition("## ")[0], re.M)
-    there = {(room_of(path), parts[0]) for path in FILES for parts in ours(path)}
+    there = {(package_of(path), parts[0]) for path in FILES for parts in ours(path)}
     assert len(drawn) > 15
     assert not [arrow for arrow in drawn if arrow not in there or arrow[::-1] in there]
 
 
 def test_the_loop_stays_short():
-    tree = ast.parse((PACKAGE / "train/_loop.py").read_text())
+    tree = ast.parse((PACKAGE / "training/_loop.py").read_text())
     fit = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fit")
     body = fit.body[1:]
     assert body[-1].end_lineno - body[0].lineno + 1 <= 21
@@ -214,24 +199,40 @@ def test_the_package_holds_code_and_the_few_files_that_it_reads():
         for path in PACKAGE.rglob("*")
         if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     }
-    known = {"demo/digits.npz", "py.typed", "server/page.html", "report/page.css", "report/sort.js"}
+    known = {"cli/demo/digits.npz", "py.typed", "lm/_server/page.html", "report/page.css", "report/sort.js"}
     assert others == known, "the package gets a new file that is not code: is it meant to be installed?"
 
 
-@pytest.mark.parametrize(
-    "room", sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.name != "demo")
-)
-def test_what_a_door_lists_is_there_and_in_order(room):
-    door = __import__(f"meshwright.{room}", fromlist=["__all__"])
-    assert all(hasattr(door, name) for name in door.__all__)
+DOORS = [*(f"meshwright.{name}" for name in mw.__all__ if name in PACKAGES), "meshwright"]
+INTERNAL = [f"meshwright.{name}._internal" for name in PACKAGES if (PACKAGE / name / "_internal.py").exists()]
+
+
+def names_for_type_checkers(module):
+    file = Path(importlib.import_module(module).__file__)
+    block = next(node for node in ast.parse(file.read_text()).body if isinstance(node, ast.If))
+    return {alias.asname or alias.name for node in block.body for alias in node.names}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_door_lists_the_names_that_it_imports(name):
+    door = importlib.import_module(name)
     assert sorted(door.__all__) == sorted(set(door.__all__))
+    assert names_for_type_checkers(name) == set(door.__all__) - {"__version__"}
+    assert all(getattr(door, public) is not None for public in door.__all__)
 
 
-def test_type_checkers_see_the_names_that_are_loaded_when_used():
-    block = next(node for node in ast.parse(Path(mw.__file__).read_text()).body if isinstance(node, ast.If))
-    seen = {alias.name for node in block.body for alias in node.names}
-    assert seen | {"__version__"} == set(mw.__all__) | set(mw._MORE_ROOMS)
-    assert all(getattr(mw, name) is not None for name in mw.__all__)
+def test_there_are_at_most_40_names_at_the_top_and_300_in_all_doors_and_none_twice():
+    names = [name for door in DOORS for name in importlib.import_module(door).__all__]
+    assert len(mw.__all__) <= 40
+    assert len(names) <= 300
+    twice = {name for name in names if names.count(name) > 1}
+    assert twice <= {"plan"}  # the package, and its function
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_an_internal_door_has_names_that_are_there_and_that_another_package_imports(name):
+    listed = names_for_type_checkers(name)
+    assert all(getattr(importlib.import_module(name), each) is not None for each in listed)
 
 
 def test_a_name_that_is_not_there_is_an_ordinary_error():
@@ -249,8 +250,11 @@ def test_using_everything_loads_nothing_optional():
     assert done.stdout.strip() == "set()"
 
 
-OF_OTHERS = {"formats", "tokens", "models", "tuning", "generation", "corpus", "exports"}
-"""The rooms that read what others have written, who may have put a pipe or a device there."""
+OF_OTHERS = (
+    *("checkpoints/_formats/", "data/_tokens/", "data/_corpus/", "engine/_exports/"),
+    *("lm/_models/", "lm/_tuning/", "lm/_generation/"),
+)
+"""The folders that read what others have written, who may have put a pipe or a device there."""
 OPENING = {
     "read_bytes",
     "read_text",
@@ -264,27 +268,27 @@ OPENING = {
 }
 GUARDED = {
     # To write a file that the caller names, which is made new.
-    "corpus/_work.py": {"open"},
-    "corpus/_store.py": {"open"},  # the lock, made by `_work`
-    "formats/_export_npz.py": {"open"},
-    "formats/_pins.py": {"open"},
-    "formats/_safetensors.py": {"open"},
+    "data/_corpus/_work.py": {"open"},
+    "data/_corpus/_store.py": {"open"},  # the lock, made by `_work`
+    "checkpoints/_formats/_export_npz.py": {"open"},
+    "checkpoints/_formats/_pins.py": {"open"},
+    "checkpoints/_formats/_safetensors.py": {"open"},
     # What is in a file that is open already.
-    "corpus/_columns.py": {"ParquetFile"},
-    "formats/readers/_npz.py": {"open"},
-    "corpus/_blocks.py": {"memmap"},
+    "data/_corpus/_columns.py": {"ParquetFile"},
+    "checkpoints/_formats/readers/_npz.py": {"open"},
+    "data/_corpus/_blocks.py": {"memmap"},
     # TensorStore: `store_of` looks at all files first; these are of it or in memory.
-    "formats/_export_seqax.py": {"open"},
-    "formats/readers/_orbax.py": {"open"},
-    "formats/readers/_tensorstore.py": {"open"},
-    "formats/readers/_zarr.py": {"open"},
-    "formats/readers/_zarr2.py": {"open"},
+    "checkpoints/_formats/_export_seqax.py": {"open"},
+    "checkpoints/_formats/readers/_orbax.py": {"open"},
+    "checkpoints/_formats/readers/_tensorstore.py": {"open"},
+    "checkpoints/_formats/readers/_zarr.py": {"open"},
+    "checkpoints/_formats/readers/_zarr2.py": {"open"},
     # With a check of their own, beside the line.
-    "formats/readers/_file.py": {"open"},
-    "models/hugging_face/_companions.py": {"open"},
-    "corpus/_files.py": {"read_bytes"},  # of an object in a store
+    "checkpoints/_formats/readers/_file.py": {"open"},
+    "lm/_models/hugging_face/_companions.py": {"open"},
+    "data/_corpus/_files.py": {"read_bytes"},  # of an object in a store
     # The field of a reader.
-    "formats/readers/_reader.py": {"open"},
+    "checkpoints/_formats/readers/_reader.py": {"open"},
 }
 
 
@@ -296,7 +300,10 @@ def ways_around_the_guard(path):
 
 
 def test_files_of_others_are_opened_by_storage_and_documents_alone():
-    found = those_that(ways_around_the_guard, [path for path in FILES if room_of(path) in OF_OTHERS])
+    found = those_that(
+        ways_around_the_guard,
+        [path for path in FILES if str(path.relative_to(PACKAGE)).startswith(OF_OTHERS)],
+    )
     assert found == {}, "open these by `documents` or `storage`, which refuse pipes and devices"
     unused = {
         file: names - set(re.findall(r"(\w+)\(", (PACKAGE / file).read_text()))

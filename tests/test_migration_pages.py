@@ -5,7 +5,6 @@ import ast
 import functools
 import inspect
 import re
-from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -14,8 +13,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli._commands import grammar
-from meshwright.models import hugging_face
-from test_words import ROOMS
+from meshwright.lm._models import hugging_face
+from test_words import DOORS
 
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("coming-from-*.md"))
 FIELDS = {
@@ -37,18 +36,19 @@ ROOTS = FIELDS | {
     "deployer": mw.Deployer,
     "checkpoints": mw.Checkpoints,
     "predictor": mw.Predictor,
-    "source": mw.arrays.Opened,
-    "decoder": mw.models.decoder,
-    "gpt2": mw.models.gpt2,
+    "source": mw.checkpoints._internal.Opened,
+    "decoder": mw.lm.decoder,
+    "gpt2": mw.lm.gpt2,
     "hugging_face": hugging_face,
 }
 """What the first words of dotted names stand for."""
+MODULES = [mw, *(getattr(mw, door) for door in DOORS if door != "errors")]
 CLASSES = {
     name: value
-    for room in ROOMS
-    for name, value in vars(import_module(f"meshwright.{room}")).items()
-    if inspect.isclass(value) and name in getattr(import_module(f"meshwright.{room}"), "__all__", ())
-} | {name: value for name in mw.__all__ if inspect.isclass(value := getattr(mw, name))}
+    for module in MODULES
+    for name in module.__all__
+    if inspect.isclass(value := getattr(module, name))
+}
 OF_THE_USER = {"loss", "predict", "measure", "model", "experiment", "unfreeze", "f", "step", "eval_metric_fn"}
 """Functions of the user, and values, that cells call."""
 QUOTED = {"remap", "ckpt_path", "padding"}
@@ -65,9 +65,8 @@ class MissingError(Exception):
 
 def public_functions():
     """Yield the public functions and classes of all rooms and the methods of these classes, by name."""
-    for room in ROOMS:
-        module = import_module(f"meshwright.{room}")
-        for name in getattr(module, "__all__", ()):
+    for module in MODULES:
+        for name in module.__all__:
             value = getattr(module, name)
             if callable(value):
                 yield name, value
@@ -75,7 +74,6 @@ def public_functions():
                 yield from (
                     (each, f) for each, f in inspect.getmembers(value, inspect.isfunction) if each[0] != "_"
                 )
-    yield from ((name, getattr(mw, name)) for name in mw.__all__ if callable(getattr(mw, name)))
 
 
 @functools.cache

@@ -4,9 +4,9 @@ import math
 from pathlib import Path
 
 import slow_share
-from layers import FLOORS
+from layers import PACKAGES
 
-PLAN, CLI, TRAIN = (f"tests/{name}/test_it.py::test" for name in ("plan", "cli", "train"))
+PLAN, CLI, TRAIN = (f"tests/{name}/test_it.py::test" for name in ("plan", "cli", "training"))
 NOT_SLOW = {"clusters", "notebooks", "typed"}  # a marker of their own
 TESTS = [f"{test}[{number}]" for test in (PLAN, CLI, TRAIN) for number in range(10)]
 
@@ -45,18 +45,25 @@ def test_a_test_without_a_record_takes_the_usual_time():
 
 
 def test_a_change_in_a_folder_without_a_package_is_one_of_the_packages_that_it_tries():
-    paths = ["tests/crash/test_saving.py", "src/meshwright/when.py", "tests/test_when.py", "docs/plan.md"]
-    assert slow_share.packages_touched(paths) == {"checkpoint", "storage", "when"}
+    paths = [
+        "tests/crash/test_saving.py",
+        "src/meshwright/processes/_when.py",
+        "tests/processes/test_when.py",
+        "docs/plan.md",
+    ]
+    assert slow_share.packages_touched(paths) == {"checkpoints", "base", "processes"}
 
 
 def test_a_package_is_as_far_as_the_nearest_change_below():
     assert slow_share.distance({"cli"}, {"cli", "plan"}) == 0
-    assert 0 < slow_share.distance({"plan"}, {"engine"}) < slow_share.distance({"plan"}, {"train"}) < math.inf
-    assert slow_share.distance({"train"}, {"cli"}) == math.inf
+    assert (
+        0 < slow_share.distance({"plan"}, {"engine"}) < slow_share.distance({"plan"}, {"training"}) < math.inf
+    )
+    assert slow_share.distance({"training"}, {"cli"}) == math.inf
 
 
 def test_each_folder_of_tests_is_that_of_a_package_or_in_the_table():
-    packages = set().union(*FLOORS)
+    packages = {*PACKAGES}
     folders = {path.parent.name for path in Path(__file__).parent.glob("*/test_*.py")}
     assert folders - NOT_SLOW <= packages | slow_share.PACKAGES_OF.keys()
     assert set().union(*slow_share.PACKAGES_OF.values()) <= packages | {"benchmarks"}

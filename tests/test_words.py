@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from experiment.runs import experiment
+from engine.experiment.runs import experiment
 from meshwright.cli._commands import grammar
 
 DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
 PAGES = sorted((*DESIGN.parent.rglob("*.md"), *DESIGN.parents[1].glob("*.md")))
 NAMED = re.compile(r"(?<![\w./])mw((?:\.[A-Za-z_]\w*)+)(?!\.py)")
 ROW = re.compile(r"^\| `(?P<word>[^`]+)` \| .+ \| (?P<others>.+) \|$", re.MULTILINE)
-ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
+DOORS = sorted(name for name in mw.__all__ if inspect.ismodule(getattr(mw, name)))
 
 
 def table():
@@ -47,7 +47,7 @@ def of_class(where, kind):
 def public():
     """Return, by where it is, each name of an argument, a field or a method."""
     found = {}
-    for room in ROOMS:
+    for room in DOORS:
         module = import_module(f"meshwright.{room}")
         for name in getattr(module, "__all__", ()):
             value, where = getattr(module, name), f"{room}.{name}"

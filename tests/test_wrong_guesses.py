@@ -15,9 +15,9 @@ import pytest
 from flax import nnx
 
 import meshwright as mw
+from meshwright.base._unknown_arguments import _INSTEAD
 from meshwright.cli import _commands, _guess, _overrides
 from meshwright.errors import MeshwrightError, _is_within, nearest
-from meshwright.unknown_arguments import _INSTEAD
 
 EXAMPLES = {"x": np.ones((16, 4), np.float32)}
 
@@ -119,18 +119,24 @@ GUESSES = {
     "validation as of Keras": (lambda: fit(validation_data=EXAMPLES), "Write eval_examples=."),
     "callbacks as of Keras": (lambda: fit(callbacks=[]), "stop=mw.Stop(early=...)"),
     "early stopping of a trainer": (lambda: trainer(patience=3), "`fit` takes it: trainer.fit(..., stop="),
-    "early": (lambda: fit(early=None), "Write stop=mw.Stop(early=mw.early_stopping("),
-    "early stopping": (lambda: fit(early_stopping=None), "Write stop=mw.Stop(early=mw.early_stopping("),
-    "patience": (lambda: fit(patience=3), "Write stop=mw.Stop(early=mw.early_stopping("),
-    "patience of a stop": (lambda: mw.Stop(patience=3), "Write early=mw.early_stopping("),
+    "early": (lambda: fit(early=None), "Write stop=mw.Stop(early=mw.engine.early_stopping("),
+    "early stopping": (
+        lambda: fit(early_stopping=None),
+        "Write stop=mw.Stop(early=mw.engine.early_stopping(",
+    ),
+    "patience": (lambda: fit(patience=3), "Write stop=mw.Stop(early=mw.engine.early_stopping("),
+    "patience of a stop": (lambda: mw.Stop(patience=3), "Write early=mw.engine.early_stopping("),
     "a quiet trainer": (lambda: fit(verbose=0), "mw.Deployer(seed=0, verbose=False)"),
     "steps between evaluations": (lambda: fit(eval_steps=100), "Write eval_when=."),
     "steps between saves": (lambda: fit(checkpoint=100), "Write save_when=."),
-    "augmentation": (lambda: fit(augment=len), "mw.mapped(function, examples)"),
+    "augmentation": (lambda: fit(augment=len), "mw.data.mapped(function, examples)"),
     "the learning rate of fit": (lambda: fit(lr=1e-3), "mw.Trainer(..., optimizer=optax.adamw(1e-3))"),
     "the learning rate of an experiment": (lambda: experiment(lr=1e-3), "optimizer=optax.adamw(1e-3)"),
     "early stopping of an experiment": (lambda: experiment(patience=3), "Write stop=mw.Stop(early="),
-    "augmentation of an input": (lambda: mw.Input(EXAMPLES, 8, augment=len), "mw.mapped(function, examples)"),
+    "augmentation of an input": (
+        lambda: mw.Input(EXAMPLES, 8, augment=len),
+        "mw.data.mapped(function, examples)",
+    ),
     "how often to report": (lambda: mw.Logging(log_every=50), "Write every=50."),
     "a misspelt argument": (lambda: fit(bach_size=8), "Did you mean 'batch_size'?"),
     "the batch of an experiment": (
@@ -152,11 +158,11 @@ GUESSES = {
         "predictor.predict(examples,",
     ),
     "sizes as of Hugging Face": (
-        lambda: mw.models.decoder.Config(vocab_size=100),
-        "mw.models.decoder.Config has no argument 'vocab_size'. Write vocabulary=.",
+        lambda: mw.lm.decoder.Config(vocab_size=100),
+        "mw.lm.decoder.Config has no argument 'vocab_size'. Write vocabulary=.",
     ),
-    "the length of a GPT-2": (lambda: mw.models.gpt2.Config(block_size=64), "Write positions=."),
-    "a misspelt size": (lambda: mw.models.t5.Config(max_distanc=64), "Did you mean 'max_distance'?"),
+    "the length of a GPT-2": (lambda: mw.lm.gpt2.Config(block_size=64), "Write positions=."),
+    "a misspelt size": (lambda: mw.lm.t5.Config(max_distanc=64), "Did you mean 'max_distance'?"),
     "the axis of a pmap": (
         lambda: fit_model(mw.functional(NormOfPmap(), EXAMPLES["x"])),
         "Leave it out, as in BatchNorm(axis_name=None)",
@@ -178,17 +184,17 @@ GUESSES = {
         "best={'loss': 'min'",
     ),
     "an average before the optimizer": (
-        lambda: mw.run(experiment(optimizer=optax.chain(mw.train.keep_ema(0.9), optax.sgd(0.1)))),
-        "Write optax.chain(optax.adam(1e-3), mw.train.keep_ema(0.999))",
+        lambda: mw.run(experiment(optimizer=optax.chain(mw.training.keep_ema(0.9), optax.sgd(0.1)))),
+        "Write optax.chain(optax.adam(1e-3), mw.training.keep_ema(0.999))",
     ),
     "averages of a checkpoint": (
-        lambda: mw.train.ema_params({"params/w": np.ones(2)}),
-        "mw.experiment.open_averages(mw.checkpoint.open_best",
+        lambda: mw.training.ema_params({"params/w": np.ones(2)}),
+        "mw.engine.open_averages(mw.checkpoints.open_best",
     ),
     "a measure without the model's state": (
         lambda: mw.run(
             experiment(
-                model=lambda key: mw.train.Variables(init(key), {"mean": jnp.zeros(2)}),
+                model=lambda key: mw.training.Variables(init(key), {"mean": jnp.zeros(2)}),
                 loss=lambda params, batch, key, model_state: (loss(params, batch), {}, model_state),
                 evaluations={"test": mw.Evaluation(scores, EXAMPLES, when=1, batch_size=8)},
             )
@@ -218,7 +224,7 @@ GUESSES = {
         "optax.adamw(1e-3) itself",
     ),
     "a number as the optimizer": (lambda: mw.run(experiment(optimizer=0.1)), "optax.adamw(1e-3) itself"),
-    "a loader of batches": (lambda: fit(Batches()), "mw.Batched(loader)"),
+    "a loader of batches": (lambda: fit(Batches()), "mw.data.Batched(loader)"),
     "a function instead of its experiment": (
         lambda: mw.run(experiment_function),
         "Call it: experiment_function().",

@@ -14,9 +14,12 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.experiment import Parts, parts_of, some_rows
-from meshwright.models import decoder
-from meshwright.program import count_flops, peak_flops, utilisation
+from meshwright.engine._experiment._compile_ahead import some_rows
+from meshwright.engine._experiment._parts import Parts, parts_of
+from meshwright.lm._models import decoder
+from meshwright.program._flops import count_flops
+from meshwright.program._peaks import peak_flops
+from meshwright.program._utilisation import utilisation
 
 TOKENS_OF_A_DEVICE = 16_384  # in one step, if rows are shorter
 SIZES = {
@@ -74,7 +77,7 @@ def attention(size: str | None = None) -> list[dict[str, Any]]:
         arrays = [jax.random.normal(jax.random.key(i), each, jnp.bfloat16) for i, each in enumerate(sizes)]
 
         def total(q: jax.Array, k: jax.Array, v: jax.Array, form: Any = form) -> jax.Array:
-            return mw.attention(q, k, v, causal=True, form=form).astype(jnp.float32).sum()
+            return mw.nn.attention(q, k, v, causal=True, form=form).astype(jnp.float32).sum()
 
         compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*arrays).compile()
         seconds = median_seconds(lambda compiled=compiled, arrays=arrays: compiled(*arrays))
@@ -93,7 +96,7 @@ def loss(size: str | None = None) -> list[dict[str, Any]]:
     labels = jax.random.randint(jax.random.key(2), (B, T), 0, V)
 
     def total(hidden: jax.Array, head: jax.Array) -> jax.Array:
-        return mw.cross_entropy(hidden, head, labels).value
+        return mw.nn.cross_entropy(hidden, head, labels).value
 
     compiled = jax.jit(jax.value_and_grad(total, argnums=(0, 1))).lower(hidden, head).compile()
     seconds = median_seconds(lambda: compiled(hidden, head))
@@ -130,7 +133,7 @@ def ready_step(experiment: mw.Experiment) -> tuple[Parts, Any, Any]:
     rows = some_rows(experiment)
     parts = parts_of(experiment, mw.make_mesh(experiment.mesh), rows)
     parts.step.compile(parts.target, parts.batch)
-    state = mw.train.init_state(experiment.model, experiment.optimizer, 0, parts.layout)
+    state = mw.training.init_state(experiment.model, experiment.optimizer, 0, parts.layout)
     whole = jax.tree.map(lambda x: np.resize(x, (experiment.input.batch_size, *x.shape[1:])), rows)
     return parts, state, jax.device_put(whole, parts.layout.batch_sharding)
 
@@ -148,7 +151,7 @@ def step(size: str, length: int, remat: str) -> dict[str, Any]:
 
     seconds, devices = median_seconds(run), list(parts.layout.mesh.devices.flat)
     counted = count_flops(parts.step.jaxpr)
-    planned = mw.plan.plan(experiment, mw.plan.hardware_here(), compiled=False)
+    planned = mw.plan.plan(experiment, mw.plan._internal.hardware_here(), compiled=False)
     return {
         "batch_size": experiment.input.batch_size,
         "num_params": planned.num_params,
@@ -173,14 +176,19 @@ def generation(size: str | None = None) -> list[dict[str, Any]]:
     read = jax.jit(lambda params: [jnp.max(x) for x in jax.tree.leaves(params)])
     reading = median_seconds(lambda: read(params))
     nbytes = sum(x.nbytes for x in jax.tree.leaves(params))
-    model, short = mw.models.with_cache(cfg), length // 4
+    model, short = mw.lm.with_cache(cfg), length // 4
     rows = []
     for num_rows in numbers_of_rows:
         prompts = list(np.random.default_rng(0).integers(0, cfg.vocabulary, (num_rows, length // 8)))
         seconds = [  # the difference is without the prompts
             median_seconds(
-                lambda count=count, prompts=prompts, num_rows=num_rows: mw.generate(
-                    model, params, prompts, mw.Decoding(max_new_tokens=count), length=length, slots=num_rows
+                lambda count=count, prompts=prompts, num_rows=num_rows: mw.lm.generate(
+                    model,
+                    params,
+                    prompts,
+                    mw.lm.Decoding(max_new_tokens=count),
+                    length=length,
+                    slots=num_rows,
                 ),
                 turns=3,
             )
@@ -219,7 +227,7 @@ def loop(size: str | None = None) -> dict[str, Any]:
         )
         outcome = mw.run(experiment)
     parts, state, batch = ready_step(experiment)
-    wait = mw.train.at_most_ahead(mw.train.RUN_AHEAD)
+    wait = mw.training.at_most_ahead(mw.training._internal.RUN_AHEAD)
     for at in range(num_steps + 1):
         if at == 1:  # the first step is not counted
             started = time.perf_counter()
@@ -291,9 +299,9 @@ def profile(size: str, length: int, remat: str) -> dict[str, Any]:
     """The operations of a step that take the longest."""
     parts, state, batch = ready_step(experiment_of(size, length, remat))
     with tempfile.TemporaryDirectory() as folder:
-        with mw.profile.tracer(folder, start_steps=(4,), num_steps=3) as trace:
+        with mw.observe.tracer(folder, start_steps=(4,), num_steps=3) as trace:
             mw.fit(parts.step, state, itertools.repeat(batch), max_steps=7, trace=trace)
-        summary = mw.profile.summarize(mw.profile.find_profiles(Path(folder))[0])
+        summary = mw.observe.summarize(mw.observe._internal.find_profiles(Path(folder))[0])
     return {"text": str(summary).partition("\n")[2]}
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import meshwright as mw
-from meshwright.sharding import Rule
+from meshwright.parallel._rules import Rule
 
 from . import decoders, losses, trees
 
@@ -30,8 +30,8 @@ class Case(NamedTuple):
 
 
 def where(number: int, pattern: str, *spec: str | None) -> Rule:
-    """As `mw.match`, where the tensor axis divides `number`, of heads or rows; elsewhere whole."""
-    split, whole = mw.match(pattern, *spec), mw.match(pattern)
+    """As `mw.parallel.match`, where the tensor axis divides `number`, of heads or rows; elsewhere whole."""
+    split, whole = mw.parallel.match(pattern, *spec), mw.parallel.match(pattern)
     return lambda name, x, mesh: (whole if number % mesh.shape["tensor"] else split)(name, x, mesh)
 
 
@@ -135,15 +135,16 @@ def mixture() -> Case:
     rules = (
         *table("embed_tokens", 32000), *columns("lm_head", 32000), *columns("q_proj", 32),
         *columns("k_proj|v_proj", 8), *rows("o_proj", 32),
-        mw.match("wi_0|wi_1", None, None, "tensor"), mw.match("moe/wo", None, "tensor"),
+        mw.parallel.match("wi_0|wi_1", None, None, "tensor"), mw.parallel.match("moe/wo", None, "tensor"),
     )  # fmt: skip
     return Case(trees.mixture(), functools.partial(losses.mixture, head_size=128), TOKENS, rules)
 
 
 def mnist_cnn() -> Case:
     rules = (
-        mw.match("Conv_0/kernel", None, None, None, "tensor"), mw.match("Conv_0/bias", "tensor"),
-        mw.match("Conv_1/kernel", None, None, "tensor"), *columns("Dense_0"), *rows("Dense_1"),
+        mw.parallel.match("Conv_0/kernel", None, None, None, "tensor"),
+    mw.parallel.match("Conv_0/bias", "tensor"),
+        mw.parallel.match("Conv_1/kernel", None, None, "tensor"), *columns("Dense_0"), *rows("Dense_1"),
     )  # fmt: skip
     batch = {"image": floats(512, 28, 28, 1), "labels": ints(512)}
     return Case(trees.mnist_cnn(), losses.mnist_cnn, batch, rules)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 
 def experiment(layers: int = 80, mesh: str = "data=-1,fsdp=8,tensor=8") -> mw.Experiment:
@@ -28,4 +28,4 @@ def abstract_state() -> mw.TrainState:
     """Return the state as structs with shardings, on the devices that there are."""
     described = experiment()
     layout = mw.Layout(mw.make_mesh(described.mesh), described.rules)
-    return mw.train.abstract_state(described.model, described.optimizer, layout)
+    return mw.training.abstract_state(described.model, described.optimizer, layout)

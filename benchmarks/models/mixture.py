@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import meshwright as mw
-from meshwright.tree import PyTree
+from meshwright.base._tree import PyTree
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def loss(cfg: Config, params: PyTree, batch: PyTree) -> mw.Mean:
     def block(layer: PyTree, x: jax.Array) -> jax.Array:
         normed = norm(x)
         q, k, v = ((normed @ layer[name]).reshape(*x.shape[:2], -1, cfg.head) for name in "qkv")
-        x = x + mw.attention(q, k, v, causal=True).reshape(*x.shape[:2], -1) @ layer["o"]
+        x = x + mw.nn.attention(q, k, v, causal=True).reshape(*x.shape[:2], -1) @ layer["o"]
         return x + experts(cfg, layer, norm(x))
 
     block = jax.checkpoint(block, policy=jax.checkpoint_policies.nothing_saveable)
-    x = mw.layers(block, params["layers"], params["embedding"][tokens[:, :-1]])
-    return mw.cross_entropy(norm(x), params["head"], tokens[:, 1:])
+    x = mw.nn.layers(block, params["layers"], params["embedding"][tokens[:, :-1]])
+    return mw.nn.cross_entropy(norm(x), params["head"], tokens[:, 1:])
 
 
 def norm(x: jax.Array) -> jax.Array:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from meshwright import tree
-from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints
-from meshwright.formats import open_source
+from meshwright.base import _tree as tree
+from meshwright.checkpoints._arrays._restore import restore
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._open import open_source
 
 Tree = Any
 

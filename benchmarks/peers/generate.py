@@ -43,7 +43,7 @@ def make(folder: Path) -> None:
     import jax
     import jax.numpy as jnp
 
-    from meshwright.models import decoder, hugging_face
+    from meshwright.lm._models import decoder, hugging_face
 
     cfg = hugging_face.config(DESCRIBED)
     # Larger than for training, so that rounding decides no token.
@@ -57,16 +57,16 @@ def ours(folder: Path):
     import numpy as np
 
     import meshwright as mw
-    from meshwright.models import decoder, hugging_face
+    from meshwright.lm._models import decoder, hugging_face
 
     cfg = hugging_face.config(folder)
     target = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0), dtype=jnp.float32))
     params = mw.restore(hugging_face.open_model(folder), target)
-    model, decoding = mw.models.with_cache(cfg), mw.Decoding(max_new_tokens=NEW)
+    model, decoding = mw.lm.with_cache(cfg), mw.lm.Decoding(max_new_tokens=NEW)
 
     def generated(prompts: list[list[int]]) -> list[list[int]]:
         options = {"length": PROMPT + NEW, "slots": len(prompts)}
-        found = mw.generate(model, params, [np.array(each) for each in prompts], decoding, **options)
+        found = mw.lm.generate(model, params, [np.array(each) for each in prompts], decoding, **options)
         return [row.tolist() for row in found]
 
     return generated

@@ -23,7 +23,7 @@ class Model:
     shapes: dict[str, tuple[int, ...]]
     """Of the kernels, in the order in which they are applied: the last dimension is the output's."""
     apply: Callable[[Params, jax.Array], jax.Array]
-    rules: tuple[mw.sharding.Rule, ...]
+    rules: tuple[mw.parallel._internal.Rule, ...]
 
     def init(self) -> Params:
         rng = np.random.default_rng(0)
@@ -78,10 +78,10 @@ MLP = Model(
     {"hidden_0": (64, 32), "hidden_1": (32, 16), "out": (16, 10)},
     _mlp,
     (
-        mw.match("hidden_0/kernel", None, "tensor"),
-        mw.match("hidden_0/bias", "tensor"),
-        mw.match("hidden_1/kernel", "tensor"),
-        mw.match(".*"),
+        mw.parallel.match("hidden_0/kernel", None, "tensor"),
+        mw.parallel.match("hidden_0/bias", "tensor"),
+        mw.parallel.match("hidden_1/kernel", "tensor"),
+        mw.parallel.match(".*"),
     ),
 )
 CNN = Model(
@@ -90,12 +90,12 @@ CNN = Model(
     {"conv_0": (3, 3, 1, 32), "conv_1": (3, 3, 32, 64), "hidden": (3136, 256), "out": (256, 10)},
     _cnn,
     (
-        mw.match("conv_0/kernel", None, None, None, "tensor"),
-        mw.match("conv_1/kernel", None, None, "tensor"),
-        mw.match("hidden/kernel", None, "tensor"),
-        mw.match("(conv_0|hidden)/bias", "tensor"),
-        mw.match("out/kernel", "tensor"),
-        mw.match(".*"),
+        mw.parallel.match("conv_0/kernel", None, None, None, "tensor"),
+        mw.parallel.match("conv_1/kernel", None, None, "tensor"),
+        mw.parallel.match("hidden/kernel", None, "tensor"),
+        mw.parallel.match("(conv_0|hidden)/bias", "tensor"),
+        mw.parallel.match("out/kernel", "tensor"),
+        mw.parallel.match(".*"),
     ),
 )
 
@@ -106,4 +106,4 @@ def mlp(num_layers: int, width: int) -> Model:
     names = [f"hidden_{i:03}" for i in range(num_layers)] + ["out"]
     title = f"network 64-{f'{num_layers}×' if num_layers > 1 else ''}{width}-10"
     shapes = dict(zip(names, itertools.pairwise(sizes), strict=True))
-    return Model(title, (64,), shapes, _mlp, (mw.match(".*"),))
+    return Model(title, (64,), shapes, _mlp, (mw.parallel.match(".*"),))

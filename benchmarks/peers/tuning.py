@@ -53,13 +53,13 @@ def make(place):
     import jax.numpy as jnp
 
     import meshwright as mw
-    from meshwright.models import decoder, hugging_face
+    from meshwright.lm._models import decoder, hugging_face
 
     words = [f"word{number}" for number in range(400)]
     texts = [
         " ".join(words[(7 * row + 3 * each) % 400] for each in range(300)) for row in range(BATCH * STEPS + 8)
     ]
-    mw.train_tokenizer(texts[:50], place / "model", vocab_size=2000)
+    mw.data.train_tokenizer(texts[:50], place / "model", vocab_size=2000)
     params = decoder.init(hugging_face.config(DESCRIBED), jax.random.key(0), dtype=jnp.float32)
     hugging_face.export_model(params, place / "model", DESCRIBED)
     (place / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -69,7 +69,7 @@ def ours(place):
     import meshwright as mw
 
     times = []
-    tuning = mw.tuning.tuning(
+    tuning = mw.lm.tuning(
         str(place / "model"), str(place / "rows.jsonl"), str(place / "run"),
         lora=16, epochs=1, batch_size=BATCH, length=LENGTH, held_out=0.02, mesh="data=-1",
     )  # fmt: skip

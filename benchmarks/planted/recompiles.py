@@ -18,6 +18,6 @@ def experiment(workdir: str = "runs/recompiles") -> mw.Experiment:
         model=lambda key: {"w": jnp.ones(())},
         loss=loss,
         optimizer=optax.sgd(0.1),
-        input=mw.Input(mw.Batched(batches), batch_size=8),
+        input=mw.Input(mw.data.Batched(batches), batch_size=8),
         max_steps=8,
     )

@@ -58,7 +58,7 @@ def examples_of(fault: str) -> Any:
     if fault == "unseeded":
         return arrays(np.random.default_rng())
     if fault == "augmented":
-        return mw.mapped(augmented, arrays(np.random.default_rng(0)))
+        return mw.data.mapped(augmented, arrays(np.random.default_rng(0)))
     return Loader() if fault == "loader" else arrays(np.random.default_rng(0))
 
 

@@ -178,7 +178,7 @@ def much_to_exchange(workdir: str):
         model=model,
         loss=wide,
         mesh="fsdp=4",
-        rules=(mw.match("a", None, "fsdp"), mw.match("b", "fsdp", None)),
+        rules=(mw.parallel.match("a", None, "fsdp"), mw.parallel.match("b", "fsdp", None)),
         profile=mw.Profile((20,), num_steps=10),
         optimizer=optax.sgd(1e-9),
         max_steps=300,

@@ -1,4 +1,5 @@
-"""A run with bad batches, which `mw.Spikes` leaves out: `meshwright train spikes.py:experiment fault=labels`.
+"""A run with bad batches, which `mw.engine.Spikes` leaves out:
+`meshwright train spikes.py:experiment fault=labels`.
 
 What the run decided stands in `spikes.jsonl`, in `meshwright report RUN` and on its page.
 """
@@ -68,6 +69,6 @@ def experiment(
         input=mw.Input(examples(fault), batch_size=BATCH, shuffle=False),
         max_steps=STEPS,
         save=mw.Save(when=EVERY),
-        spikes=mw.Spikes(at_least=20) if spikes else None,
+        spikes=mw.engine.Spikes(at_least=20) if spikes else None,
         logging=mw.Logging(every=every, trackers=(dying(dies_at_report),) if dies_at_report else ()),
     )

@@ -52,7 +52,7 @@ def loss(params, batch):
 def keep(scores):
     if asked("disk-full"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return mw.checkpoint.last(3)(scores)
+    return mw.checkpoints.last(3)(scores)
 
 
 def model(key):
@@ -75,5 +75,5 @@ def experiment(workdir: str, max_steps: int) -> mw.Experiment:
         save=mw.Save(when=100, keep=keep),
         logging=mw.Logging(every=10, machine_seconds=1),
         watchdog=mw.Watchdog(learned="end", shortest_seconds=8),
-        spikes=mw.Spikes(deviations=50),
+        spikes=mw.engine.Spikes(deviations=50),
     )

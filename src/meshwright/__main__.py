@@ -2,6 +2,6 @@
 
 import sys
 
-from meshwright.cli import main
+from meshwright.cli._internal import main
 
 sys.exit(main())

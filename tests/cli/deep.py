@@ -32,7 +32,7 @@ def init(key):
 
 def loss(params, batch, key):
     def one(x, w):
-        return mw.sharding.shard_batch_dim(jax.nn.gelu(x @ w)), None
+        return mw.parallel.shard_batch_dim(jax.nn.gelu(x @ w)), None
 
     return jax.lax.scan(one, batch["x"], params["w"])[0].mean()
 

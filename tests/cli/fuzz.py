@@ -28,9 +28,9 @@ import numpy as np
 
 import meshwright as mw
 from cli.damages import change_manifest, damage_run
+from meshwright.checkpoints._formats._verify import verify
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
-from meshwright.formats import verify
 
 MEMORY_BYTES, SECONDS = 500 << 20, 60
 RESUMED = 10
@@ -139,16 +139,16 @@ def silent_values(run: Path, good: Path) -> list:
     for step in STEPS:
         place = Path("checkpoints") / f"step_{step:08d}"
         with contextlib.suppress(MeshwrightError, OSError):
-            saved = mw.open_source(good / place).arrays()
-            for name, array in mw.open_source(run / place).arrays().items():
+            saved = mw.checkpoints.open_source(good / place).arrays()
+            for name, array in mw.checkpoints.open_source(run / place).arrays().items():
                 with contextlib.suppress(MeshwrightError):
                     if not same(np.asarray(array), np.asarray(saved[name]) if name in saved else None):
                         wrong.append([str(place), name])
             if wrong and verify(run / place).damage:
                 wrong.clear()
     with contextlib.suppress(MeshwrightError, OSError):
-        saved = mw.open_source(good / "exports/x.npz").arrays()
-        for name, array in mw.open_source(run / "exports/x.npz").arrays().items():
+        saved = mw.checkpoints.open_source(good / "exports/x.npz").arrays()
+        for name, array in mw.checkpoints.open_source(run / "exports/x.npz").arrays().items():
             with contextlib.suppress(MeshwrightError):
                 if name in saved and not same(np.asarray(array), np.asarray(saved[name])):
                     wrong.append(["x.npz", name])

@@ -7,10 +7,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.base._storage import _settings
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._open import open_source
 from meshwright.cli import main
-from meshwright.formats import open_source
-from meshwright.storage import _settings
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from checkpoint.test_read import DATA_FILE, flip_a_bit
-from meshwright.checkpoint import Checkpoints
+from checkpoints.test_read import DATA_FILE, flip_a_bit
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._open import open_source
 from meshwright.cli import main
-from meshwright.formats import open_source
 
 
 @pytest.fixture

@@ -60,9 +60,9 @@ def tiny(
         input=mw.Input(examples, batch_size=batch_size),
         max_steps=steps,
         mesh=mesh,
-        rules=(mw.match("w", rule),),
+        rules=(mw.parallel.match("w", rule),),
         evaluations={"test": mw.Evaluation(measure, EXAMPLES, batch_size=8)} if evaluated else {},
-        stop=mw.Stop(early=mw.early_stopping(early, "min", patience=3) if early else None),
+        stop=mw.Stop(early=mw.engine.early_stopping(early, "min", patience=3) if early else None),
     )
 
 
@@ -213,12 +213,12 @@ def test_a_damaged_description_is_told(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_doctor_proves_attention_on_this_hardware(monkeypatch, capsys):
-    proofs = mw.nn.proofs
-    monkeypatch.setattr(mw.nn, "proofs", lambda: proofs(num_cases=1))
+    proofs = mw.nn._internal.proofs
+    monkeypatch.setattr(mw.nn._internal, "proofs", lambda: proofs(num_cases=1))
     assert main(["doctor", "--attention"]) == 0
     assert re.search(r"attention +dtype .* gradients .*\n.* ok$", capsys.readouterr().out.strip())
-    ignoring = lambda *arrays, segments, **asked: mw.attention(*arrays, **asked)
-    monkeypatch.setattr(mw.nn, "proofs", lambda: proofs(ignoring, num_cases=2))
+    ignoring = lambda *arrays, segments, **asked: mw.nn.attention(*arrays, **asked)
+    monkeypatch.setattr(mw.nn._internal, "proofs", lambda: proofs(ignoring, num_cases=2))
     assert main(["doctor", "--attention", "--json"]) == 1
     assert [each["holds"] for each in json.loads(capsys.readouterr().out)["attention"]] == [True, False]
 

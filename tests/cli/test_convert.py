@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._export_safetensors import export_safetensors
+from meshwright.checkpoints._formats._open import open_source
 from meshwright.cli import main
-from meshwright.formats import export_safetensors, open_source
 
 STATE = {"params": {"a": {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}}, "step": np.int32(7)}
 

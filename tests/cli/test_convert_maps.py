@@ -12,13 +12,14 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.arrays import as_source
-from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._export_safetensors import export_safetensors
+from meshwright.checkpoints._formats._open import open_source
 from meshwright.cli import main
-from meshwright.formats import export_safetensors, open_source
-from meshwright.models import decoder, gpt2, hugging_face, t5
+from meshwright.lm._models import decoder, gpt2, hugging_face, t5
 
-GOLDEN = Path(__file__).parents[1] / "models/golden"
+GOLDEN = Path(__file__).parents[1] / "lm/models/golden"
 MODELS = {"llama": decoder, "gemma2": decoder, "gpt2": gpt2, "t5v1_1": t5}
 
 
@@ -44,17 +45,17 @@ def test_a_run_starts_from_what_was_converted(name, tmp_path):
     assert shell("convert", GOLDEN / name, tmp_path, "--map", "hugging-face", "--dtype", "float32") == 0
     cfg = hugging_face.config(GOLDEN / name)
     init = functools.partial(MODELS[name].init, cfg)
-    target = mw.train.abstract_state(init, optax.sgd(1), mw.Layout(jax.make_mesh((1,), ("data",))))
-    found = mw.from_checkpoint(str(tmp_path), only="params/.*")(target)
+    target = mw.training.abstract_state(init, optax.sgd(1), mw.Layout(jax.make_mesh((1,), ("data",))))
+    found = mw.engine.from_checkpoint(str(tmp_path), only="params/.*")(target)
     wanted = mw.restore(
-        mw.arrays.cast(hugging_face.open_model(GOLDEN / name), [(".*", "float32")]), target.params
+        mw.checkpoints.cast(hugging_face.open_model(GOLDEN / name), [(".*", "float32")]), target.params
     )
-    for leaf, array in mw.tree.named_leaves(wanted).items():
+    for leaf, array in mw.base._internal.named_leaves(wanted).items():
         np.testing.assert_array_equal(found[f"params/{leaf}"], array)
 
 
 def test_of_a_runs_state_only_the_parameters_go_back(tmp_path):
-    ours = mw.arrays.load(hugging_face.open_model(GOLDEN / "llama"))
+    ours = mw.checkpoints.load(hugging_face.open_model(GOLDEN / "llama"))
     with Checkpoints(tmp_path / "run") as checkpoints:
         checkpoints.save(8, {"params": ours, "opt_state": {"mu": np.zeros(3)}, "step": 8})
     config = GOLDEN / "llama/config.json"
@@ -103,7 +104,7 @@ def test_another_models_description_is_not_written_over(tmp_path, capsys):
 
 
 NAMES = """
-from meshwright.models import Map, Row, Transpose, hugging_face
+from meshwright.lm import Map, Row, Transpose, hugging_face
 
 NAMES = Map(
     (
@@ -190,7 +191,7 @@ def test_what_a_map_has_no_row_for_is_refused_before_anything_is_written(mine, c
         (["huggingface"], "--map 'huggingface' is unknown. Write hugging-face, t5x, or module:map"),
         (["my_name:NAMES"], "there is no module 'my_name'"),
         (["my_names:NAMS"], "module my_names has no map 'NAMS'. Did you mean 'NAMES'?"),
-        (["to-my_names:number"], "--map my_names:number must return an mw.models.Map; it returned"),
+        (["to-my_names:number"], "--map my_names:number must return an mw.lm.Map; it returned"),
         (["my_names:of"], "--map my_names:of is a function that must take no arguments: missing"),
         (["my_names:NAMES", "--config", "x"], "--config has no effect without --map hugging-face"),
     ],

@@ -35,7 +35,7 @@ def experiment(workdir: str = "runs/tiny", max_steps: int = 6, scale: float = 1.
         workdir=workdir, model=init, loss=loss, optimizer=optax.sgd(0.001),
         input=mw.Input(examples, batch_size=8), max_steps=max_steps,
         evaluations={"test": mw.Evaluation(measure, examples, when=2, batch_size=8)},
-        save=mw.Save(when=2, keep=mw.checkpoint.keep_any(9, mw.checkpoint.best("test/loss", "min"))),
+        save=mw.Save(when=2, keep=mw.checkpoints.keep_any(9, mw.checkpoints.best("test/loss", "min"))),
     )
 
 def without(workdir: str = "runs/none", max_steps: int = 2) -> mw.Experiment:
@@ -77,7 +77,7 @@ def copy(trained, tmp_path, monkeypatch):
 
 
 def reported(step):
-    reports = mw.metrics.read_jsonl(Path("runs/tiny/metrics.jsonl"))
+    reports = mw.observe.read_jsonl(Path("runs/tiny/metrics.jsonl"))
     return next(report["test/loss"] for report in reports if report["step"] == step and "test/loss" in report)
 
 
@@ -195,7 +195,7 @@ def test_of_a_trainer_s_run_it_names_the_program_and_what_to_call_there(tmp_path
     assert "runs/trainer cannot be evaluated: there is no runs/trainer/experiment.json" in err
     assert "Another program made this run: `python train.py --lr 0.1`" in err
     assert "`trainer.evaluate(examples)`" in err
-    assert mw.checkpoint.open_best("runs/trainer").step == 4
+    assert mw.checkpoints.open_best("runs/trainer").step == 4
     assert main(["inspect", "runs/trainer", "--best", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4
 
@@ -204,7 +204,7 @@ def test_inspect_and_convert_take_the_best_too(here, tmp_path, capsys):
     assert main(["inspect", "runs/tiny", "--best", "test/loss:max", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 2
     assert main(["convert", "runs/tiny", str(tmp_path / "out"), "--best"]) == 0
-    assert mw.open_source(tmp_path / "out").step == 6
+    assert mw.checkpoints.open_source(tmp_path / "out").step == 6
     assert main(["inspect", "runs/tiny", "--best", "los"]) == 3
     assert "Did you mean 'test/loss'?" in capsys.readouterr().err
 

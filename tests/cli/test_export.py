@@ -14,9 +14,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
+from meshwright.engine._experiment._export_target import export_checkpoint
 from meshwright.errors import UsageError
-from meshwright.experiment import export_checkpoint
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 CFG = decoder.Config(vocabulary=32, model=8, layers=1, heads=2, feed_forward=8)
 ROWS = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "label": np.arange(8)}
@@ -69,21 +69,23 @@ def here(tmp_path, monkeypatch):
 
 def params_of(run):
     return {
-        name: np.asarray(x) for name, x in mw.open_source(run).arrays().items() if name.startswith("params/")
+        name: np.asarray(x)
+        for name, x in mw.checkpoints.open_source(run).arrays().items()
+        if name.startswith("params/")
     }
 
 
 def test_the_predictions_of_an_evaluation_are_exported_without_what_they_do_not_need(here):
     mw.run(scored())
     step, path = export_checkpoint(scored(), "m.jaxexport", run="runs/scored")
-    program = mw.exports.load_program(path)
+    program = mw.engine.load_program(path)
     assert (step, program.inputs) == (1, {"x": "float32[batch, 3]"})
     wanted = ROWS["x"][:5] @ params_of("runs/scored")["params/w"]
     np.testing.assert_allclose(program({"x": ROWS["x"][:5]}), wanted, rtol=1e-5)
     with pytest.raises(UsageError, match=r"no evaluation named 'tset' .* there are test: name one"):
         export_checkpoint(scored(), "n.jaxexport", run="runs/scored", evaluation="tset")
     bare = dataclasses.replace(scored(), evaluations={})
-    with pytest.raises(UsageError, match=r"`mw\.Evaluation\(predict=…\)`; or, in Python: mw\.export"):
+    with pytest.raises(UsageError, match=r"`mw\.Evaluation\(predict=…\)`; or, in Python: mw\.engine\.export"):
         export_checkpoint(bare, "n.jaxexport", run="runs/scored")
 
 
@@ -95,10 +97,10 @@ def test_a_run_is_exported_and_computes_what_its_model_does(here, capsys):
     out, err = capsys.readouterr()
     assert "takes    int32[batch, length]\n  returns  float32[batch, length, 32]\n  runs on  cpu, tpu" in out
     assert "exporting by exported:writes" in err
-    params = mw.tree.nested(params_of("runs/writes"))["params"]
+    params = mw.base._internal.nested(params_of("runs/writes"))["params"]
     tokens = np.arange(6, dtype=np.int32)[None]
     wanted = decoder.logits(CFG, jax.tree.map(jax.numpy.asarray, params), tokens)
-    np.testing.assert_allclose(mw.exports.load_program("model.jaxexport")(tokens), wanted, atol=1e-5)
+    np.testing.assert_allclose(mw.engine.load_program("model.jaxexport")(tokens), wanted, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -108,7 +110,7 @@ def test_weights_alone_are_those_that_convert_writes(here, capsys):
     assert main(["export", "runs/writes", "--to", "weights.safetensors", *words]) == 0
     capsys.readouterr()
     assert main(["convert", "runs/writes", "hf", "--to", "safetensors", "--subtree", "params"]) == 0
-    ours, theirs = (mw.open_source(path).arrays() for path in ("weights.safetensors", "hf"))
+    ours, theirs = (mw.checkpoints.open_source(path).arrays() for path in ("weights.safetensors", "hf"))
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 

@@ -69,7 +69,10 @@ def said(capsys, *words):
         (["train", "gpt_here:experiment", "lr=0.1"], "unknown setting 'lr'. In Python: The optimizer has it"),
         (["train", "gpt_here:experiment", "n_epochs=2"], "Did you mean 'input.epochs'?"),
         (["train", "gpt_here:experiment", "patience=2"], "In Python: Write stop=mw.Stop(early="),
-        (["train", "gpt_here:experiment", "input.augment=x"], "In Python: The examples have it: mw.mapped("),
+        (
+            ["train", "gpt_here:experiment", "input.augment=x"],
+            "In Python: The examples have it: mw.data.mapped(",
+        ),
         (["explain"], "there is no command 'explain'.\n"),
         (["train", "gpt_here:experiment", "evalers.test.when=4"], "Did you mean 'evaluations'?"),
         (["train", "gpt_here:experiment", "logging=3"], "set one of logging.every, logging.norms, logging."),

@@ -12,7 +12,7 @@ from flags import QUICK
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {
     "XLA_FLAGS": QUICK  # and no devices of the tests'
 }
-DIGITS = "meshwright.demo.digits:experiment"
+DIGITS = "meshwright.cli.demo.digits:experiment"
 
 
 @pytest.fixture(scope="module")

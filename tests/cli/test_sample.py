@@ -13,9 +13,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
+from meshwright.engine._experiment._texts import texts_of_checkpoint
 from meshwright.errors import UsageError
-from meshwright.experiment import texts_of_checkpoint
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 pytestmark = pytest.mark.slow
 CFG = decoder.Config(vocabulary=256, model=16, layers=1, heads=2, feed_forward=16)
@@ -35,11 +35,11 @@ def experiment(workdir: str = "runs/writes", max_steps: int = 120) -> mw.Experim
         optimizer=optax.adam(2e-2),
         input=mw.Input({"tokens": np.stack([np.roll(row, -i) for i in range(8)])}, batch_size=8),
         max_steps=max_steps,
-        generation=mw.Generation(
-            mw.models.with_cache(CFG),
-            tokenizer=mw.generation.Bytes(),
+        generation=mw.engine.Generation(
+            mw.lm.with_cache(CFG),
+            tokenizer=mw.lm.Bytes(),
             prompts=("Once", "upon"),
-            decoding=mw.Decoding(max_new_tokens=12),
+            decoding=mw.lm.Decoding(max_new_tokens=12),
             when=60,
         ),
         save=mw.Save(when=60),
@@ -72,7 +72,7 @@ def test_texts_of_an_evaluation_are_in_files_and_on_the_page(here):
     page = Path("runs/writes/report.html").read_text()
     assert "What the model writes after each prompt, step 120" in page
     assert "<pre> upon a time</pre>" in page
-    reports = list(mw.metrics.read_jsonl("runs/writes/metrics.jsonl"))
+    reports = list(mw.observe.read_jsonl("runs/writes/metrics.jsonl"))
     assert [report["step"] for report in reports if "generation/tokens" in report] == [60, 120]
 
 
@@ -98,19 +98,19 @@ def test_a_seed_draws_the_same_again_and_another_one_anew(here, capsys):
 
 def test_without_generation_a_reference_model_takes_tokens(here):
     bare = dataclasses.replace(experiment(), generation=None)
-    decoding = mw.Decoding(max_new_tokens=5)
+    decoding = mw.lm.Decoding(max_new_tokens=5)
     texts = texts_of_checkpoint(bare, ["79 110 99 101"], decoding=decoding)
     assert bytes(np.concatenate([piece.tokens for piece in texts.pieces]).tolist()).decode() == " upon"
     assert texts.step == 120
     other = dataclasses.replace(bare, model=lambda key: decoder.init(CFG, key))
-    with pytest.raises(UsageError, match=r"Add to it:\n    generation=mw\.Generation"):
+    with pytest.raises(UsageError, match=r"Add to it:\n    generation=mw\.engine\.Generation"):
         texts_of_checkpoint(other, ["1"])
 
 
 @pytest.mark.slow
 def test_a_run_on_a_mesh_writes_the_same(here):
     split = dataclasses.replace(experiment(), mesh="data=2,fsdp=2,tensor=2", rules=decoder.RULES)
-    texts = texts_of_checkpoint(split, ["Once"], decoding=mw.Decoding(max_new_tokens=5))
+    texts = texts_of_checkpoint(split, ["Once"], decoding=mw.lm.Decoding(max_new_tokens=5))
     assert bytes(np.concatenate([piece.tokens for piece in texts.pieces]).tolist()).decode() == " upon"
     assert jax.device_count() == 8
 

@@ -105,7 +105,7 @@ def test_a_run_continues_without_the_file_of_its_settings(call, tmp_path):
     assert call("train", "tiny:tiny", "--settings", "settings.yaml")[0] == 0
     (tmp_path / "settings.yaml").unlink()
     assert call("resume", "runs/tiny", "max_steps=3")[0] == 0
-    assert mw.open_source("runs/tiny/checkpoints").arrays()["params/w"].shape == (4, 3)
+    assert mw.checkpoints.open_source("runs/tiny/checkpoints").arrays()["params/w"].shape == (4, 3)
 
 
 def test_values_of_yaml_are_the_texts_of_the_command_line(tmp_path):
@@ -164,7 +164,7 @@ def test_a_wrong_setting_of_a_file_is_told_by_its_path_before_anything_starts(ca
 @pytest.mark.slow
 def test_from_a_shell_a_wrong_file_is_refused_and_a_reader_may_leave_early(python, tmp_path):
     (tmp_path / "s.yaml").write_text("learning_rate: 1e-3\nlayers: 4\n")
-    meshwright, target = f"{shlex.join(python)} -m meshwright", "meshwright.demo.digits:experiment"
+    meshwright, target = f"{shlex.join(python)} -m meshwright", "meshwright.cli.demo.digits:experiment"
     script = (
         f"{meshwright} train {target} --settings s.yaml; echo $? >&2; {meshwright} show {target} | head -1"
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from experiment.runs import experiment
+from engine.experiment.runs import experiment
 from meshwright.cli import main
 
 TESTS = Path(__file__).parents[1]
-TARGET = "experiment.test_addresses:described"
+TARGET = "engine.experiment.test_addresses:described"
 IN_ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 MADE = [TARGET, "workdir=é"]
 WORDS = {"train": MADE, "show": MADE, "hlo": [*MADE, "--to", "h"], "doctor": []}

@@ -12,8 +12,9 @@ import meshwright
 from clusters.pods import JobSet, python_environ
 from eventually import eventually
 from meshwright.errors import EXIT_AGAIN
-from meshwright.launch import Job, Pods, jobset_manifest
-from meshwright.metrics import read_jsonl
+from meshwright.launch._job import Job
+from meshwright.launch._jobset import Pods, jobset_manifest
+from meshwright.observe._jsonl import read_jsonl
 
 MESHWRIGHT = (sys.executable, "-W", "ignore", "-m", "meshwright")
 PATHS = [str(Path(meshwright.__file__).parent.parent), str(Path(__file__).parent.parent)]

@@ -7,7 +7,7 @@ import jax
 import optax
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 STEPS = 150
 
@@ -19,7 +19,7 @@ def experiment(workdir: str, max_steps: int = STEPS, batch_size: int = 64) -> mw
         model=lambda key: {"w": jax.random.normal(key, (64, 10)) / 8},
         loss=_loss,
         optimizer=optax.adamw(3e-3),
-        input=mw.Input(mw.mapped(_slowly, train), batch_size=batch_size, num_threads=1),
+        input=mw.Input(mw.data.mapped(_slowly, train), batch_size=batch_size, num_threads=1),
         max_steps=max_steps,
         mesh="data=-1",
         save=mw.Save(when=10),

@@ -13,7 +13,7 @@ from clusters.pods import python_environ
 from clusters.slurm import missing
 
 pytestmark = pytest.mark.clusters
-START = "from meshwright import process; process.start(timeout_seconds=15)"
+START = "from meshwright.processes import _internal as processes; processes.start(timeout_seconds=15)"
 TRAIN = """
 import sys
 from meshwright.cli import main

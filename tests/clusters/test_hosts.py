@@ -12,8 +12,8 @@ from clusters.pods import python_environ
 from clusters.slurm import missing
 from end_to_end.running import losses
 from eventually import eventually
-from meshwright.launch import launch_local
-from meshwright.metrics import read_jsonl
+from meshwright.launch._local import launch_local
+from meshwright.observe._jsonl import read_jsonl
 
 pytestmark = [
     pytest.mark.clusters,

@@ -15,8 +15,9 @@ from clusters.pods import JobSet, python_environ
 from clusters.slurm import missing
 from end_to_end.running import losses
 from eventually import eventually
-from meshwright.launch import Job, Pods, jobset_manifest
-from meshwright.storage import location
+from meshwright.base._storage._path import location
+from meshwright.launch._job import Job
+from meshwright.launch._jobset import Pods, jobset_manifest
 
 pytestmark = [
     pytest.mark.clusters,

@@ -15,7 +15,8 @@ from clusters.engines import OnRay, finish, newest, ray_cluster, ray_node, reach
 from end_to_end.running import losses
 from eventually import eventually
 from meshwright.errors import Interrupted, UsageError
-from meshwright.launch import launch_local, launch_ray
+from meshwright.launch._local import launch_local
+from meshwright.launch._ray import launch_ray
 
 pytestmark = [
     pytest.mark.clusters,

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from crash.faults import read_only, small_disk
 from crash.nursery import Child
 from crash.scenarios import check, offered, save_one, state
-from meshwright.checkpoint import Checkpoints, last
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._retention import last
 from meshwright.errors import MeshwrightError
 
 

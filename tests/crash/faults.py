@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-import meshwright.checkpoint
+import meshwright.checkpoints
 
 _ANNOUNCED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.truncate"}
 
 _SILENT = ("fsync", "write", "pwrite", "pwritev", "posix_fallocate")
 """Functions of `os` that no hook hears of."""
 
-_ROOM = str(Path(meshwright.checkpoint.__file__).parent)
+_ROOM = str(Path(meshwright.checkpoints.__file__).parent)
 
 _CLONE_NEWNS, _MNT_DETACH = 0x20000, 2
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 0x20, 0x1000, 0x4000, 0x40000

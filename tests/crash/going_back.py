@@ -9,10 +9,10 @@ from functools import partial
 from crash.faults import before_each_file_operation
 from crash.nursery import Child
 from crash.scenarios import check, offered, state
-from meshwright.checkpoint import Checkpoints
-from meshwright.engine import _go_back
-from meshwright.formats import verify
-from meshwright.metrics import jsonl, read_jsonl
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._verify import verify
+from meshwright.engine import _earlier_steps as _go_back
+from meshwright.observe._jsonl import jsonl, read_jsonl
 
 STEPS = (2, 4, 6)
 

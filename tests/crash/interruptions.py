@@ -11,10 +11,11 @@ import numpy as np
 from crash.faults import before_line
 from crash.nursery import Child
 from crash.scenarios import check
-from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints, last
+from meshwright.checkpoints._arrays._restore import restore
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._open import open_source
+from meshwright.checkpoints._retention import last
 from meshwright.errors import UsageError
-from meshwright.formats import open_source
 
 
 def state(step):

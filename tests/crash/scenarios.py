@@ -21,12 +21,15 @@ import numpy as np
 
 from crash.faults import before_each_file_operation, refused
 from crash.nursery import Child, report
-from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints, last
-from meshwright.checkpoint._format import _write
-from meshwright.checkpoint._format._snapshot import HOST_NBYTES
+from meshwright.checkpoints._arrays._restore import restore
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._format import _write
+from meshwright.checkpoints._format._snapshot import HOST_NBYTES
+from meshwright.checkpoints._formats._open import open_source
+from meshwright.checkpoints._formats._pins import pin
+from meshwright.checkpoints._formats._verify import verify
+from meshwright.checkpoints._retention import last
 from meshwright.errors import CheckpointError, MeshwrightError
-from meshwright.formats import open_source, pin, verify
 
 _write._WINDOW = 1 << 18  # so that these small files, too, are written in several windows
 

@@ -6,12 +6,13 @@ import random
 import numpy as np
 import pytest
 
-from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints, last
+from base.storage.gcs import FakeGcs
+from meshwright.base._storage import _settings
+from meshwright.checkpoints._arrays._restore import restore
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._open import open_source
+from meshwright.checkpoints._retention import last
 from meshwright.errors import MeshwrightError
-from meshwright.formats import open_source
-from meshwright.storage import _settings
-from storage.gcs import FakeGcs
 
 STEPS = int(os.environ.get("KILLS", "50")) // 5
 RUN = "gs://bucket/run"

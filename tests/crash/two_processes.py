@@ -14,10 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from crash.faults import before_each_file_operation
 from crash.nursery import Child, report
 from crash.scenarios import check
-from meshwright import process
-from meshwright.checkpoint import Checkpoints, _saving, last
-from meshwright.formats import open_source
+from meshwright.checkpoints import _saving
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._open import open_source
+from meshwright.checkpoints._retention import last
 from meshwright.launch._local import free_port
+from meshwright.processes import _internal as processes
 
 
 def values(step):
@@ -52,7 +54,7 @@ def _join(program, address, number, tell):
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": str(number),
     }
-    process.start(timeout_seconds=400)
+    processes.start(timeout_seconds=400)
     program(tell)
 
 
@@ -97,7 +99,7 @@ def killed_while_the_other_saves(directory):
         with Checkpoints(directory) as checkpoints:
             checkpoints.save(1, sharded(1))
             checkpoints.wait()
-            if not process.is_lead():
+            if not processes.is_lead():
                 before_each_file_operation(directory, lambda _: os.kill(os.getpid(), signal.SIGKILL))
             checkpoints.save(2, sharded(2))
             checkpoints.wait()
@@ -124,9 +126,9 @@ def damage_found_by_one(directory):
             for step in (1, 2):
                 checkpoints.save(step, sharded(step))
             checkpoints.wait()
-            if process.is_lead():
+            if processes.is_lead():
                 _damage_second_half(directory / "step_00000002")
-            process.barrier("damaged")
+            processes.barrier("damaged")
             state = checkpoints.resume(sharded(0), None, otherwise=lambda: None)
             checkpoints.save(2, sharded(2))
         mine = state["w"].addressable_shards[0]

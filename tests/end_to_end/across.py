@@ -7,7 +7,7 @@ import optax
 from mortal import ends_at
 
 import meshwright as mw
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 CFG = decoder.Config(
     vocabulary=32, model=16, layers=2, heads=2, feed_forward=16, experts=4, experts_per_token=2

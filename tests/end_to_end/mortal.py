@@ -44,7 +44,7 @@ def sleeps_at(slow_step):
 
 
 def experiment(workdir: str, dies_at: int = 0, slow_at: int = 0, steps: int = 5) -> mw.Experiment:
-    optimizer = optax.chain(mw.train.skip_exploding(optax.adam(0.01)), mw.train.keep_ema(0.9))
+    optimizer = optax.chain(mw.training.skip_exploding(optax.adam(0.01)), mw.training.keep_ema(0.9))
     return mw.Experiment(
         workdir=workdir,
         model=lambda key: {"w": jax.random.normal(key, (4, 2))},
@@ -52,7 +52,7 @@ def experiment(workdir: str, dies_at: int = 0, slow_at: int = 0, steps: int = 5)
         optimizer=optimizer,
         input=mw.Input(EXAMPLES, batch_size=12),
         max_steps=steps,
-        mesh_rules=(("cpu.*", mw.override(microbatches=3)),),
+        mesh_rules=(("cpu.*", mw.parallel.override(microbatches=3)),),
         parameter_noise=((".*", 0.01),),
         evaluations={"all": mw.Evaluation(measure, EXAMPLES, when=2, batch_size=64)},
         save=mw.Save(when=2),

@@ -5,14 +5,14 @@ import functools
 import optax
 
 import meshwright as mw
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 
 CONFIG = decoder.Config(vocabulary=256, model=32, layers=2, heads=2, feed_forward=64)
 STEPS = 200
 
 
 def experiment(workdir: str, texts: str, store: str) -> mw.Experiment:
-    rows = mw.text(texts, tokenizer=mw.generation.Bytes(), length=128, store=store)
+    rows = mw.data.text(texts, tokenizer=mw.lm.Bytes(), length=128, store=store)
     return mw.Experiment(
         workdir=workdir,
         model=functools.partial(decoder.init, CONFIG),

@@ -8,7 +8,7 @@ import jax
 import optax
 
 import meshwright as mw
-from meshwright.demo.digits import digits
+from meshwright.cli.demo.digits import digits
 
 STEPS = 150
 
@@ -22,11 +22,13 @@ def experiment(workdir: str, memory: str, on_disk: int = 1000, hosts: int = 1) -
         model=lambda key: {"w": jax.random.normal(key, (64, 10)) / 8, "b": jax.random.normal(key, (10,))},
         loss=_loss,
         optimizer=optax.adamw(3e-3),
-        input=mw.Input(mw.mapped(_slowly, train), batch_size=64, num_threads=1),
+        input=mw.Input(mw.data.mapped(_slowly, train), batch_size=64, num_threads=1),
         max_steps=STEPS,
         mesh="fsdp=-1",
-        rules=[mw.match("w", "fsdp", None)],
-        save=mw.Save(when=on_disk, memory=mw.InMemory(every=3, budget_nbytes=1 << 20, directory=str(root))),
+        rules=[mw.parallel.match("w", "fsdp", None)],
+        save=mw.Save(
+            when=on_disk, memory=mw.checkpoints.InMemory(every=3, budget_nbytes=1 << 20, directory=str(root))
+        ),
         logging=mw.Logging(every=1),
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import meshwright as mw
 from flags import FAST
 from meshwright.errors import InputError
-from meshwright.metrics import read_jsonl
+from meshwright.observe._jsonl import read_jsonl
 
 STEPS = 120
 SHORT = (f"steps={STEPS}", "logging.every=1", "save.when=20", "width=2048")
@@ -58,7 +58,7 @@ def losses(run: Path) -> dict[int, float]:
 
 def final_arrays(run: Path) -> dict[str, bytes]:
     """All arrays of the newest checkpoint, as bytes."""
-    source = mw.open_source(run / "checkpoints")
+    source = mw.checkpoints.open_source(run / "checkpoints")
     return {
         name: source.read(name, tuple(slice(0, n) for n in x.shape)).tobytes()
         for name, x in source.arrays().items()

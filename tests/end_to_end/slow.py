@@ -18,7 +18,7 @@ BATCHES = 120
 def evaluating(workdir: str = "runs/slow") -> mw.Experiment:
     """Evaluate after step 2, in 120 batches that may take long."""
     few = {"x": np.ones((8 * BATCHES, 4), np.float32)}
-    evaluations = {"all": mw.Evaluation(_slowly, few, when=mw.when.at(2), batch_size=8, at_end=False)}
+    evaluations = {"all": mw.Evaluation(_slowly, few, when=mw.engine.at(2), batch_size=8, at_end=False)}
     loss = lambda params, batch, key: _error(params, batch).mean()
     return _described(workdir, loss, evaluations=evaluations)
 

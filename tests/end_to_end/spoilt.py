@@ -26,7 +26,7 @@ def experiment(workdir: str, bad_step: int = 4) -> mw.Experiment:
         input=mw.Input({"x": examples(bad_step)}, batch_size=8, shuffle=False),
         max_steps=6,
         mesh="fsdp=-1",
-        rules=(mw.match("w", "fsdp"),),
+        rules=(mw.parallel.match("w", "fsdp"),),
         save=mw.Save(when=2),
         logging=mw.Logging(every=1),
     )

@@ -10,9 +10,9 @@ import pytest
 import meshwright as mw
 from end_to_end import mortal
 from end_to_end.running import Shell, losses
+from meshwright.base._storage._copies import local_copy
 from meshwright.errors import UsageError
-from meshwright.metrics import read_jsonl
-from meshwright.storage import local_copy
+from meshwright.observe._jsonl import read_jsonl
 
 DEVICES = ("--fake-devices", "8", "input.batch_size=24", "compile.cache=false")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from end_to_end.running import Shell
-from meshwright.metrics import read_jsonl
+from meshwright.observe._jsonl import read_jsonl
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import signal
 import pytest
 
 from end_to_end.running import SHORT, STEPS, final_arrays, kill, losses, reached, wait_for
-from meshwright.metrics import read_jsonl
-from meshwright.report import read_ledger
+from meshwright.observe._jsonl import read_jsonl
+from meshwright.report._ledger import read_ledger
 
 
 @pytest.fixture(scope="module")

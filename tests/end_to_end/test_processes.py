@@ -137,4 +137,4 @@ def test_a_shard_that_is_not_finite_on_one_process_ends_both_unsaved(shell):
         told = rf"^\[{process}\] .*the state after step 4 is not finite: params/w; it is not saved"
         assert re.search(told, err, re.M), err
         assert re.search(rf"^\[{process}\] .*newest checkpoint: step 2", err, re.M)
-    assert mw.open_source(shell.folder / "spoilt/checkpoints").step == 2
+    assert mw.checkpoints.open_source(shell.folder / "spoilt/checkpoints").step == 2

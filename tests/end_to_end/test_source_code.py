@@ -11,8 +11,8 @@ import pytest
 
 import meshwright as mw
 from end_to_end.running import Shell, final_arrays, kill, losses, reached, wait_for
-from meshwright import tree
-from meshwright.metrics import read_jsonl
+from meshwright.base import _tree as tree
+from meshwright.observe._jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_killed_it_reports_and_ends_as_if_nobody_had(killed, whole):
 
 def test_the_best_by_what_is_held_out_is_kept_beside_the_newest_two(whole):
     held_out = scores(whole, "held_out/loss")
-    best = mw.checkpoint.open_best(whole / "checkpoints", "held_out/loss", "min")
+    best = mw.checkpoints.open_best(whole / "checkpoints", "held_out/loss", "min")
     assert best.step == min(held_out, key=held_out.get)
     kept = {int(path.name.removeprefix("step_")) for path in (whole / "checkpoints").glob("step_*")}
     assert kept == {30, 40, best.step}
@@ -95,10 +95,10 @@ def test_the_best_by_what_is_held_out_is_kept_beside_the_newest_two(whole):
 
 def test_fine_tuning_starts_from_the_averages_below_the_head(whole, finetuning):
     made = finetuning.experiment(base=str(whole), layers=1)
-    target = mw.train.abstract_state(made.model, made.optimizer, mw.Layout(mw.make_mesh("data=-1")))
+    target = mw.training.abstract_state(made.model, made.optimizer, mw.Layout(mw.make_mesh("data=-1")))
     given = made.init_state_builder(target)
     assert given.keys() == tree.named_leaves({"params": target.params}).keys() - {"params/head"}
-    saved = mw.checkpoint.open_best(whole / "checkpoints", "held_out/loss", "min").arrays()
+    saved = mw.checkpoints.open_best(whole / "checkpoints", "held_out/loss", "min").arrays()
     for name, x in given.items():
         average = saved[f"opt_state/1/ema/{name.removeprefix('params/')}"]
         np.testing.assert_array_equal(x, np.asarray(average))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from base.storage.gcs import FakeGcs
 from flags import QUICK
 from meshwright.errors import EXIT_HUNG
 from pairs import case
 from soak import cases, rng
-from storage.gcs import FakeGcs
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = "import sys; from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -1,6 +1,6 @@
 """Read back what runs wrote, so that it can be compared to the bit: `python reading.py FOLDER`.
 
-It runs with the source tree that wrote it, and asks of that no more than `mw.open_source`.
+It runs with the source tree that wrote it, and asks of that no more than `mw.checkpoints.open_source`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def digest(x: Any) -> list[Any]:
 
 def leaves(checkpoint: Path) -> dict[str, list[Any]]:
     """Return the digest of each array of a checkpoint, or of the newest in a directory, by name."""
-    return {name: digest(x) for name, x in sorted(mw.open_source(checkpoint).arrays().items())}
+    return {name: digest(x) for name, x in sorted(mw.checkpoints.open_source(checkpoint).arrays().items())}
 
 
 def reports(run: Path) -> dict[str, dict[str, Any]]:

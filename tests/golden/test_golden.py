@@ -11,7 +11,7 @@ import pytest
 import meshwright as mw
 from golden.reading import digest, leaves, reports
 from meshwright.cli import main
-from meshwright.events import read_scalars
+from meshwright.observe._events import read_scalars
 
 HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "run.json").read_text())
@@ -35,7 +35,7 @@ def shown(capsys, *words):
 
 def digests(state):
     """Return the digest of each array of a state by name, of typed keys those of their data."""
-    named = mw.tree.named_leaves(state)
+    named = mw.base._internal.named_leaves(state)
     is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
     data = {name: jax.random.key_data(x) if is_key(x) else x for name, x in named.items()}
     return {name: digest(x) for name, x in sorted(data.items())}
@@ -49,8 +49,8 @@ def test_the_recorded_checkpoint_is_restored_onto_another_mesh_to_the_bit(run):
     small = importlib.import_module("small")
     described = small.experiment("run", 4)
     layout = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), described.rules)
-    target = mw.train.abstract_state(small.init, described.optimizer, layout)
-    restored = mw.restore(mw.open_source(run / "checkpoints"), target)
+    target = mw.training.abstract_state(small.init, described.optimizer, layout)
+    restored = mw.restore(mw.checkpoints.open_source(run / "checkpoints"), target)
     assert digests(restored) == RECORDED["leaves"]
 
 

@@ -6,9 +6,8 @@ from threading import Event
 
 import pytest
 
-from meshwright.launch import launch_local
-from meshwright.launch._ahead import compiling_ahead
-from meshwright.launch._local import Here
+from meshwright.launch._local import Here, launch_local
+from meshwright.launch._precompile import compiling_ahead
 
 PROGRAM = """
 import os, pathlib, sys, time

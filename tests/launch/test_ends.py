@@ -4,11 +4,12 @@ import signal
 
 import pytest
 
+from meshwright.base._storage._copies import read_text
+from meshwright.base._storage._path import location
 from meshwright.errors import MeshwrightError
 from meshwright.launch import _ends
 from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
 from meshwright.launch._members import End
-from meshwright.storage import location, read_text
 
 
 @pytest.fixture(params=["volume", "store"])

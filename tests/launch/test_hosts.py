@@ -10,7 +10,7 @@ import pytest
 
 from eventually import eventually
 from meshwright.errors import UsageError
-from meshwright.launch import launch_hosts
+from meshwright.launch._hosts import launch_hosts
 from meshwright.launch._local import free_port
 
 PROGRAM = """

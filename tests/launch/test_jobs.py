@@ -7,7 +7,8 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.errors import UsageError
-from meshwright.launch import Job, name_of, slurm_script
+from meshwright.launch._job import Job, name_of
+from meshwright.launch._slurm import slurm_script
 
 
 def test_a_script_of_slurm_is_one_of_bash(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from meshwright.errors import UsageError
-from meshwright.launch import Job, Pods, jobset_manifest
+from meshwright.launch._job import Job
+from meshwright.launch._jobset import Pods, jobset_manifest
 
 SCHEMA = json.loads(
     lzma.decompress((Path(__file__).parents[1] / "clusters/jobset.schema.json.xz").read_bytes())

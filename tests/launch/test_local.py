@@ -12,8 +12,7 @@ import pytest
 
 from launched import by_process
 from meshwright.errors import UsageError
-from meshwright.launch import launch_local
-from meshwright.launch._local import free_port
+from meshwright.launch._local import free_port, launch_local
 
 LAUNCHER = """
 import sys
@@ -349,7 +348,7 @@ def test_what_cannot_be_run_is_refused(command, number, complaint):
 
 LIMITED = """
 import resource, sys
-from meshwright.launch import launch_local
+from meshwright.launch._local import launch_local
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
 show = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 launch_local([sys.executable, "-c", show], 12)

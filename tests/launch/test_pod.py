@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from eventually import eventually
-from meshwright.storage import read_text
+from meshwright.base._storage._copies import read_text
 
 PROGRAM = """
 import os, sys, time

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
-from meshwright.launch import launch_local
+from meshwright.launch._local import launch_local
 from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
 
 FAIL_AT_FIRST = """

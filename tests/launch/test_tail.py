@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from meshwright.launch import tail_slurm
+from meshwright.launch._tail import tail_slurm
 
 SCONTROL = """#!/bin/sh
 if [ -e {folder}/asked ]; then state=$(cat {folder}/end); else state="RUNNING ExitCode=0:0"; fi

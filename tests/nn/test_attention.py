@@ -19,7 +19,7 @@ from meshwright.nn._dense import plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
 from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
-from meshwright.program import program_of, walk
+from meshwright.program._program import program_of, walk
 from soak import cases
 
 DEFAULTS = {"causal": False, "segments": None, "window": None, "softcap": None, "scale": None, "bias": None}
@@ -107,7 +107,7 @@ def test_a_bias_that_is_computed_is_that_of_an_array_and_has_its_gradient():
     table = jnp.asarray(np.random.default_rng(1).normal(size=(4, 6)), jnp.float32)
 
     def of(form, table):
-        return by(form, q, k, v, bias=mw.nn.Bias(distances, table), causal=True)[0]
+        return by(form, q, k, v, bias=mw.nn._internal.Bias(distances, table), causal=True)[0]
 
     whole = distances(table, jnp.arange(19), jnp.arange(19))[None]
     small = partial(blockwise, block=8)
@@ -125,9 +125,9 @@ def test_a_query_that_sees_no_key_gives_nothing_and_has_no_gradient(form):
     segments = jnp.array([[1, 1, 7, 1]]), jnp.array([[1, 1, 1, 2]])
 
     def total(q):
-        return (mw.attention(q, k, v, segments=segments, form=form) ** 2).sum()
+        return (mw.nn.attention(q, k, v, segments=segments, form=form) ** 2).sum()
 
-    assert not mw.attention(q, k, v, segments=segments, form=form)[:, 2].any()
+    assert not mw.nn.attention(q, k, v, segments=segments, form=form)[:, 2].any()
     gradient = jax.grad(total)(q)
     assert np.isfinite(gradient).all()
     assert not gradient[:, 2].any()
@@ -136,12 +136,12 @@ def test_a_query_that_sees_no_key_gives_nothing_and_has_no_gradient(form):
 @pytest.mark.slow
 def test_parts_over_several_sets_of_keys_are_joined_by_the_logarithms():
     q, k, v = arrays((1, 12, 2, 4))
-    parts = [mw.attention(q, k[:, of], v[:, of], with_lse=True) for of in (slice(0, 5), slice(5, 12))]
+    parts = [mw.nn.attention(q, k[:, of], v[:, of], with_lse=True) for of in (slice(0, 5), slice(5, 12))]
     weights = jax.nn.softmax(jnp.stack([lse for _, lse in parts]), axis=0)
     joined = sum(
         out * weight.swapaxes(1, 2)[..., None] for (out, _), weight in zip(parts, weights, strict=True)
     )
-    np.testing.assert_allclose(joined, mw.attention(q, k, v), atol=1e-5)
+    np.testing.assert_allclose(joined, mw.nn.attention(q, k, v), atol=1e-5)
 
 
 def test_blocks_that_no_query_sees_are_not_computed():
@@ -164,8 +164,8 @@ def test_blocks_are_even_so_that_little_is_padded():
 
 def test_scores_that_the_gradient_computes_again_are_told_apart():
     x = jax.ShapeDtypeStruct((1, 1024, 1, 8), jnp.float32)
-    loss = lambda q, k, v: mw.attention(q, k, v, causal=True).sum()
-    found = mw.program.flops(jax.grad(loss, argnums=(0, 1, 2)), x, x, x)
+    loss = lambda q, k, v: mw.nn.attention(q, k, v, causal=True).sum()
+    found = mw.observe.flops(jax.grad(loss, argnums=(0, 1, 2)), x, x, x)
     pairs = 3 * 512 * 512  # of 2 x 2 blocks
     assert (found.model, found.hardware - found.model) == (6 * 2 * 8 * pairs, 2 * 8 * pairs)
 
@@ -185,7 +185,7 @@ def all_equations(jaxpr):
 def test_no_array_of_queries_times_keys_is_there_in_the_gradient_of_long_rows():
     T = 4096
     x = jax.ShapeDtypeStruct((1, T, 1, 8), jnp.float32)
-    loss = lambda q, k, v: mw.attention(q, k, v, causal=True).sum()
+    loss = lambda q, k, v: mw.nn.attention(q, k, v, causal=True).sum()
     jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(x, x, x)
     largest = max(
         v.aval.size for e in all_equations(jaxpr.jaxpr) for v in e.outvars if hasattr(v.aval, "size")
@@ -205,7 +205,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_dense_form():
 @pytest.mark.slow
 def test_it_is_mapped_over_further_axes():
     q, k, v = (jnp.stack([x, 2 * x]) for x in arrays((1, 20, 2, 4)))
-    call = partial(mw.attention, causal=True, form="blockwise")
+    call = partial(mw.nn.attention, causal=True, form="blockwise")
     found = jax.vmap(call)(q, k, v)
     np.testing.assert_allclose(found[1], call(q[1], k[1], v[1]), atol=1e-6)
 
@@ -235,8 +235,8 @@ def test_it_is_split_over_a_mesh_by_rows_and_heads(mesh):
 
 @pytest.mark.slow
 def test_a_kernel_that_ignores_segments_is_caught():
-    ignoring = lambda *arrays, segments, **asked: mw.attention(*arrays, **asked)
-    found = [*mw.nn.proofs(ignoring, num_cases=2)]
+    ignoring = lambda *arrays, segments, **asked: mw.nn.attention(*arrays, **asked)
+    found = [*mw.nn._internal.proofs(ignoring, num_cases=2)]
     assert [each.holds for each in found] == ["segments" not in each.mask for each in found]
     assert not all(each.holds for each in found)
 
@@ -258,7 +258,7 @@ H100, A100 = Hardware("gpu", (9, 0)), Hardware("gpu", (8, 0))
         ({"softcap": 2.0}, H100, "soft cap"),
         ({"segments": jnp.zeros((1, 16), int)}, H100, "segments"),
         ({"bias": jnp.zeros((1, 1, 16, 16))}, H100, "bias"),
-        ({"bias": mw.nn.Bias(lambda x, t, s: x, jnp.zeros((2, 16, 16)))}, H100, "bias"),
+        ({"bias": mw.nn._internal.Bias(lambda x, t, s: x, jnp.zeros((2, 16, 16)))}, H100, "bias"),
         ({"window": jnp.asarray(8)}, H100, "window must be a number"),
         ({"window": 8, "causal": False}, H100, "with causal=True"),
         ({"keys": 24}, H100, "as many queries as keys"),
@@ -276,7 +276,7 @@ def test_cudnn_is_asked_only_for_what_it_computes(change, hardware, reason):
 def test_cudnn_is_refused_by_name_where_it_does_not_compute_what_is_asked_for():
     q, k, v = arrays((1, 4, 2, 8))
     with pytest.raises(UsageError, match="does not support these arguments: it needs an NVIDIA GPU"):
-        mw.attention(q, k, v, form="cudnn")
+        mw.nn.attention(q, k, v, form="cudnn")
 
 
 @pytest.mark.parametrize(
@@ -290,10 +290,10 @@ def test_a_plan_traces_a_kernel_without_its_library(form, no, why):
     """What the kernel cannot compute is refused there as on the hardware."""
     q, k, v = (x.astype(jnp.bfloat16) for x in arrays((8, 1024, 2, 64)))
     planned = AbstractMesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    with mw.sharding.in_mesh(planned):
-        traced = jax.make_jaxpr(partial(mw.attention, causal=True, form=form))(q, k, v)
+    with mw.parallel._internal.in_mesh(planned):
+        traced = jax.make_jaxpr(partial(mw.nn.attention, causal=True, form=form))(q, k, v)
         with pytest.raises(UsageError, match=f"it (has|takes) {why}"):
-            mw.attention(q, k, v, form=form, **no)
+            mw.nn.attention(q, k, v, form=form, **no)
     products = [x for x in walk(program_of(traced)) if x.kind == "dot_general"]
     assert products
     assert all(x.is_fused_attention for x in products)
@@ -313,8 +313,11 @@ def drawn(operand, t, s):
         ({"window": 0}, "window=0"),
         ({"softcap": -1.0}, "softcap=-1.0"),
         ({"bias": jnp.zeros((4, 4))}, r"bias must be \[B or 1, N or 1, T, S\]"),
-        ({"bias": mw.nn.Bias(lambda x, t, s: x, jnp.zeros(3))}, r"must return \[N, t, s\].*found \(3,\)"),
-        ({"bias": mw.nn.Bias(drawn, jnp.zeros(()))}, "a Bias must not draw random numbers"),
+        (
+            {"bias": mw.nn._internal.Bias(lambda x, t, s: x, jnp.zeros(3))},
+            r"must return \[N, t, s\].*found \(3,\)",
+        ),
+        ({"bias": mw.nn._internal.Bias(drawn, jnp.zeros(()))}, "a Bias must not draw random numbers"),
         ({"form": "blokwise"}, "Did you mean 'blockwise'"),
         ({"window": 2.5}, "window must be a whole number of positions.*found 2.5"),
         ({"window": "8"}, "window must be a whole number of positions.*found '8'"),
@@ -326,7 +329,7 @@ def test_what_does_not_go_together_is_refused(change, message):
     if "q" in asked:
         q = jnp.zeros(asked.pop("q"))
     with pytest.raises(UsageError, match=message):
-        mw.attention(q, k, v, **asked)
+        mw.nn.attention(q, k, v, **asked)
 
 
 @pytest.mark.parametrize(("asked", "blocks"), [({}, 16), ({"window": 128}, 8), ({"causal": False}, 16)])
@@ -336,7 +339,7 @@ def test_the_blocks_that_splash_visits_are_counted(asked, blocks):
     def loss(q, k, v):
         return splash(given_of(q, k, v, **{"causal": True, **asked})).astype(jnp.float32).sum()
 
-    found = mw.program.flops(jax.grad(loss, argnums=(0, 1, 2)), x, x, x)
+    found = mw.observe.flops(jax.grad(loss, argnums=(0, 1, 2)), x, x, x)
     again = dict.fromkeys((True, False), 0)
     for kind, count in found.products.items():
         again[kind.recomputed] += count if kind.kind == "attention" else 0
@@ -378,14 +381,14 @@ def test_splash_is_asked_only_for_what_it_computes(change, hardware, reason):
     sizes = ("head", "heads", "dtype", "with_lse", "length", "keys")
     head, heads, dtype, with_lse, length, keys = (asked.pop(name) for name in sizes)
     q, k, v = (jnp.zeros((4, rows, heads, head), dtype) for rows in (length, keys, keys))
-    with mw.sharding.in_mesh(mw.make_mesh("fsdp=4,tensor=2")):
+    with mw.parallel._internal.in_mesh(mw.make_mesh("fsdp=4,tensor=2")):
         found = why_not_splash(given_of(q, k, v, **asked), with_lse, hardware)
     assert found is None if reason is None else reason in found
 
 
 def test_splash_is_not_asked_for_rows_that_the_mesh_does_not_divide():
     q, k, v = (jnp.zeros((3, 256, 2, 64)) for _ in "qkv")
-    with mw.sharding.in_mesh(mw.make_mesh("fsdp=4,tensor=2")):
+    with mw.parallel._internal.in_mesh(mw.make_mesh("fsdp=4,tensor=2")):
         assert "does not divide 3 rows" in why_not_splash(given_of(q, k, v), False, SPLIT)
 
 
@@ -409,9 +412,9 @@ def test_the_mesh_says_for_which_devices_a_program_is_traced():
     device = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
     types = (AxisType.Auto,) * 2
     tpus = AbstractMesh((4, 2), ("fsdp", "tensor"), axis_types=types, abstract_device=device)
-    with mw.sharding.in_mesh(tpus):
+    with mw.parallel._internal.in_mesh(tpus):
         assert Hardware.here() == Hardware("tpu", mesh={"fsdp": 4, "tensor": 2}, num_devices=8)
-    with mw.sharding.in_mesh(mw.make_mesh("data=1", jax.devices()[:1])):
+    with mw.parallel._internal.in_mesh(mw.make_mesh("data=1", jax.devices()[:1])):
         assert Hardware.here() == Hardware("cpu")
     assert Hardware.here() == Hardware("cpu", num_devices=8)
 
@@ -419,7 +422,7 @@ def test_the_mesh_says_for_which_devices_a_program_is_traced():
 def test_splash_is_refused_by_name_where_there_is_no_tpu():
     q, k, v = arrays((1, 128, 2, 64))
     with pytest.raises(UsageError, match="form='splash' does not support these arguments: it needs a TPU"):
-        mw.attention(q, k, v, form="splash")
+        mw.nn.attention(q, k, v, form="splash")
 
 
 @pytest.mark.slow
@@ -465,8 +468,8 @@ def test_splash_is_split_over_rows_and_heads_without_an_exchange(mesh):
     sharding = jax.NamedSharding(mesh, jax.P(axes, None, "tensor" if "tensor" in mesh.axis_names else None))
     given = partial(given_of, causal=True, segments=segments)
     call = jax.jit(lambda q, k, v: splash(given(q, k, v), interpret=True))
-    with mw.sharding.in_mesh(mesh):
+    with mw.parallel._internal.in_mesh(mesh):
         compiled = call.lower(*(jax.device_put(x, sharding) for x in (q, k, v))).compile()
         found = compiled(*(jax.device_put(x, sharding) for x in (q, k, v)))
     np.testing.assert_allclose(found, plain(given(q, k, v))[0], atol=2e-5)
-    assert not mw.hlo.collectives(compiled.as_text(), mesh)
+    assert not mw.observe.collectives(compiled.as_text(), mesh)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 from meshwright.errors import UsageError
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 from soak import cases
 
 
@@ -39,7 +39,7 @@ def by_definition(hidden, head, labels, weights, **asked):
 
 
 def by_chunks(hidden, head, labels, weights, **asked):
-    return mw.cross_entropy(hidden, head, labels, label_weights=weights, **asked).value
+    return mw.nn.cross_entropy(hidden, head, labels, label_weights=weights, **asked).value
 
 
 def gradient(function, **asked):
@@ -71,7 +71,7 @@ def test_the_losses_of_tokens_have_the_gradient_of_the_definition_with_whatever_
     def of(losses, hidden, head):
         return (jnp.sin(losses(hidden, head, labels, **asked)) * weights).sum()
 
-    chunks = functools.partial(mw.nn.token_losses, chunk=5)
+    chunks = functools.partial(mw.nn._internal.token_losses, chunk=5)
     found, expected = (
         jax.jit(jax.value_and_grad(functools.partial(of, each), (0, 1)))(hidden, head)
         for each in (chunks, plain)
@@ -96,7 +96,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_definition():
 def test_it_is_the_same_on_a_mesh(mesh, gather):
     given = arrays((8, 17, 16), 32)
     mesh = mw.make_mesh(mesh)
-    layout = mw.Layout(mesh, (mw.match("head", "fsdp", "tensor"),))
+    layout = mw.Layout(mesh, (mw.parallel.match("head", "fsdp", "tensor"),))
     head = jax.device_put(given[1], layout.shardings({"head": given[1]})["head"])
     rows = [jax.device_put(x, layout.batch_sharding) for x in (given[0], *given[2:])]
     with jax.set_mesh(mesh):
@@ -112,11 +112,11 @@ def test_microbatches_and_a_mesh_come_to_the_same_gradient():
 
     def loss(params, batch):
         given = batch["hidden"], params["head"], batch["labels"]
-        return mw.cross_entropy(*given, label_weights=batch["weights"], chunk=4)
+        return mw.nn.cross_entropy(*given, label_weights=batch["weights"], chunk=4)
 
     def moved(mesh, microbatches):
-        layout = mw.Layout(mw.make_mesh(mesh), (mw.match("head", "fsdp", "tensor"),))
-        state = mw.train.init_state(lambda key: {"head": jnp.array(head)}, optax.sgd(1.0), 0, layout)
+        layout = mw.Layout(mw.make_mesh(mesh), (mw.parallel.match("head", "fsdp", "tensor"),))
+        state = mw.training.init_state(lambda key: {"head": jnp.array(head)}, optax.sgd(1.0), 0, layout)
         step = mw.make_step(loss, optax.sgd(1.0), layout, microbatches=microbatches)
         return np.asarray(step(state, jax.device_put(batch, layout.batch_sharding))[0].params["head"])
 
@@ -133,7 +133,7 @@ def compiled(length, gather="once"):
     with jax.set_mesh(layout.mesh):
         split = jax.tree.map(lambda x: x.sharding, params)
         program = jax.jit(jax.grad(loss), out_shardings=split).lower(params, rows).compile()
-    found = mw.hlo.collectives(program.as_text(), layout.mesh)
+    found = mw.observe.collectives(program.as_text(), layout.mesh)
     return sum(each.times * each.sent_nbytes for each in found), program.memory_analysis().temp_size_in_bytes
 
 
@@ -148,9 +148,9 @@ def test_what_devices_send_does_not_grow_with_the_length_of_rows():
 
 def test_no_logits_but_those_of_a_chunk_are_held_whatever_is_kept_for_the_gradient():
     shapes = ((4, 512, 8), jnp.float32), ((8, 64), jnp.float32), ((4, 512), jnp.int32)
-    loss = lambda hidden, head, labels: mw.cross_entropy(hidden, head, labels, chunk=32).total
+    loss = lambda hidden, head, labels: mw.nn.cross_entropy(hidden, head, labels, chunk=32).total
     for policy in ("dots", "dots_no_batch", "everything"):
-        kept = jax.grad(mw.train.remat(loss, policy), (0, 1))
+        kept = jax.grad(mw.training.remat(loss, policy), (0, 1))
         program = jax.jit(kept).lower(*(jax.ShapeDtypeStruct(*each) for each in shapes)).compile()
         assert program.memory_analysis().temp_size_in_bytes < 4 * 512 * 64 * 4 / 2
 
@@ -158,9 +158,9 @@ def test_no_logits_but_those_of_a_chunk_are_held_whatever_is_kept_for_the_gradie
 def test_products_are_counted_and_only_the_losses_of_tokens_compute_logits_again():
     hidden, head, labels, _ = arrays((2, 12, 8), 16)
     one = 2 * 2 * 12 * 8 * 16
-    counted = lambda loss: mw.program.flops(jax.value_and_grad(loss, (0, 1)), hidden, head)
-    at_once = counted(lambda hidden, head: mw.cross_entropy(hidden, head, labels, chunk=6).total)
-    apart = counted(lambda hidden, head: mw.nn.token_losses(hidden, head, labels, chunk=6).sum())
+    counted = lambda loss: mw.observe.flops(jax.value_and_grad(loss, (0, 1)), hidden, head)
+    at_once = counted(lambda hidden, head: mw.nn.cross_entropy(hidden, head, labels, chunk=6).total)
+    apart = counted(lambda hidden, head: mw.nn._internal.token_losses(hidden, head, labels, chunk=6).sum())
     assert (at_once.model, at_once.hardware) == (3 * one, 3 * one)
     assert (apart.model, apart.hardware) == (3 * one, 4 * one)
 
@@ -203,4 +203,4 @@ def test_second_derivatives_are_those_of_the_definition():
 def test_what_does_not_go_together_is_refused(change, message):
     asked = {"hidden": (2, 3, 4), "labels": jnp.zeros((2, 3), int)} | change
     with pytest.raises(UsageError, match=message):
-        mw.cross_entropy(jnp.ones(asked.pop("hidden")), jnp.ones((4, 8)), asked.pop("labels"), **asked)
+        mw.nn.cross_entropy(jnp.ones(asked.pop("hidden")), jnp.ones((4, 8)), asked.pop("labels"), **asked)

@@ -65,14 +65,14 @@ def same(found, expected):
 def check(mesh, of, inputs):
     """Hold a function on a mesh to itself on one device: results and gradients."""
     expected = gradients(of)(*inputs)
-    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
+    with mw.parallel._internal.in_mesh(mw.make_mesh(mesh)):
         found = gradients(of)(*inputs)
     same(found, expected)
 
 
 @pytest.mark.slow
 def test_the_experts_of_a_token_give_their_weighted_sum():
-    same(gradients(partial(mw.moe, top_k=2))(*arrays()), gradients(every_expert)(*arrays()))
+    same(gradients(partial(mw.nn.moe, top_k=2))(*arrays()), gradients(every_expert)(*arrays()))
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_the_experts_of_a_token_give_their_weighted_sum():
 def test_tokens_are_sent_to_their_experts(mesh, form):
     inputs = arrays()
     expected, _ = every_expert(block, *inputs)
-    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
-        traced = jax.jit(partial(mw.moe, block, top_k=2)).trace(*inputs)
+    with mw.parallel._internal.in_mesh(mw.make_mesh(mesh)):
+        traced = jax.jit(partial(mw.nn.moe, block, top_k=2)).trace(*inputs)
         found, _ = traced.lower().compile()(*inputs)
     same(found, expected)
     assert form in str(traced.jaxpr)
@@ -95,13 +95,13 @@ MESHES = ["expert=8", "data=2,expert=2,tensor=2", "fsdp=2,expert=4", "data=2,fsd
 
 @pytest.mark.parametrize(("mesh", "top_k"), pairs(MESHES, [1, 2, 3, 8]))
 def test_every_mesh_computes_what_one_device_does(mesh, top_k):
-    check(mesh, partial(mw.moe, top_k=top_k), arrays())
+    check(mesh, partial(mw.nn.moe, top_k=top_k), arrays())
 
 
 @pytest.mark.parametrize("mesh", slow_first(*MESHES))
 def test_no_token_is_lost_if_all_go_to_one_expert(mesh):
     experts, x, logits = arrays()
-    check(mesh, partial(mw.moe, top_k=2), (experts, x, logits.at[..., 5].add(20)))
+    check(mesh, partial(mw.nn.moe, top_k=2), (experts, x, logits.at[..., 5].add(20)))
 
 
 def wide_arrays(num_experts):
@@ -116,7 +116,7 @@ def wide_arrays(num_experts):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_experts", [1, 9])
 def test_products_are_computed_in_parts_where_matrices_are_large(num_experts):
-    of, inputs = partial(mw.moe, top_k=min(2, num_experts)), wide_arrays(num_experts)
+    of, inputs = partial(mw.nn.moe, top_k=min(2, num_experts)), wide_arrays(num_experts)
     found = gradients(of)(*inputs)
     expected = gradients(partial(every_expert, top_k=min(2, num_experts)))(*inputs)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), found, expected)
@@ -127,7 +127,7 @@ def test_products_are_computed_in_parts_where_matrices_are_large(num_experts):
 def test_however_tokens_choose_each_is_computed_by_its_experts(sizes):
     num_experts, top_k, length = sizes
     experts, x, _ = arrays(num_experts, 1, length)
-    of = [jax.jit(partial(each, block, experts, top_k=top_k)) for each in (mw.moe, every_expert)]
+    of = [jax.jit(partial(each, block, experts, top_k=top_k)) for each in (mw.nn.moe, every_expert)]
 
     @given(st.lists(st.integers(0, 99), min_size=length * num_experts, max_size=length * num_experts))
     @settings(max_examples=25)
@@ -141,10 +141,10 @@ def test_however_tokens_choose_each_is_computed_by_its_experts(sizes):
 
 def test_a_device_multiplies_half_more_rows_than_there_are_or_fewer():
     experts, x, logits = arrays(8, 64, 64)
-    traced = jax.make_jaxpr(gradients(partial(mw.moe, top_k=2)))(experts, x, logits)
+    traced = jax.make_jaxpr(gradients(partial(mw.nn.moe, top_k=2)))(experts, x, logits)
     rows = [
         math.prod(eqn.outvars[0].aval.shape) / F  # of a product with "gate" or "up"
-        for eqn in mw.program.equations(traced)
+        for eqn in mw.program._internal.equations(traced)
         if eqn.primitive.name == "dot_general"
         and eqn.outvars[0].aval.shape[-1] == F != eqn.outvars[0].aval.shape[-2]
     ]
@@ -160,7 +160,7 @@ def on_tpus(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_tpus")
 def test_tpus_multiply_sorted_rows_by_their_own_kernel():
-    of = partial(mw.moe, top_k=2)
+    of = partial(mw.nn.moe, top_k=2)
     assert "ragged_dot" in str(jax.make_jaxpr(partial(of, block))(*arrays()))
     same(gradients(of)(*arrays()), gradients(every_expert)(*arrays()))
 
@@ -182,7 +182,7 @@ def centred(rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [normed, centred])
 def test_rows_that_fill_blocks_give_no_gradient_that_is_not_a_number(first):
-    of = lambda _, *given: mw.moe(lambda w, rows, dot: block(w, first(rows), dot), *given, top_k=2)
+    of = lambda _, *given: mw.nn.moe(lambda w, rows, dot: block(w, first(rows), dot), *given, top_k=2)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradients(of)(*arrays())))
 
 
@@ -190,7 +190,7 @@ def test_rows_that_fill_blocks_give_no_gradient_that_is_not_a_number(first):
 @pytest.mark.parametrize("of_inputs", [arrays, wide_arrays])
 def test_it_has_gradients_inside_a_shard_map_of_the_user(of_inputs):
     inputs = of_inputs(8)
-    of = lambda experts, x, logits: mw.moe(block, experts, x, logits, top_k=2)[0]
+    of = lambda experts, x, logits: mw.nn.moe(block, experts, x, logits, top_k=2)[0]
     mesh, rows = mw.make_mesh("rows=2", jax.devices()[:2]), jax.P("rows")
     split = jax.shard_map(of, mesh=mesh, in_specs=(jax.P(), rows, rows), out_specs=rows)
     found, expected = (
@@ -204,7 +204,7 @@ def test_it_has_gradients_inside_a_shard_map_of_the_user(of_inputs):
 @pytest.mark.slow
 def test_a_mixture_is_exported_for_any_number_of_tokens():
     experts, x, logits = arrays()
-    of = jax.jit(lambda *of_tokens: mw.moe(block, experts, *of_tokens, top_k=2)[0])
+    of = jax.jit(lambda *of_tokens: mw.nn.moe(block, experts, *of_tokens, top_k=2)[0])
     sizes = jax.export.symbolic_shape("b, t")
     structs = [jax.ShapeDtypeStruct((*sizes, each.shape[-1]), each.dtype) for each in (x, logits)]
     same(jax.export.export(of)(*structs).call(x, logits), of(x, logits))
@@ -213,8 +213,8 @@ def test_a_mixture_is_exported_for_any_number_of_tokens():
 @pytest.mark.slow
 def test_mapped_over_examples_it_computes_the_same():
     experts, x, logits = arrays()
-    of = jax.jit(jax.vmap(lambda *of_tokens: mw.moe(block, experts, *of_tokens, top_k=2)[0]))
-    same(of(x, logits), mw.moe(block, experts, x, logits, top_k=2)[0])
+    of = jax.jit(jax.vmap(lambda *of_tokens: mw.nn.moe(block, experts, *of_tokens, top_k=2)[0]))
+    same(of(x, logits), mw.nn.moe(block, experts, x, logits, top_k=2)[0])
 
 
 @pytest.mark.slow
@@ -225,25 +225,26 @@ def test_a_gradient_of_a_gradient_is_that_of_the_definition():
 
     inputs = arrays(4, 2, 3)
     found, expected = (
-        jax.jit(jax.grad(partial(steepness, of)))(*inputs) for of in (partial(mw.moe, top_k=2), every_expert)
+        jax.jit(jax.grad(partial(steepness, of)))(*inputs)
+        for of in (partial(mw.nn.moe, top_k=2), every_expert)
     )
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), found, expected)
 
 
 @pytest.mark.slow
 def test_examples_that_no_axis_divides_are_computed_by_all():
-    check("data=2,expert=4", partial(mw.moe, top_k=2), arrays(examples=3))
+    check("data=2,expert=4", partial(mw.nn.moe, top_k=2), arrays(examples=3))
 
 
 @pytest.mark.parametrize("mesh", slow_first("data=2,expert=4", "expert=8", "expert=4,sequence=2"))
 def test_the_same_tokens_are_dropped_on_every_mesh(mesh):
     experts, x, logits = arrays()
-    check(mesh, partial(mw.moe, top_k=2, capacity=1.0), (experts, x, logits.at[..., 5].add(1)))
+    check(mesh, partial(mw.nn.moe, top_k=2, capacity=1.0), (experts, x, logits.at[..., 5].add(1)))
 
 
 def routing_of(logits, **asked):
     experts, x, _ = arrays(logits.shape[-1], *logits.shape[:2])
-    return jax.jit(partial(mw.moe, block, **asked))(experts, x, logits)
+    return jax.jit(partial(mw.nn.moe, block, **asked))(experts, x, logits)
 
 
 def test_an_expert_takes_the_first_tokens_that_it_has_room_for():
@@ -260,29 +261,31 @@ def test_a_block_draws_random_numbers_only_where_it_is_called_once(draw):
 
     for mesh in ("data=8", "expert=8", "sequence=2,tensor=4"):
         with (
-            mw.sharding.in_mesh(mw.make_mesh(mesh)),
-            pytest.raises(UsageError, match=r"the block of mw.moe must not draw(.|\n)* dropout after mw.moe"),
+            mw.parallel._internal.in_mesh(mw.make_mesh(mesh)),
+            pytest.raises(
+                UsageError, match=r"the block of mw.nn.moe must not draw(.|\n)* dropout after mw.nn.moe"
+            ),
         ):
-            mw.moe(drawing, *arrays(), top_k=2)
-    y, _ = mw.moe(drawing, *arrays(), top_k=2)
-    plain, _ = mw.moe(block, *arrays(), top_k=2)
+            mw.nn.moe(drawing, *arrays(), top_k=2)
+    y, _ = mw.nn.moe(drawing, *arrays(), top_k=2)
+    plain, _ = mw.nn.moe(block, *arrays(), top_k=2)
     assert y.shape == plain.shape
     assert not np.allclose(y, plain)
 
 
 @pytest.mark.slow
 def test_with_room_for_all_it_is_as_without_a_capacity():
-    found = gradients(partial(mw.moe, top_k=2, capacity=4.0))(*arrays())
-    same(found, gradients(partial(mw.moe, top_k=2))(*arrays()))
+    found = gradients(partial(mw.nn.moe, top_k=2, capacity=4.0))(*arrays())
+    same(found, gradients(partial(mw.nn.moe, top_k=2))(*arrays()))
 
 
 def test_an_expert_has_no_more_slots_than_there_are_tokens():
-    traced = str(jax.make_jaxpr(partial(mw.moe, block, top_k=2, capacity=1e9))(*arrays()))
+    traced = str(jax.make_jaxpr(partial(mw.nn.moe, block, top_k=2, capacity=1e9))(*arrays()))
     assert f"f32[8,{8 * 6},{F}] = dot_general" in traced
 
 
 def test_with_a_capacity_each_expert_multiplies_as_many_rows_at_once():
-    traced = str(jax.make_jaxpr(partial(mw.moe, block, top_k=2, capacity=2.0))(*arrays()))
+    traced = str(jax.make_jaxpr(partial(mw.nn.moe, block, top_k=2, capacity=2.0))(*arrays()))
     assert f"f32[8,{8 * 3},{F}] = dot_general" in traced  # of 8 examples 2 × 2 × 6 / 8 tokens
     assert "ragged_dot" not in traced
 
@@ -316,9 +319,9 @@ def test_an_even_load_costs_1_and_one_expert_of_four_alone_4():
 
 
 def test_no_scores_are_gathered():
-    with mw.sharding.in_mesh(mw.make_mesh("data=8")):
+    with mw.parallel._internal.in_mesh(mw.make_mesh("data=8")):
         inputs = [jax.device_put(each, jax.P("data")) for each in arrays(16)[1:]]
-        compiled = jax.jit(partial(mw.moe, block, top_k=2)).lower(arrays(16)[0], *inputs).compile()
+        compiled = jax.jit(partial(mw.nn.moe, block, top_k=2)).lower(arrays(16)[0], *inputs).compile()
     assert "all-gather" not in compiled.as_text()
 
 
@@ -339,12 +342,12 @@ def test_no_scores_are_gathered():
 def test_what_does_not_fit_is_refused(asked, message):
     given = dict(zip(("experts", "x", "logits"), arrays(), strict=True)) | asked
     with pytest.raises(UsageError, match=message):
-        mw.moe(block, **given)
+        mw.nn.moe(block, **given)
 
 
 def test_experts_that_the_axis_does_not_divide_are_refused():
-    with mw.sharding.in_mesh(mw.make_mesh("expert=8")), pytest.raises(LayoutError) as caught:
-        mw.moe(block, *arrays(12), top_k=2)
+    with mw.parallel._internal.in_mesh(mw.make_mesh("expert=8")), pytest.raises(LayoutError) as caught:
+        mw.nn.moe(block, *arrays(12), top_k=2)
     assert "mesh axis 'expert' of size 8 does not divide 12 experts" in str(caught.value)
 
 
@@ -361,10 +364,10 @@ def init(key):
 
 def loss(params, batch):
     def layer(layer, x):
-        y, routing = mw.moe(block, layer["experts"], x, x @ layer["router"], top_k=2)
+        y, routing = mw.nn.moe(block, layer["experts"], x, x @ layer["router"], top_k=2)
         return x + y, routing
 
-    x, routing = mw.layers(layer, params["layers"], params["embedding"][batch["tokens"]], has_aux=True)
+    x, routing = mw.nn.layers(layer, params["layers"], params["embedding"][batch["tokens"]], has_aux=True)
     fit = jnp.square(x @ params["embedding"].T).mean()
     return fit + 0.01 * routing.balance_loss.mean(), {"busiest": routing.load.max()}
 
@@ -372,13 +375,13 @@ def loss(params, batch):
 def trained(mesh, **more):
     devices = jax.devices()[:1] if mesh == "data=1" else None
     rules = (
-        mw.match("gate|up", "pipeline", "expert", "fsdp", "tensor"),
-        mw.match("down", "pipeline", "expert", "tensor", "fsdp"),
-        mw.sharding.stages(),
-        mw.sharding.fsdp(min_size=1),
+        mw.parallel.match("gate|up", "pipeline", "expert", "fsdp", "tensor"),
+        mw.parallel.match("down", "pipeline", "expert", "tensor", "fsdp"),
+        mw.parallel.stages(),
+        mw.parallel.fsdp(min_size=1),
     )
     layout = mw.Layout(mw.make_mesh(mesh, devices), rules)
-    state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
+    state = mw.training.init_state(init, optax.sgd(0.1), 0, layout)
     batch = {"tokens": np.random.default_rng(0).integers(0, 32, (16, 6)).astype(np.int32)}
     state, metrics = mw.make_step(loss, optax.sgd(0.1), layout, **more)(state, batch)
     return jax.tree.map(np.asarray, state.params), float(metrics["loss"].value)
@@ -398,10 +401,10 @@ def test_experts_are_in_the_stages_of_a_pipeline():
 @pytest.mark.parametrize("mesh", [pytest.param("data=8", marks=pytest.mark.nightly), "fsdp=2,expert=4"])
 def test_rules_are_found_in_a_loss_that_is_traced_on_its_mesh(mesh):
     params, tokens = jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((16, 6), jnp.int32)
-    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
+    with mw.parallel._internal.in_mesh(mw.make_mesh(mesh)):
         rule = mw.auto(params, loss, {"tokens": tokens})
     layout = mw.Layout(mw.make_mesh("data=2,expert=2,tensor=2"), (rule,))
-    specs = {name: layout.spec(name, x) for name, x in mw.tree.named_leaves(params).items()}
+    specs = {name: layout.spec(name, x) for name, x in mw.base._internal.named_leaves(params).items()}
     columns = jax.P(None, "expert", None, "tensor")
     assert [specs[f"layers/experts/{name}"] for name in ("gate", "up")] == [columns] * 2
     assert specs["layers/experts/down"] == jax.P(None, "expert", "tensor")

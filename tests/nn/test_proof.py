@@ -24,9 +24,9 @@ def test_each_form_comes_to_the_definition_in_random_cases():
             by["splash"] += 1
             return splash(given, interpret=True)
         by["others"] += 1
-        return mw.attention(q, k, v, **asked)
+        return mw.nn.attention(q, k, v, **asked)
 
-    found = [*mw.nn.proofs(attend, num_cases=cases(2, 300), seed=SEED)]
+    found = [*mw.nn._internal.proofs(attend, num_cases=cases(2, 300), seed=SEED)]
     assert [each for each in found if not each.holds] == []
     assert by["splash"] * by["others"] > 0 or len(found) < 20
     assert {each.limit for each in found if each.dtype == "float32"} <= {2e-5}

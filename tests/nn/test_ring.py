@@ -10,9 +10,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
 from meshwright.nn._inputs import AttentionInputs
-from meshwright.nn._parts_of_rows import ring_nbytes
+from meshwright.nn._sequence_parallel import ring_nbytes
 from pairs import pairs, slow_first
 
 CASES = {
@@ -34,7 +34,7 @@ def arrays(heads_of_keys=2):
 def total(form, bias, asked, q, k, v, operand):
     if operand is not None:
         asked = asked | {"bias": bias(operand)}
-    out, lse = mw.attention(q, k, v, with_lse=True, form=form, **asked)
+    out, lse = mw.nn.attention(q, k, v, with_lse=True, form=form, **asked)
     weights = jnp.cos(jnp.arange(out.size)).reshape(out.shape)
     return (out * weights).sum() + jnp.sin(lse).sum(), (out, lse)
 
@@ -45,7 +45,7 @@ def check(mesh, form, asked, *, heads_of_keys=2, bias=None, operand=None):
     of = [jax.jit(jax.grad(partial(total, each, bias, asked), by, has_aux=True)) for each in ("dense", form)]
     inputs = (*arrays(heads_of_keys), operand)
     expected = of[0](*inputs)
-    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
+    with mw.parallel._internal.in_mesh(mw.make_mesh(mesh)):
         found = of[1](*inputs)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), found, expected)
 
@@ -73,7 +73,7 @@ def test_a_bias_by_distance_goes_with_its_positions(causal):
     table = jnp.asarray(np.random.default_rng(1).normal(size=(4, 11)), jnp.float32)
 
     def bias(table):
-        return mw.nn.Bias(lambda table, t, s: table[:, jnp.clip(t[:, None] - s, -5, 5) + 5], table)
+        return mw.nn._internal.Bias(lambda table, t, s: table[:, jnp.clip(t[:, None] - s, -5, 5) + 5], table)
 
     check("data=2,sequence=4", "ring", {"causal": causal}, bias=bias, operand=table)
 
@@ -86,8 +86,8 @@ def test_an_array_of_a_bias_has_its_gradient():
 
 def traced(mesh, length, **asked):
     x = jax.ShapeDtypeStruct((2, length, 4, 8), jnp.float32)
-    with mw.sharding.in_mesh(mw.make_mesh(mesh)):
-        return jax.jit(partial(mw.attention, **asked)).trace(x, x, x)
+    with mw.parallel._internal.in_mesh(mw.make_mesh(mesh)):
+        return jax.jit(partial(mw.nn.attention, **asked)).trace(x, x, x)
 
 
 def test_rows_that_do_not_divide_are_refused_with_a_length_that_does():
@@ -131,9 +131,11 @@ def test_the_bytes_of_a_ring_are_those_of_keys_values_and_their_gradients(ways, 
 @pytest.mark.slow
 def test_a_ring_in_the_microbatches_of_a_pipeline_is_a_program():
     x = jax.ShapeDtypeStruct((2, 2, 32, 4, 8), jnp.float32)
-    attend = partial(mw.attention, causal=True, form="ring")
-    with mw.sharding.in_mesh(mw.make_mesh("pipeline=2,sequence=4")):
-        side_by_side = jax.vmap(attend, axis_name=mw.sharding.MICROBATCH, spmd_axis_name=mw.sharding.PIPELINE)
+    attend = partial(mw.nn.attention, causal=True, form="ring")
+    with mw.parallel._internal.in_mesh(mw.make_mesh("pipeline=2,sequence=4")):
+        side_by_side = jax.vmap(
+            attend, axis_name=mw.parallel._internal.MICROBATCH, spmd_axis_name=mw.parallel._internal.PIPELINE
+        )
         text = jax.jit(side_by_side).lower(x, x, x).as_text()
     assert 'manual_axes={"pipeline", "sequence"}' in text
 
@@ -162,7 +164,7 @@ def loss(params, batch):
         normed = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
         q, k, v, gate = jnp.split(normed @ w, [32, 64, 96], axis=-1)
         q, k, v = (each.reshape(*x.shape[:2], 2, 16) for each in (q, k, v))
-        seen = mw.attention(q, k, v, causal=True, segments=batch.get("segments"))
+        seen = mw.nn.attention(q, k, v, causal=True, segments=batch.get("segments"))
         return x + seen.reshape(x.shape) + jax.nn.gelu(gate) @ w.T[: gate.shape[-1]] @ jnp.eye(32), None
 
     x, _ = jax.lax.scan(jax.checkpoint(layer), x, params["layers"])
@@ -175,8 +177,8 @@ def loss(params, batch):
 def trained(mesh, init, loss, batch):
     """Return the parameters and metrics after one update."""
     devices = jax.devices()[:1] if mesh == "data=1" else None
-    layout = mw.Layout(mw.make_mesh(mesh, devices), (mw.sharding.fsdp(min_size=1),))
-    state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
+    layout = mw.Layout(mw.make_mesh(mesh, devices), (mw.parallel.fsdp(min_size=1),))
+    state = mw.training.init_state(init, optax.sgd(0.1), 0, layout)
     state, metrics = mw.make_step(loss, optax.sgd(0.1), layout)(state, batch)
     return jax.tree.map(np.asarray, state.params), {
         name: float(x.total / x.count) for name, x in metrics.items()
@@ -206,8 +208,8 @@ def test_the_memory_of_a_step_falls_with_the_number_of_devices_that_split_its_ro
 
     def temporary_nbytes(ways):
         mesh = mw.make_mesh({"sequence": ways}, jax.devices()[:ways])
-        layout = mw.Layout(mesh, (mw.sharding.fsdp(),))
-        state = mw.train.abstract_state(partial(decoder.init, cfg), optax.sgd(1.0), layout)
+        layout = mw.Layout(mesh, (mw.parallel.fsdp(),))
+        state = mw.training.abstract_state(partial(decoder.init, cfg), optax.sgd(1.0), layout)
         step = mw.make_step(partial(decoder.loss, cfg, remat="nothing"), optax.sgd(1.0), layout)
         rows = {"tokens": jax.ShapeDtypeStruct((1, 16_384 + 1), np.int32)}
         return step.compile(state, rows).memory_analysis().temp_size_in_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from meshwright.metrics import read_jsonl
+from meshwright.observe._jsonl import read_jsonl
 
 pytestmark = pytest.mark.notebooks
 DOCS = Path(__file__).parents[2] / "docs/notebooks"

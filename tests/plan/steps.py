@@ -10,10 +10,10 @@ import optax
 from jax.sharding import NamedSharding
 
 import meshwright as mw
-from meshwright.models import decoder
-from meshwright.plan import traced_costs
-from meshwright.sharding import grouped_mesh
-from meshwright.train import Step
+from meshwright.lm._models import decoder
+from meshwright.parallel._mesh import grouped_mesh
+from meshwright.plan._estimate._traced import traced_costs
+from meshwright.training._step import Step
 
 F32 = 4
 
@@ -78,7 +78,7 @@ def decoder_costs(mesh, batch_size, remat):
     loss = lambda params, batch, key: decoder.loss(cfg, params, batch, remat=remat)
     tx = optax.adamw(1e-3)
     step = mw.make_step(loss, tx, layout, compute_dtype="bfloat16")
-    state = mw.train.abstract_state(functools.partial(decoder.init, cfg), tx, layout)
+    state = mw.training.abstract_state(functools.partial(decoder.init, cfg), tx, layout)
     batch = {"tokens": jax.ShapeDtypeStruct((batch_size, 2049), jnp.int32)}
     return traced_costs(step.trace(state, batch).jaxpr, state, layout)
 

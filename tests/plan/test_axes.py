@@ -12,9 +12,9 @@ from benchmarks import axes
 from benchmarks.models import mixture
 
 import meshwright as mw
-from meshwright import plan
 from meshwright.errors import AxisError
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
+from meshwright.plan import _internal as plan
 from meshwright.plan._axes import LONGEST, alone, longer, mesh_of
 from meshwright.plan._meshes import Meshes
 from meshwright.plan._search import Search
@@ -54,7 +54,7 @@ def loss(params, batch, attends, scan):
     def block(layer, x):
         weights, router = layer
         q = x.reshape(*x.shape[:2], 4, 8)
-        x = x + (mw.attention(q, q, q, causal=True).reshape(x.shape) if attends else jnp.sin(x))
+        x = x + (mw.nn.attention(q, q, q, causal=True).reshape(x.shape) if attends else jnp.sin(x))
         gates = jax.nn.softmax(x @ router)
         each = jnp.einsum("ebtd,edf->ebtf", jnp.einsum("bte,btd->ebtd", gates, x), weights)
         return x + jnp.einsum("ebtf,bte->btf", jnp.tanh(each), gates)
@@ -69,7 +69,7 @@ def scanned(block, layers, x):
     return jax.lax.scan(lambda x, layer: (block(layer, x), None), x, layers)[0]
 
 
-def site(on="h100:2x8", *, attends=True, scan=mw.layers, length=32, **more):
+def site(on="h100:2x8", *, attends=True, scan=mw.nn.layers, length=32, **more):
     tokens = {"tokens": np.zeros((64, length), np.int32)}
     experiment = mw.Experiment(
         workdir="runs/x", model=init, loss=lambda params, batch: loss(params, batch, attends, scan),
@@ -87,7 +87,7 @@ class MadeUp:
         self._seconds, self._peak, self._refused = seconds, peak, refused
 
     def __call__(self, settings):
-        sizes = mw.sharding.mesh_sizes(settings["mesh"], 16)
+        sizes = mw.parallel._internal.mesh_sizes(settings["mesh"], 16)
         self.asked.append(dict(sizes))
         self.settings.append(settings)
         for axis in self._refused:
@@ -167,7 +167,7 @@ def axes_found(found):
 CASES = {
     "all": ({}, {"expert", "sequence", "pipeline"}),  # of its features none may be split over tensor
     "no attention": ({"attends": False}, {"expert", "pipeline"}),
-    "no mw.layers": ({"scan": scanned}, {"expert", "sequence"}),
+    "no mw.nn.layers": ({"scan": scanned}, {"expert", "sequence"}),
     "rows that do not divide": ({"length": 31}, {"expert", "pipeline"}),
 }
 
@@ -182,8 +182,8 @@ def test_the_axes_of_a_search_are_those_that_the_step_can_use(case):
 
 def test_what_does_not_apply_is_refused_by_hand_with_what_to_do():
     messages = {
-        "sequence=4": ("no attention", "Call `mw.attention` in the model"),
-        "pipeline=4": ("no mw.layers", "Call them by `mw.layers"),
+        "sequence=4": ("no attention", "Call `mw.nn.attention` in the model"),
+        "pipeline=4": ("no mw.nn.layers", "Call them by `mw.nn.layers"),
         "sequence=16": ("rows that do not divide", "sees rows of 32 positions"),
     }
     for mesh, (case, message) in messages.items():

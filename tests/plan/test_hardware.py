@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
-from meshwright.plan import hardware_here, hardware_named
+from meshwright.plan._hardware import hardware_here, hardware_named
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import optax
 import pytest
 
 import meshwright as mw
-from experiment.runs import EXAMPLES
-from meshwright import plan, train
+from engine.experiment.runs import EXAMPLES
 from meshwright.errors import LayoutError, UsageError
-from meshwright.hlo import collectives
+from meshwright.plan import _internal as plan
+from meshwright.program._hlo._collectives import collectives
+from meshwright.training import _internal as train
 
-RULES = (mw.match("up", "fsdp", "tensor"), mw.match("down", "tensor", "fsdp"))
+RULES = (mw.parallel.match("up", "fsdp", "tensor"), mw.parallel.match("down", "tensor", "fsdp"))
 ROUND = plan.Rates({"float32": 1e9}, memory=1e9, link=1e9, network=1e8, source="round")
 
 
@@ -59,13 +60,13 @@ def test_a_device_holds_its_share_of_parameters_and_optimizer():
 
 
 def test_the_peak_is_what_the_compiler_says():
-    found, ahead = planned(), mw.experiment.compile_ahead(experiment())
+    found, ahead = planned(), mw.engine.compile_ahead(experiment())
     assert found.compiled
     assert found.memory.peak == pytest.approx(ahead.peak_bytes, rel=0.1)
 
 
 def test_what_is_exchanged_is_what_a_run_exchanges():
-    ran = mw.experiment.compile_ahead(experiment())
+    ran = mw.engine.compile_ahead(experiment())
     counted = collectives(ran.compiled.as_text(), mw.make_mesh("data=2,fsdp=2,tensor=2"))
     assert sum(each.sent_bytes for each in planned().exchanges) == sum(
         each.times * each.sent_nbytes for each in counted
@@ -73,7 +74,10 @@ def test_what_is_exchanged_is_what_a_run_exchanges():
 
 
 def test_it_is_of_what_the_mesh_rules_make_of_the_experiment_there():
-    rules = (("NVIDIA H100.*:2x4", mw.override(mesh="fsdp=4,data=2", microbatches=2)), (".*", mw.override()))
+    rules = (
+        ("NVIDIA H100.*:2x4", mw.parallel.override(mesh="fsdp=4,data=2", microbatches=2)),
+        (".*", mw.parallel.override()),
+    )
     found = planned("h100:2x4", mesh_rules=rules)
     assert dict(found.mesh) == {"fsdp": 4, "data": 2}
     assert found.settings["microbatches"] == 2
@@ -129,7 +133,7 @@ def test_a_checkpoint_costs_what_its_dtypes_take():
 
 
 def test_an_axis_that_splits_nothing_is_refused_as_a_run_refuses_it():
-    for planning in (planned, lambda **more: mw.experiment.compile_ahead(experiment(**more))):
+    for planning in (planned, lambda **more: mw.engine.compile_ahead(experiment(**more))):
         with pytest.raises(LayoutError, match=r"'tensr' of size 2 only repeats.*Did you mean 'tensor'"):
             planning(mesh="data=4,tensr=2")
 
@@ -157,7 +161,7 @@ def test_gradients_of_each_microbatch_are_no_sign_of_activations_split_wrongly()
     examples = {"x": np.ones((512, 4), np.float32)}
     found = planned("h100:1x8", mesh="data=8", microbatches=8, input=mw.Input(examples, 512))
     assert sum(each.times for each in found.exchanges) >= 8
-    assert "mw.sharding.shard_batch_dim" not in " ".join(found.notes)
+    assert "mw.parallel.shard_batch_dim" not in " ".join(found.notes)
 
 
 @pytest.mark.parametrize("bandwidth", [0, -1e9, math.inf, math.nan])
@@ -174,9 +178,9 @@ def test_activations_that_are_summed_over_the_batch_are_told_of():
         x = params["table"][(batch["x"][:, 0] > 0).astype(int)]
         return ((jnp.repeat(x[:, None], 512, 1) @ params["w"]) ** 2).mean()
 
-    rules = (mw.match("table", None, "fsdp"), mw.match("w", "fsdp"))
+    rules = (mw.parallel.match("table", None, "fsdp"), mw.parallel.match("w", "fsdp"))
     found = planned(mesh="fsdp=8", model=wide, loss=of_rows, rules=rules)
-    assert "mw.sharding.shard_batch_dim" in " ".join(found.notes)
+    assert "mw.parallel.shard_batch_dim" in " ".join(found.notes)
 
 
 @pytest.mark.slow
@@ -269,7 +273,7 @@ def attending(attend):
 
 
 def test_attention_by_cudnn_is_planned_without_cudnn():
-    attends = (lambda *x: mw.attention(*x, form="cudnn"), mw.attention)
+    attends = (lambda *x: mw.nn.attention(*x, form="cudnn"), mw.nn.attention)
     by_name, by_itself = (planned("h100:8", mesh="data=8", **attending(each)) for each in attends)
     assert by_name.time == by_itself.time
     assert by_name.memory == by_itself.memory
@@ -278,5 +282,5 @@ def test_attention_by_cudnn_is_planned_without_cudnn():
 
 def test_a_model_that_calls_cudnn_itself_is_told_what_to_do():
     attend = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
-    with pytest.raises(UsageError, match=r"implementation='cudnn'.*\n.*mw\.attention.*nvidia-cudnn-cu13"):
+    with pytest.raises(UsageError, match=r"implementation='cudnn'.*\n.*mw\.nn\.attention.*nvidia-cudnn-cu13"):
         planned("h100:8", mesh="data=8", **attending(attend))

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from meshwright.hlo import Collective
-from meshwright.plan import Rates, Work
 from meshwright.plan._chips import CHIPS
-from meshwright.plan._roofline import published_rates, step_time
-from meshwright.program import peak_flops
+from meshwright.plan._estimate._traced import Work
+from meshwright.plan._roofline import Rates, published_rates, step_time
+from meshwright.program._hlo._collectives import Collective
+from meshwright.program._peaks import peak_flops
 
 RATES = Rates({"bfloat16": 1000.0, "float32": 500.0}, memory=100.0, link=10.0, network=1.0, source="round")
 

@@ -8,11 +8,11 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright import plan
-from meshwright.demo import text
+from meshwright.cli.demo import text
+from meshwright.engine._experiment._parts import parts_of
 from meshwright.errors import LayoutError
-from meshwright.experiment import parts_of
-from meshwright.models import decoder
+from meshwright.lm._models import decoder
+from meshwright.plan import _internal as plan
 from meshwright.plan._search import Search
 
 ROUND = plan.Rates({"float32": 1e12}, memory=1e12, link=1e11, network=1e10, source="round")
@@ -47,7 +47,7 @@ def test_a_search_in_which_no_mesh_can_be_says_why():
 
 @pytest.mark.slow
 def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
-    rules = (mw.match("embedding", None, "mine"),)
+    rules = (mw.parallel.match("embedding", None, "mine"),)
     found = plan.search(site("h100:16x1", mesh="data=8,mine=2", rules=rules))
     assert {str(change.plan.mesh) for change in found} == {"{'data': 8, 'mine': 2}"}
     assert "as it is" in plan.described_search(found)
@@ -166,7 +166,7 @@ def test_meshes_without_an_axis_that_the_model_names_get_it_with_size_1(axis):
         x = batch["tokens"][:, :64] @ params["w"]
         return jax.lax.with_sharding_constraint(x, jax.P(None, axis)).mean()
 
-    rules = (mw.match("w", None, "tensor"),)
+    rules = (mw.parallel.match("w", None, "tensor"),)
     found = plan.search(site("h100:1x4", model=lambda key: {"w": jnp.zeros((64, 8))}, loss=loss, rules=rules))
     meshes = [str(change) for change in found]
     assert all(f"{axis}=" in mesh for mesh in meshes)
@@ -184,7 +184,7 @@ def of_plain_layers(params, batch):
 @pytest.mark.parametrize("remat", [None, "dots", "nothing"])
 def test_a_plan_costs_what_the_step_does_that_a_run_traces(remat):
     shapes = {"first": jnp.zeros((129, 64)), "others": [jnp.zeros((64, 64))] * 2}
-    of_plain = {"model": lambda key: shapes, "loss": of_plain_layers, "rules": (mw.sharding.fsdp(),)}
+    of_plain = {"model": lambda key: shapes, "loss": of_plain_layers, "rules": (mw.parallel.fsdp(),)}
     here = site("h100:1x4", mesh="fsdp=4", remat=remat, **of_plain)
     of_run = parts_of(here.experiment, here.parts.layout.mesh, here.rows)
     of_run = of_run.step.trace(of_run.target, of_run.batch).jaxpr
@@ -221,8 +221,8 @@ def test_a_search_calls_once_what_makes_the_parameters_for_meshes_that_share_a_s
 def test_a_plan_has_the_state_of_a_run_also_where_it_is_unusual(unusual):
     made = lambda key: {"w": jnp.zeros((64, 8)), "other": unusual(key)}
     loss = lambda params, batch: (batch["tokens"][:, :64] @ params["w"]).mean()
-    optimizer = mw.Trainable("w", optax.sgd(0.1))
-    here = site(model=made, loss=loss, rules=(mw.sharding.fsdp(),), mesh="fsdp=4", optimizer=optimizer)
+    optimizer = mw.training.Trainable("w", optax.sgd(0.1))
+    here = site(model=made, loss=loss, rules=(mw.parallel.fsdp(),), mesh="fsdp=4", optimizer=optimizer)
     of_run = parts_of(here.experiment, here.parts.layout.mesh, here.rows).target
     assert here.parts.target == of_run
     weak = lambda state: [x.weak_type for x in jax.tree.leaves(state)]

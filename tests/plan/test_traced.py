@@ -10,10 +10,10 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.hlo import collectives
-from meshwright.plan import traced_costs
-from meshwright.program import count_flops
-from meshwright.train import Step
+from meshwright.plan._estimate._traced import traced_costs
+from meshwright.program._flops import count_flops
+from meshwright.program._hlo._collectives import collectives
+from meshwright.training._step import Step
 from plan.steps import F32, GIB, abstract, costs, decoder_costs, descent, layers, layout_of, sent, traced
 
 
@@ -121,7 +121,7 @@ def test_a_lookup_passes_the_rows_that_it_finds_and_not_the_table():
 def mixed(ways):
     """A mixture of 8 experts over 128 tokens of 32 features, two experts for each."""
     block = lambda w, rows, dot: dot(rows, w)
-    mix = lambda s, x: mw.moe(block, s["w"], x, x[:, :8], top_k=2)[0].sum()
+    mix = lambda s, x: mw.nn.moe(block, s["w"], x, x[:, :8], top_k=2)[0].sum()
     return sent(costs(mix, {"w": ((8, 32, 32), P("expert"))}, (128, 32), {"expert": ways}).collectives)
 
 
@@ -191,7 +191,7 @@ def test_what_it_exchanges_itself_is_no_operation_that_is_not_known():
 def test_keys_and_values_are_sent_round_a_ring_and_their_gradients_home():
     def attended(state, x):
         q = (x @ state["w"]).reshape(4, 64, 4, 16)
-        return mw.attention(q, q, q, form="ring").sum()
+        return mw.nn.attention(q, q, q, form="ring").sum()
 
     found = descent(attended, {"w": ((64, 64), P())}, (4, 64, 64), {"data": 2, "sequence": 4})
     part = 2 * 2 * (64 // 4) * 64 * F32  # keys and values of two rows
@@ -202,7 +202,7 @@ def test_keys_and_values_are_sent_round_a_ring_and_their_gradients_home():
 
 def test_stages_send_microbatches_to_their_neighbours():
     def piped(params, x):
-        return mw.layers(lambda w, x: jnp.tanh(x @ w), params["w"], x).mean()
+        return mw.nn.layers(lambda w, x: jnp.tanh(x @ w), params["w"], x).mean()
 
     weights = {"w": ((8, 64, 64), P("pipeline"))}
     found = descent(piped, weights, (32, 64), {"pipeline": 4, "data": 2}, microbatches=8)
@@ -252,7 +252,7 @@ def test_attention_of_cudnn_is_done_where_batch_and_heads_are():
 def test_attention_in_blocks_counts_as_one_kernel_forward_and_back():
     def attended(state, x):
         q = (x @ state["w"]).reshape(8, 1024, 2, 16)
-        return mw.attention(q, q, q, causal=True).sum()
+        return mw.nn.attention(q, q, q, causal=True).sum()
 
     found = descent(attended, {"w": ((32, 32), P())}, (8, 1024, 32), {"data": 4})
     flops = sum(x.flops * x.times for x in found.products if x.is_attention)
@@ -314,9 +314,9 @@ def residual(params, batch):
 
 SHAPES = {"first": (32, 64), "in": (3, 64, 128), "out": (3, 128, 64)}
 RULES = (
-    mw.match("first", None, "fsdp"),
-    mw.match("in", None, "fsdp", "tensor"),
-    mw.match("out", None, "tensor", "fsdp"),
+    mw.parallel.match("first", None, "fsdp"),
+    mw.parallel.match("in", None, "fsdp", "tensor"),
+    mw.parallel.match("out", None, "tensor", "fsdp"),
 )
 
 
@@ -335,7 +335,7 @@ def test_axes_carry_the_bytes_that_they_do_when_compiled_for_cpus(sizes):
     mesh = mw.make_mesh(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
     layout = mw.Layout(mesh, rules=RULES)
     tx = optax.sgd(0.1)
-    state = mw.train.abstract_state(lambda key: {x: jnp.zeros(SHAPES[x]) for x in SHAPES}, tx, layout)
+    state = mw.training.abstract_state(lambda key: {x: jnp.zeros(SHAPES[x]) for x in SHAPES}, tx, layout)
     step = mw.make_step(lambda params, batch, key: residual(params, batch), tx, layout)
     compiled = step.compile(state, jax.ShapeDtypeStruct((64, 32), jnp.float32))
     mine, theirs = traced_costs(step.jaxpr, state, layout).collectives, collectives(compiled.as_text(), mesh)

@@ -12,7 +12,7 @@ ROWS = 8
 """The rows of a batch: one on each of eight devices."""
 
 _MESHES = {1: "data=1", 8: "data=2,fsdp=4"}
-SPLIT = (mw.sharding.fsdp(min_size=16), mw.match(".*"))
+SPLIT = (mw.parallel.fsdp(min_size=16), mw.parallel.match(".*"))
 """Rules that split small parameters too, and leave nothing to infer, which takes time."""
 
 
@@ -32,10 +32,10 @@ def by_loss(init, loss, tx, batches, layout):
 
 
 def by_step(init, step, tx, batches, layout):
-    state, losses = mw.train.init_state(init, tx, 0, layout), []
+    state, losses = mw.training.init_state(init, tx, 0, layout), []
     for batch in batches:
         state, metrics = step(state, batch)
-        losses.append(mw.metrics.merge([metrics])["loss"])
+        losses.append(mw.observe.merge([metrics])["loss"])
     return losses, state
 
 
@@ -53,7 +53,7 @@ def by_experiment(run, examples, mesh=_MESHES[8], rules=SPLIT, **described):
     max_steps = len(jax.tree.leaves(examples)[0]) // ROWS
     described |= {"input": rows, "max_steps": max_steps, "logging": mw.Logging(every=1)}
     outcome = mw.run(mw.Experiment(workdir=str(run), mesh=mesh, rules=rules, **described))
-    reports = mw.metrics.read_jsonl(run / "metrics.jsonl")
+    reports = mw.observe.read_jsonl(run / "metrics.jsonl")
     return [report["loss"] for report in reports if "loss" in report], outcome.state
 
 
@@ -71,5 +71,5 @@ def close(ours, theirs, atol=2e-6):
 
 def _named(run):
     losses, arrays = run
-    named = {name: np.asarray(x) for name, x in mw.tree.named_leaves(arrays).items()}
+    named = {name: np.asarray(x) for name, x in mw.base._internal.named_leaves(arrays).items()}
     return named | {"losses": np.asarray(losses, np.float32)}

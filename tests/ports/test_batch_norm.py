@@ -85,7 +85,7 @@ def mapped(state, batch):
 
 @pytest.mark.slow
 def test_on_one_device_parameters_and_statistics_move_as_by_hand():
-    variables = mw.train.Variables(**initial())
+    variables = mw.training.Variables(**initial())
     losses, state = by_loss(lambda key: variables, loss, TX, in_order(EXAMPLES), layout_on(1))
     same((losses, (state.params, state.model_state)), by_hand(jax.jit(train_step), in_order(EXAMPLES)))
 

@@ -151,8 +151,8 @@ def trained(params, model_state):
 @pytest.mark.slow
 def test_on_one_device_two_updates_in_a_step_are_those_by_hand():
     layout = layout_on(1)
-    init = lambda key: mw.train.Variables(PARAMS, {"states": STATES, "key": KEY})
-    losses, state = by_step(init, mw.Step(train_step, layout), TX, in_order(EXAMPLES), layout)
+    init = lambda key: mw.training.Variables(PARAMS, {"states": STATES, "key": KEY})
+    losses, state = by_step(init, mw.training.Step(train_step, layout), TX, in_order(EXAMPLES), layout)
     same((losses, trained(state.params, state.model_state)), by_hand())
 
 

@@ -56,7 +56,7 @@ NET = mw.functional(Lm(), *ROW)
 
 @functools.cache
 def initial():
-    return jax.device_get(mw.train.init_state(NET.init, TX, 0, layout_on(1)).params)
+    return jax.device_get(mw.training.init_state(NET.init, TX, 0, layout_on(1)).params)
 
 
 def of_tokens(logits, batch):

@@ -59,7 +59,7 @@ def loss(length):
 @functools.cache
 def by_hand():
     """The original, which begins each phase with a new state of the optimizer."""
-    module = NeuralOde(mw.train.key_of(0))
+    module = NeuralOde(mw.training.key_of(0))
     losses = []
     for length, tx in PHASES:
         opt_state = jax.jit(tx.init)(eqx.filter(module, eqx.is_inexact_array))
@@ -90,5 +90,8 @@ def test_on_eight_devices_the_second_experiment_begins_with_the_parameters_of_th
     for number, (length, tx) in enumerate(PHASES):
         described = {"model": NET, "loss": loss(length), "optimizer": tx, "init_state_builder": builder}
         more, state = by_experiment(tmp_path / str(number), EXAMPLES, rules=None, **described)
-        losses, builder = losses + more, mw.from_checkpoint(str(tmp_path / str(number) / "checkpoints"))
+        losses, builder = (
+            losses + more,
+            mw.engine.from_checkpoint(str(tmp_path / str(number) / "checkpoints")),
+        )
     close((losses, state.params), by_hand())

@@ -58,7 +58,7 @@ def by_hand():
 
     @nnx.jit
     def train_step(model, optimizer, batch, step):
-        key = jax.random.fold_in(jax.random.fold_in(mw.train.key_of(0), step), 0)
+        key = jax.random.fold_in(jax.random.fold_in(mw.training.key_of(0), step), 0)
         value, grads = nnx.value_and_grad(loss)(model, batch, key)
         optimizer.update(model, grads)
         return value

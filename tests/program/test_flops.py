@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.models import decoder
-from meshwright.program import Product, flops
+from meshwright.lm._models import decoder
+from meshwright.program._flops import Product, flops
 
 LAYERS, BATCH, D = 3, 2, 4
 PRODUCT = 2 * BATCH * D * D
@@ -162,7 +162,7 @@ def test_rows_that_fill_blocks_of_an_expert_do_not_count():
     rows, experts, logits = jnp.ones((24, 4)), jnp.ones((3, 4, 5)), jnp.zeros((24, 3))
 
     def mixed(rows, experts):
-        return mw.moe(lambda w, rows, dot: jnp.sin(dot(rows, w)), experts, rows, logits, top_k=2)[0]
+        return mw.nn.moe(lambda w, rows, dot: jnp.sin(dot(rows, w)), experts, rows, logits, top_k=2)[0]
 
     assert flops(mixed, rows, experts).model == 2 * 2 * 24 * 4 * 5
     assert flops(value_and_grads(mixed), rows, experts).model == 3 * 2 * 2 * 24 * 4 * 5

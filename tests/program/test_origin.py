@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.program import Given, Origin, _level, first_made, origin
+from meshwright.debug import _level
+from meshwright.debug._origin import Given, Origin, first_made, origin
 
 
 def found(function, *arguments, names=()):

@@ -11,8 +11,10 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.models import decoder, gpt2, t5
-from meshwright.program import TABLE, flops, program_of, rule_of, walk
+from meshwright.lm._models import decoder, gpt2, t5
+from meshwright.program._flops import flops
+from meshwright.program._primitives import TABLE, rule_of
+from meshwright.program._program import program_of, walk
 from plan.steps import F32, costs, sent
 
 TOKENS = jax.ShapeDtypeStruct((8, 17), jnp.int32)
@@ -59,7 +61,7 @@ def test_the_table_has_what_a_model_and_its_training_are_made_of(model):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     layout = mw.Layout(mw.make_mesh("data=1", jax.devices()[:1]))
     step = mw.make_step(lambda params, batch, key: loss(params, batch), tx, layout, microbatches=2)
-    state = mw.train.abstract_state(
+    state = mw.training.abstract_state(
         lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape), params), tx, layout
     )
     kinds = {operation.kind for operation in walk(program_of(step.trace(state, batch).jaxpr))}

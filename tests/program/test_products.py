@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.core import Primitive
 
-from meshwright.program import flops
+from meshwright.program._flops import flops
 
 
 def test_a_convolution_multiplies_each_output_with_each_weight_that_leads_to_it():

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.program import Flops, Product, utilisation, with_utilisation
+from meshwright.program._flops import Flops, Product
+from meshwright.program._utilisation import utilisation, with_utilisation
 
 
 def counted(**by_dtype):

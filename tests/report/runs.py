@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 
 import meshwright as mw
-from experiment.runs import EXAMPLES, loss, measure
-from experiment.runs import experiment as described
-from meshwright.checkpoint import Checkpoints
-from meshwright.report import read_run, write_page
+from engine.experiment.runs import EXAMPLES, loss, measure
+from engine.experiment.runs import experiment as described
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.report._run import read_run
+from meshwright.report._write import write_page
 
 DESCRIPTION = """workdir = 'runs/a'
 optimizer = optax.sgd(learning_rate=0.1)
 max_steps = 40
 evaluations.test.when = 20
-save.keep = meshwright.checkpoint.best(metric='test/wrong', mode='min', num_checkpoints=1)
+save.keep = meshwright.checkpoints.best(metric='test/wrong', mode='min', num_checkpoints=1)
 """
 STARTED = {"compile_seconds": 0.5, "num_params": 8.0, "device_bytes": 96.0}
 
@@ -32,7 +33,7 @@ def experiment(run, **more):
 
 def write_run(directory, losses=(3.0, 2.0, 1.5, 1.25), *, scores=(), settings=DESCRIPTION, outcome=None):
     """Write a run of 10 steps a report: its losses, and by step what its evaluation found."""
-    write = mw.metrics.jsonl(directory / "metrics.jsonl")
+    write = mw.observe.jsonl(directory / "metrics.jsonl")
     write(0, STARTED)
     for i, value in enumerate(losses, start=1):
         write(10 * i, {"loss": value, "steps_per_second": 5.0, **dict(scores).get(10 * i, {})})

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.report import read_run, write_comparison, write_page
+from meshwright.report._run import read_run
+from meshwright.report._write import write_comparison, write_page
 from report.runs import write_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

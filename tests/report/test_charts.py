@@ -64,7 +64,7 @@ def test_labels_at_the_ends_of_equal_curves_do_not_cover_each_other(tmp_path):
 
 
 def test_of_many_arrays_the_largest_are_drawn(tmp_path):
-    write = mw.metrics.jsonl(tmp_path / "metrics.jsonl")
+    write = mw.observe.jsonl(tmp_path / "metrics.jsonl")
     for step in (1, 2):
         write(step, {f"grad_norm/layers/{i}": float(i) for i in range(100)})
     chart = chart_of(tmp_path, "grad_<wbr>norm/…")

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import UsageError
-from meshwright.report import Best, compare, comparison_document, comparison_text, read_run, write_comparison
+from meshwright.report._comparison import compare, comparison_document, comparison_text
+from meshwright.report._history import Best
+from meshwright.report._run import read_run
+from meshwright.report._write import write_comparison
 from report.runs import DESCRIPTION, write_run
 
 

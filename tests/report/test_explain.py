@@ -7,8 +7,12 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.profile import exchange_seconds, find_profiles, summarize
-from meshwright.report import Ledger, explain, read_run
+from meshwright.observe._profile._exchanges import exchange_seconds
+from meshwright.observe._profile._measure import summarize
+from meshwright.observe._profile._xplane import find_profiles
+from meshwright.report._explain import explain
+from meshwright.report._ledger import Ledger
+from meshwright.report._run import read_run
 from report import profiled
 from report.profiled import SIZES
 from report.runs import write_run
@@ -93,8 +97,8 @@ def test_what_is_no_plan_is_told_beside_what_the_run_shows(tmp_path, capsys, con
 
 
 def axes_of_step(experiment):
-    hlo = mw.experiment.compile_ahead(experiment).compiled.as_text()
-    return {each.axes for each in mw.hlo.collectives(hlo, mw.make_mesh(experiment.mesh))}
+    hlo = mw.engine.compile_ahead(experiment).compiled.as_text()
+    return {each.axes for each in mw.observe.collectives(hlo, mw.make_mesh(experiment.mesh))}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,7 @@ def test_the_time_of_exchanges_is_told_by_mesh_axes(profiled_run):
 
 
 def test_exchanges_that_programs_of_one_name_tell_differently_are_of_unknown_axes(tmp_path):
-    kept = mw.experiment.compile_ahead(profiled.experiment(tmp_path / "a", {"fsdp": 2, "tensor": 4}))
+    kept = mw.engine.compile_ahead(profiled.experiment(tmp_path / "a", {"fsdp": 2, "tensor": 4}))
     of_run = profiled.experiment(tmp_path / "b", SIZES)
     mw.run(of_run)
     found = exchange_seconds(summarize(find_profiles(tmp_path / "b")[0]), SIZES)

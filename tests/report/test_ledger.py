@@ -6,8 +6,9 @@ import math
 import pytest
 
 from meshwright.engine._ledger import saving_remark
-from meshwright.report import Ledger, list_runs, read_ledger, read_run, runs_table, summary
-from meshwright.report._ledger import PARTS, WORK, saving_told
+from meshwright.report._ledger import PARTS, WORK, Ledger, read_ledger, saving_told
+from meshwright.report._run import read_run
+from meshwright.report._summary import list_runs, runs_table, summary
 from report.runs import page_of, write_run
 from soak import cases, rng
 

@@ -58,7 +58,7 @@ def test_training_and_evaluation_of_one_quantity_are_in_one_chart(tmp_path):
 
 
 def test_the_evaluation_of_a_trainer_is_one_too(tmp_path):
-    write = mw.metrics.jsonl(tmp_path / "metrics.jsonl")
+    write = mw.observe.jsonl(tmp_path / "metrics.jsonl")
     for step in (1, 2):
         write(step, {"loss": 2.0, "eval/loss": 3.0 - step, "eval/accuracy": step / 4})
     assert "train from 2 at step 1 to 2 at step 2; eval from 2 at step 1 to 1 at step 2" in chart_of(tmp_path)

@@ -5,9 +5,9 @@ import tracemalloc
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.errors import InputError
-from meshwright.report import read_run
+from meshwright.report._run import read_run
 from report.runs import write_run
 
 
@@ -42,7 +42,7 @@ def test_files_that_are_missing_are_named_and_the_others_read(tmp_path):
 
 
 def test_metrics_alone_are_a_run_of_which_the_end_is_unknown(tmp_path):
-    mw.metrics.jsonl(tmp_path / "metrics.jsonl")(5, {"loss": 0.5})
+    mw.observe.jsonl(tmp_path / "metrics.jsonl")(5, {"loss": 0.5})
     run = read_run(tmp_path)
     assert (run.ending.state, run.step, run.series["loss"].last) == ("unknown", 5, 0.5)
 

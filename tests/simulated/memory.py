@@ -11,10 +11,14 @@ from types import SimpleNamespace
 from unittest import mock
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints, InMemory, _saving, complete_steps
-from meshwright.checkpoint._tier import _tier, _writing
+from meshwright.checkpoints import _saving
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._directory import complete_steps
+from meshwright.checkpoints._host_memory import _checkpoints as _tier
+from meshwright.checkpoints._host_memory import _writing
+from meshwright.checkpoints._host_memory._settings import InMemory
 from meshwright.errors import MeshwrightError
-from meshwright.when import Tick, at
+from meshwright.processes._when import Tick, at
 from simulated.disk import File, Folder
 from simulated.saving import DIRECTORY, History, run_of, state_of
 from simulated.system import ROOT, mounted
@@ -165,7 +169,7 @@ def _must_be_slow(said):
 def _telling(history, on_disk):
     """Return the module `process`, with a launcher that listens."""
     hear = partial(history.hear, on_disk=on_disk)
-    return SimpleNamespace(**{**vars(mw.process), "report_progress": hear})
+    return SimpleNamespace(**{**vars(mw.processes._internal), "report_progress": hear})
 
 
 def play(seed):

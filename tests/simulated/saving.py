@@ -12,9 +12,11 @@ from unittest import mock
 
 import numpy as np
 
-from meshwright.checkpoint import Checkpoints, aside, saved_steps, temporaries
+from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._directory import aside, saved_steps, temporaries
+from meshwright.checkpoints._formats._pins import pin, unpin
+from meshwright.checkpoints._formats._verify import verify
 from meshwright.errors import CheckpointError, MeshwrightError, PeersError, UsageError
-from meshwright.formats import pin, unpin, verify
 from simulated.disk import Disk
 from simulated.system import ROOT, System, mounted
 from simulated.threads import living_in

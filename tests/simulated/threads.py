@@ -9,12 +9,13 @@ from unittest import mock
 import jax
 import numpy as np
 
-from meshwright.arrays import _restore
-from meshwright.checkpoint import _saving, _session
-from meshwright.checkpoint._format import _commit
-from meshwright.checkpoint._tier import _tier, _writing
+from meshwright.checkpoints import _saving, _session
+from meshwright.checkpoints._arrays import _restore
+from meshwright.checkpoints._format import _commit
+from meshwright.checkpoints._host_memory import _checkpoints as _tier
+from meshwright.checkpoints._host_memory import _writing
 from meshwright.errors import PeersError
-from meshwright.process import _agree
+from meshwright.processes import _agree
 
 
 class _Task(Future):

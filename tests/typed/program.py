@@ -33,20 +33,22 @@ def described(run: str, examples: dict[str, np.ndarray]) -> float:
         input=mw.Input(examples, batch_size=16),
         max_steps=4,
         evaluations={"test": mw.Evaluation(measure, examples, when=2)},
-        save=mw.Save(when=2, keep=mw.checkpoint.best("test/loss", "min")),
+        save=mw.Save(when=2, keep=mw.checkpoints.best("test/loss", "min")),
     )
     outcome = mw.run(experiment)
     return outcome.scores["test/loss"] + outcome.seconds
 
 
 def restored(path: str, layout: mw.Layout) -> jax.Array:
-    state = mw.restore(mw.open_source(path), mw.train.abstract_state(init, TX, layout))
-    params = mw.restore(mw.open_source(path), {"params": {"w": jax.ShapeDtypeStruct((8, 2), jnp.float32)}})
+    state = mw.restore(mw.checkpoints.open_source(path), mw.training.abstract_state(init, TX, layout))
+    params = mw.restore(
+        mw.checkpoints.open_source(path), {"params": {"w": jax.ShapeDtypeStruct((8, 2), jnp.float32)}}
+    )
     return state.params["w"].sum() + params["params"]["w"].sum()
 
 
 def looped(layout: mw.Layout, examples: dict[str, np.ndarray]) -> mw.TrainState[Arrays]:
-    state, step = mw.train.init_state(init, TX, 0, layout), mw.make_step(loss, TX, layout)
+    state, step = mw.training.init_state(init, TX, 0, layout), mw.make_step(loss, TX, layout)
     with mw.batches(examples, 16, layout.batch_sharding) as data:
         state, metrics = step(state, next(data))
         print(state.params["w"].shape, float(metrics["loss"]))

@@ -10,16 +10,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.base._internal import advice
 from meshwright.cli._commands import grammar
 from meshwright.cli._guess import check_command, check_rest
-from meshwright.cli._launched import launched_at
 from meshwright.cli._output import open_streams, show
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
 from meshwright.cli._signals import STOPPED, end_at_once
+from meshwright.cli._start_time import launched_at
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, OF_THE_MACHINE, Interrupted, MeshwrightError
-from meshwright.open_files import advice
 
 __all__ = ["main"]
 
@@ -110,6 +110,6 @@ def _refuse(error: MeshwrightError, *, as_json: bool) -> int:
 def _leave(exit_code: int) -> None:
     """Leave without waiting for the run's other processes, which may not know that this one has failed."""
     if "jax" in sys.modules:
-        from meshwright import process
+        from meshwright.processes import _internal as processes
 
-        process.exit_now(exit_code)
+        processes.exit_now(exit_code)

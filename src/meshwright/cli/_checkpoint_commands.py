@@ -95,7 +95,7 @@ def _add_convert(commands: Commands) -> None:
         metavar="MAP",
         help="rename arrays: hugging-face (its names to Meshwright's), to-hugging-face (back, as "
         "safetensors; also a T5 of T5X), t5x, to-t5x and to-t5x-scanned (a T5 of T5X), or module:map and "
-        "to-module:map for an mw.models.Map of your own",
+        "to-module:map for an mw.lm.Map of your own",
     )
     convert.add_argument(
         "--config",

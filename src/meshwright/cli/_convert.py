@@ -8,24 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.arrays import Opened, Source, subtree
-from meshwright.checkpoint import called_as_ours, checkpoints_of, rewritten
-from meshwright.checkpoint import convert as convert_checkpoint
-from meshwright.cli._asked import step_asked
-from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, is_t5x, to_ours, to_theirs
-from meshwright.cli._train import Result
-from meshwright.errors import UsageError, listed
-from meshwright.experiment import has_averages, open_averages
-from meshwright.formats import (
+from meshwright.base._internal import is_address
+from meshwright.checkpoints._internal import (
+    Opened,
+    Source,
+    called_as_ours,
+    checkpoints_of,
     export_npz,
     export_safetensors,
     export_seqax,
     export_t5x,
     open_source,
+    rewritten,
+    subtree,
     t5x_names,
 )
-from meshwright.models import hugging_face, t5x
-from meshwright.storage import is_address
+from meshwright.checkpoints._internal import convert as convert_checkpoint
+from meshwright.cli._checkpoint_option import step_asked
+from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, is_t5x, to_ours, to_theirs
+from meshwright.cli._train import Result
+from meshwright.engine._internal import has_averages, open_averages
+from meshwright.errors import UsageError, listed
+from meshwright.lm._internal import hugging_face, t5x
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshwright.cli import _train
-from meshwright.metrics import read_jsonl
-from meshwright.report import is_run, read_run
+from meshwright.observe._internal import read_jsonl
+from meshwright.report._internal import is_run, read_run
 
 FAKE_DEVICES = 8
 MESH = "data=2,fsdp=2,tensor=2"
@@ -26,7 +26,7 @@ def demo(options: argparse.Namespace) -> int | _train.Result:
     if options.kill:
         return killed_and_continued(options, settings, fake_devices)
     return _train.start(
-        f"meshwright.demo.{options.name}:experiment",
+        f"meshwright.cli.demo.{options.name}:experiment",
         settings,
         fake_devices,
         verbose=options.verbose,
@@ -50,7 +50,7 @@ def suggestions(name: str, run: str) -> Sequence[str]:
     other = "text" if name == "digits" else "digits"
     return (
         f"inspect {run}",
-        f"train meshwright.demo.{name}:experiment --fake-devices 8 mesh=fsdp=8 workdir={run}-fsdp",
+        f"train meshwright.cli.demo.{name}:experiment --fake-devices 8 mesh=fsdp=8 workdir={run}-fsdp",
         f"demo {other}",
     )
 

@@ -4,13 +4,11 @@ import argparse
 import math
 from typing import Any
 
-from meshwright.arrays import Difference, LazyArray
-from meshwright.arrays import diff as diff_checkpoints
-from meshwright.checkpoint import checkpoints_of
+from meshwright.base._internal import screen_width, wrapped
+from meshwright.checkpoints._internal import Difference, LazyArray, checkpoints_of, open_source
+from meshwright.checkpoints._internal import diff as diff_checkpoints
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE, printable
-from meshwright.formats import open_source
-from meshwright.tables import screen_width, wrapped
 
 EXIT_DIFFERENT = 1
 

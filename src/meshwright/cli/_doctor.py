@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli._ask import ask
+from meshwright.base._internal import aligned, screen_width, wrapped
+from meshwright.cli._run_status import ask
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
-from meshwright.tables import aligned, screen_width, wrapped
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "protobuf")
 VARIABLES = (
@@ -70,7 +70,8 @@ def _proved() -> list[Any]:
     """Return cases of attention on one device: of the forms that are chosen."""
     import jax
 
-    from meshwright import nn, sharding
+    from meshwright.nn import _internal as nn
+    from meshwright.parallel import _internal as sharding
 
     with sharding.in_mesh(sharding.make_mesh("data=1", jax.local_devices()[:1])):
         return [*nn.proofs()]
@@ -107,9 +108,9 @@ def _number_and_total() -> tuple[int, int]:
 
 def _processes() -> str:
     """Return the launcher that the environment variables name, after all its processes have come."""
-    from meshwright import process
+    from meshwright.processes import _internal as processes
 
-    cluster = process.start(timeout_seconds=_JOIN_SECONDS)
+    cluster = processes.start(timeout_seconds=_JOIN_SECONDS)
     come = f"; all {cluster.num_processes} have come" if cluster.num_processes != 1 else ""
     return f"{cluster.reason}{come}"
 
@@ -123,7 +124,7 @@ def _devices() -> str:
 
 def _hardware() -> str:
     """Return the hardware's name, which mesh rules are matched against."""
-    from meshwright import sharding
+    from meshwright.parallel import _internal as sharding
 
     return sharding.hardware()
 
@@ -151,7 +152,7 @@ def _write() -> str:
 
 
 def _cache() -> str:
-    from meshwright import storage
+    from meshwright.base import _internal as storage
 
     return f"ok, {storage.user_cache()}"  # a warning says if it is not where it should be
 
@@ -168,18 +169,18 @@ PROBES = {
 
 
 def _equal() -> str:
-    from meshwright import process
+    from meshwright.processes import _internal as processes
 
-    process.compare_devices()
+    processes.compare_devices()
     return "the same number and kind on all processes"
 
 
 def _clocks() -> str:
-    from meshwright import process
+    from meshwright.processes import _internal as processes
 
-    process.gather_on_hosts("the beginning of the clocks", None)
-    times = process.gather_on_hosts("the clocks", time.time())
-    return _PROBLEM + told if (told := process.describe_clocks(times)) else f"within {_spread(times):.1f} s"
+    processes.gather_on_hosts("the beginning of the clocks", None)
+    times = processes.gather_on_hosts("the clocks", time.time())
+    return _PROBLEM + told if (told := processes.describe_clocks(times)) else f"within {_spread(times):.1f} s"
 
 
 def _spread(times: list[float]) -> float:
@@ -187,17 +188,17 @@ def _spread(times: list[float]) -> float:
 
 
 def _exchange() -> str:
-    from meshwright import process
+    from meshwright.processes import _internal as processes
 
     started = time.perf_counter()
-    process.barrier("doctor")
+    processes.barrier("doctor")
     return f"ok, the first took {time.perf_counter() - started:.1f} s"
 
 
 def _shared() -> str:
-    from meshwright import process
+    from meshwright.processes import _internal as processes
 
-    if process.is_shared(Path.cwd()):
+    if processes.is_shared(Path.cwd()):
         return f"ok, {Path.cwd()}"
     return f"{_PROBLEM}not all processes see the files of process 0 in {Path.cwd()}"
 

@@ -3,14 +3,13 @@
 import argparse
 from typing import Any
 
-from meshwright.checkpoint import checkpoints_of, step_name
-from meshwright.cli._asked import checkpoint_asked
+from meshwright.base._internal import aligned, join, screen_width, wrapped
+from meshwright.checkpoints._internal import checkpoints_of, step_name
+from meshwright.cli._checkpoint_option import checkpoint_asked
 from meshwright.cli._reopened import reopened
 from meshwright.cli._train import Result, made
-from meshwright.cli._vouched import Purpose
+from meshwright.cli._trust import Purpose
 from meshwright.errors import EXIT_DONE, UsageError, printable
-from meshwright.storage import join
-from meshwright.tables import aligned, screen_width, wrapped
 
 PURPOSE = Purpose(
     command="eval",
@@ -32,11 +31,11 @@ def eval(options: argparse.Namespace) -> Result:  # noqa: A001 - the command's n
         )
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright import process
-    from meshwright.experiment import evaluate_checkpoint
+    from meshwright.engine._internal import evaluate_checkpoint
+    from meshwright.processes import _internal as processes
 
     outcome = evaluate_checkpoint(experiment, options.path, checkpoint_asked(options))
-    if not process.is_lead():
+    if not processes.is_lead():
         return EXIT_DONE
     checkpoint = join(checkpoints_of(options.path), step_name(outcome.step))
     found = {"run": options.path, "checkpoint": checkpoint, **outcome.summary()}

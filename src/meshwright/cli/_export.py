@@ -3,23 +3,22 @@
 import argparse
 from pathlib import PurePath
 
-from meshwright.checkpoint import checkpoints_of, step_name
-from meshwright.cli._asked import checkpoint_asked
+from meshwright.base._internal import human_bytes, join
+from meshwright.checkpoints._internal import checkpoints_of, step_name
+from meshwright.cli._checkpoint_option import checkpoint_asked
 from meshwright.cli._reopened import reopened
 from meshwright.cli._train import Result, made
-from meshwright.cli._vouched import Purpose
+from meshwright.cli._trust import Purpose
 from meshwright.errors import EXIT_DONE, UsageError, printable
-from meshwright.shown import human_bytes
-from meshwright.storage import join
 
 PURPOSE = Purpose(
     command="export",
     done="exported",
     doing="exporting by",
-    in_program="Another program made this run: `{command}`. Export there: `mw.export(function, "
+    in_program="Another program made this run: `{command}`. Export there: `mw.engine.export(function, "
     "trainer.params, inputs, 'model.jaxexport')`.",
-    without_file="Without it, in Python: `mw.export(function, params, inputs, 'model.jaxexport')`.",
-    by_another="To export another function, in Python: `mw.export(function, params, inputs, to)`.",
+    without_file="Without it, in Python: `mw.engine.export(function, params, inputs, 'model.jaxexport')`.",
+    by_another="To export another function, in Python: `mw.engine.export(function, params, inputs, to)`.",
     naming="{place} --by {target} --to FILE",
 )
 
@@ -38,9 +37,8 @@ def export(options: argparse.Namespace) -> Result:
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright import process
-    from meshwright.experiment import export_checkpoint
-    from meshwright.exports import load_program
+    from meshwright.engine._internal import export_checkpoint, load_program
+    from meshwright.processes import _internal as processes
 
     step, path = export_checkpoint(
         experiment,
@@ -52,7 +50,7 @@ def export(options: argparse.Namespace) -> Result:
         arrays=options.arrays,
         context_length=options.context_length,
     )
-    if not process.is_lead():
+    if not processes.is_lead():
         return EXIT_DONE
     beside = [path.with_suffix(".safetensors")] if kind == _PROGRAM and options.arrays == "beside" else []
     files = {str(each): each.stat().st_size for each in (path, *beside)}

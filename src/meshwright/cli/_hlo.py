@@ -4,11 +4,10 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from meshwright.base._internal import join, put_at, screen_width, wrapped
 from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
-from meshwright.storage import join, put_at
-from meshwright.tables import screen_width, wrapped
 
 
 def hlo(options: argparse.Namespace) -> Result:
@@ -19,7 +18,8 @@ def hlo(options: argparse.Namespace) -> Result:
     """
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
-    from meshwright import experiment, hlo
+    from meshwright.engine import _internal as experiment
+    from meshwright.program import _internal as hlo
 
     made = build(load(options.target), options.settings, experiment.Experiment)
     with put_at(options.to) as directory:

@@ -57,7 +57,7 @@ def experiment(file="", workdir="runs/{name}", learning_rate: float = 3e-3, widt
         input=mw.Input(train, batch_size=min(64, len(train["x"]))),
         max_steps=500,
         evaluations={"test": mw.Evaluation(measure, test, when=100)},
-        save=mw.Save(when=100, keep=mw.checkpoint.best("test/loss", "min")),
+        save=mw.Save(when=100, keep=mw.checkpoints.best("test/loss", "min")),
     )
 
 

@@ -8,18 +8,28 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from meshwright import report
-from meshwright.arrays import LazyArray
-from meshwright.checkpoint import checkpoints_of, why_aside
-from meshwright.cli._asked import step_asked
+from meshwright.base._internal import (
+    aligned,
+    human_bytes,
+    local_copy,
+    parse_object,
+    read_file,
+    screen_width,
+    wrapped,
+)
+from meshwright.checkpoints._internal import (
+    LazyArray,
+    checkpoints_of,
+    contents,
+    find_step,
+    open_source,
+    why_aside,
+)
+from meshwright.cli._checkpoint_option import step_asked
 from meshwright.cli._train import Result
-from meshwright.documents import parse_object, read_file
 from meshwright.errors import printable
-from meshwright.formats import contents, find_step, open_source
-from meshwright.metrics import read_jsonl
-from meshwright.shown import human_bytes
-from meshwright.storage import local_copy
-from meshwright.tables import aligned, screen_width, wrapped
+from meshwright.observe._internal import read_jsonl
+from meshwright.report import _internal as report
 
 METRICS = "metrics.jsonl"
 BEGAN_FROM = "began_from.txt"

@@ -13,7 +13,7 @@ import tempfile
 from meshwright.cli._output import show
 from meshwright.cli._train import use_fake_devices
 from meshwright.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_INPUT, EXIT_USAGE, UsageError
-from meshwright.launch import (
+from meshwright.launch._internal import (
     Job,
     Pods,
     jobset_manifest,

@@ -5,11 +5,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.arrays import Source, as_source, subtree
-from meshwright.checkpoint import rewritten
+from meshwright.checkpoints._internal import Source, as_source, rewritten, subtree
 from meshwright.cli._target import find
 from meshwright.errors import UsageError
-from meshwright.models import Map, hugging_face, t5x
+from meshwright.lm._internal import Map, hugging_face, t5x
 
 HUGGING_FACE = "hugging-face"
 T5X = {"t5x": False, "t5x-scanned": True}
@@ -103,7 +102,7 @@ def _named(target: str) -> Map:
     """Return the user's map `module:name`, calling it if it is a function."""
     if ":" not in target:
         raise UsageError(
-            f"--map {target!r} is unknown. Write {HUGGING_FACE}, t5x, or module:map for an mw.models.Map of "
+            f"--map {target!r} is unknown. Write {HUGGING_FACE}, t5x, or module:map for an mw.lm.Map of "
             f"your own. With {TO} in front it converts back: {TO}{HUGGING_FACE}."
         )
     found = find(target, "map", "NAMES", lambda value: isinstance(value, Map) or inspect.isroutine(value))
@@ -116,6 +115,6 @@ def _named(target: str) -> Map:
     made = found()
     if not isinstance(made, Map):
         raise UsageError(
-            f"--map {target} must return an mw.models.Map; it returned a value of type {type(made).__name__}."
+            f"--map {target} must return an mw.lm.Map; it returned a value of type {type(made).__name__}."
         )
     return made

@@ -4,17 +4,17 @@ import argparse
 
 from meshwright.cli._reopened import reopened
 from meshwright.cli._train import Result, made
-from meshwright.cli._vouched import Purpose
+from meshwright.cli._trust import Purpose
 from meshwright.errors import EXIT_DIVERGED, EXIT_DONE, UsageError
 
 PURPOSE = Purpose(
     command="nan",
     done="played again",
     doing="playing again",
-    in_program="Another program made this run: `{command}`. Call `mw.replay.first_nan(experiment, "
+    in_program="Another program made this run: `{command}`. Call `mw.debug.first_nan(experiment, "
     "run={place!r})` there.",
-    without_file="Without it, in Python: `mw.replay.first_nan(experiment, run={place})`.",
-    by_another="To play it by another function, in Python: `mw.replay.first_nan(experiment, run=…)`.",
+    without_file="Without it, in Python: `mw.debug.first_nan(experiment, run={place})`.",
+    by_another="To play it by another function, in Python: `mw.debug.first_nan(experiment, run=…)`.",
 )
 
 
@@ -30,7 +30,7 @@ def nan(options: argparse.Namespace) -> Result:
         )
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.replay import first_nan
+    from meshwright.debug._internal import first_nan
 
     found = first_nan(experiment, options.path, until=options.step, to=options.to)
     if found is None:

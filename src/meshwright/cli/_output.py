@@ -5,8 +5,8 @@ import os
 import sys
 from functools import partial
 
+from meshwright.base._internal import print_line
 from meshwright.errors import printable
-from meshwright.lines import print_line
 
 
 def show(text: str) -> None:

@@ -11,11 +11,10 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from meshwright.arguments import spelled
+from meshwright.base._internal import instead, spelled, synonym
 from meshwright.cli._parser import FLAGS
 from meshwright.cli._settings import place_of
 from meshwright.errors import OverrideError, UsageError, nearest
-from meshwright.unknown_arguments import instead, synonym
 
 Overrides = Mapping[str, str]
 

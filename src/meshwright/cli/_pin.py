@@ -2,8 +2,8 @@
 
 import argparse
 
-from meshwright import formats
-from meshwright.checkpoint import checkpoints_of
+from meshwright.checkpoints import _internal as formats
+from meshwright.checkpoints._internal import checkpoints_of
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
 

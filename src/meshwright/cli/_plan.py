@@ -14,14 +14,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.base._internal import screen_width, wrapped
 from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from meshwright.tables import screen_width, wrapped
 
 if TYPE_CHECKING:
-    from meshwright.plan import Compiled, Hardware, Plan, Settings, Site
+    from meshwright.plan._internal import Compiled, Hardware, Plan, Settings, Site
 
 
 def plan(options: argparse.Namespace) -> Result:
@@ -36,7 +36,7 @@ def plan(options: argparse.Namespace) -> Result:
             "devices can have. Leave out one of the two."
         )
     os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX loads, so that it does not look for accelerators
-    from meshwright import plan as room
+    from meshwright.plan import _internal as room
 
     hardware = room.hardware_named(options.on)
     if hardware.chip.target is None:
@@ -53,8 +53,8 @@ def plan(options: argparse.Namespace) -> Result:
 
 
 def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
-    from meshwright import experiment
-    from meshwright import plan as room
+    from meshwright.engine import _internal as experiment
+    from meshwright.plan import _internal as room
 
     made = build(load(options.target), options.settings, experiment.Experiment)
     return room.site_of(made, hardware, bandwidth=options.bandwidth * 1e9)
@@ -62,7 +62,7 @@ def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
 
 def _compiled(options: argparse.Namespace, changes: "Settings") -> "Compiled":
     """Return the result of a compiler that ran in a child process, with some changes of the experiment."""
-    from meshwright import plan as room
+    from meshwright.plan import _internal as room
 
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "compiled.json"
@@ -91,7 +91,7 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _told(site: "Site", made: "Plan") -> Result:
-    from meshwright import plan as room
+    from meshwright.plan import _internal as room
 
     document = _document(made)
     if made.memory.fits:
@@ -103,7 +103,7 @@ def _told(site: "Site", made: "Plan") -> Result:
 
 
 def _searched(site: "Site", options: argparse.Namespace) -> Result:
-    from meshwright import plan as room
+    from meshwright.plan import _internal as room
 
     found, note = room.search(site), []
     missing = room.missing_compiler(site.hardware)

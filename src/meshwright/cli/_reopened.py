@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.base._internal import join, parse_object, read_text
 from meshwright.cli._target import as_module
-from meshwright.cli._vouched import Purpose, check_is_experiment, check_vouched
-from meshwright.documents import parse_object
+from meshwright.cli._trust import Purpose, check_is_experiment, check_vouched
 from meshwright.errors import InputError, OverrideError, printable
-from meshwright.storage import join, read_text
 
 SECRET = "**********"
 """The text that pydantic's `SecretStr` shows instead of its value. A run stores this text."""

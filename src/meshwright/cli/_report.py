@@ -3,10 +3,9 @@
 import argparse
 import contextlib
 
-from meshwright import report as room
+from meshwright.base._internal import join, local_copy, screen_width
 from meshwright.cli._train import Result
-from meshwright.storage import join, local_copy
-from meshwright.tables import screen_width
+from meshwright.report import _internal as room
 
 COMPARISON = "comparison.html"
 

@@ -3,11 +3,10 @@
 import argparse
 from pathlib import PurePath
 
+from meshwright.base._internal import is_address, local_copy, screen_width
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
-from meshwright.report import list_runs, runs_table, sort_runs
-from meshwright.storage import is_address, local_copy
-from meshwright.tables import screen_width
+from meshwright.report._internal import list_runs, runs_table, sort_runs
 
 _SMALL = (".json", ".jsonl", ".log", ".txt")
 """Endings of the files that tell a run's status. Only these are copied from a store."""

@@ -5,22 +5,22 @@ import dataclasses
 import sys
 from typing import Any
 
-from meshwright.checkpoint import checkpoints_of, step_name
-from meshwright.cli._asked import checkpoint_asked
+from meshwright.base._internal import join
+from meshwright.checkpoints._internal import checkpoints_of, step_name
+from meshwright.cli._checkpoint_option import checkpoint_asked
 from meshwright.cli._reopened import reopened
 from meshwright.cli._train import Result, made
-from meshwright.cli._vouched import Purpose
+from meshwright.cli._trust import Purpose
 from meshwright.errors import EXIT_DONE, printable
-from meshwright.storage import join
 
 PURPOSE = Purpose(
     command="sample",
     done="sampled from",
     doing="generating by",
-    in_program="Another program made this run: `{command}`. Generate there: `mw.generate(model, "
+    in_program="Another program made this run: `{command}`. Generate there: `mw.lm.generate(model, "
     "trainer.params, prompts)`.",
-    without_file="Without it, in Python: `mw.generate(model, params, prompts)`.",
-    by_another="To generate by another function, in Python: `mw.generate(model, params, prompts)`.",
+    without_file="Without it, in Python: `mw.lm.generate(model, params, prompts)`.",
+    by_another="To generate by another function, in Python: `mw.lm.generate(model, params, prompts)`.",
     naming="{place} --by {target}",
 )
 _CHOSEN = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "beams")
@@ -31,15 +31,15 @@ def sample(options: argparse.Namespace) -> Result:
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright import process
-    from meshwright.experiment import texts_of_checkpoint
+    from meshwright.engine._internal import texts_of_checkpoint
+    from meshwright.processes import _internal as processes
 
     how = {"run": options.path, "checkpoint": checkpoint_asked(options), "seed": options.seed}
     decoding = _decoding(options, experiment)
     texts = texts_of_checkpoint(experiment, options.prompts, **how, decoding=decoding, stop=options.stop)
-    shown = not options.json and process.is_lead()
+    shown = not options.json and processes.is_lead()
     rows = _written(texts, options.prompts, is_live=shown and len(options.prompts) == 1)
-    if not process.is_lead():
+    if not processes.is_lead():
         return EXIT_DONE
     checkpoint = join(checkpoints_of(options.path), step_name(texts.step))
     found = {"run": options.path, "checkpoint": checkpoint, "texts": rows}
@@ -50,7 +50,7 @@ def sample(options: argparse.Namespace) -> Result:
 
 def _decoding(options: argparse.Namespace, experiment: Any) -> Any:
     """Return the decoding of the experiment with the changes that the options ask for."""
-    from meshwright.generation import Decoding
+    from meshwright.lm._internal import Decoding
 
     asked = {name: getattr(options, name) for name in _CHOSEN if getattr(options, name) is not None}
     known = Decoding() if experiment.generation is None else experiment.generation.decoding
@@ -64,7 +64,7 @@ def _decoding(options: argparse.Namespace, experiment: Any) -> Any:
 
 def _written(texts: Any, prompts: list[str], *, is_live: bool) -> list[dict[str, Any]]:
     """Return the text of each prompt. With `is_live` it is also printed as it comes."""
-    from meshwright.generation import GrowingText
+    from meshwright.lm._internal import GrowingText
 
     rows = [{"prompt": prompt, "text": "", "tokens": []} for prompt in prompts]
     growing = [GrowingText(texts.tokenizer, texts.stops) for _ in prompts]

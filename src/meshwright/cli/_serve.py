@@ -5,20 +5,20 @@ import re
 import sys
 from pathlib import PurePosixPath
 
-from meshwright.cli._asked import checkpoint_asked
+from meshwright.cli._checkpoint_option import checkpoint_asked
 from meshwright.cli._reopened import reopened
 from meshwright.cli._train import Result, made
-from meshwright.cli._vouched import Purpose
+from meshwright.cli._trust import Purpose
 from meshwright.errors import EXIT_DONE
 
 PURPOSE = Purpose(
     command="serve",
     done="served",
     doing="serving by",
-    in_program="Another program made this run: `{command}`. Serve there: `mw.server.serve(mw.server.Served("
+    in_program="Another program made this run: `{command}`. Serve there: `mw.lm.serve(mw.lm.Served("
     "name, model, trainer.params, tokenizer))`.",
-    without_file="Without it, in Python: `mw.server.serve(mw.server.Served(…))`.",
-    by_another="To serve by another function, in Python: `mw.server.serve(mw.server.Served(…))`.",
+    without_file="Without it, in Python: `mw.lm.serve(mw.lm.Served(…))`.",
+    by_another="To serve by another function, in Python: `mw.lm.serve(mw.lm.Served(…))`.",
     naming="{place} --by {target}",
 )
 
@@ -34,8 +34,8 @@ def serve(options: argparse.Namespace) -> Result:
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.experiment import served_of_checkpoint
-    from meshwright.server import Limits, serve
+    from meshwright.engine._internal import served_of_checkpoint
+    from meshwright.lm._internal import Limits, serve
 
     name = options.name or PurePosixPath(re.sub(r"[^\w./-]", "-", options.path)).name or "model"
     step, served = served_of_checkpoint(

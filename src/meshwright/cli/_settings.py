@@ -39,7 +39,7 @@ def read_settings(path: str | Path) -> dict[str, str]:
     """Return the settings of a YAML file by dotted path."""
     import yaml
 
-    from meshwright.storage import read_text  # loads NumPy, which `--help` does not wait for
+    from meshwright.base._internal import read_text  # loads NumPy, which `--help` does not wait for
 
     text = ""
     try:

@@ -4,11 +4,11 @@ import argparse
 import contextlib
 from typing import Any
 
+from meshwright.base._internal import is_address, join, read_text
 from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, InputError
-from meshwright.storage import is_address, join, read_text
 
 EXIT_DIFFERENT = 1
 
@@ -26,14 +26,13 @@ def show(options: argparse.Namespace) -> Result:
 
 
 def _described(target: str, settings: dict[str, str]) -> str:
-    from meshwright.engine import describe
-    from meshwright.experiment import Experiment
+    from meshwright.engine._internal import Experiment, describe
 
     return describe(build(load(target), settings, Experiment))
 
 
 def _compared(name: str, text: str, against: str) -> Result:
-    from meshwright.engine import differences
+    from meshwright.engine._internal import differences
 
     found = differences(_description(against), text)
     document: dict[str, Any] = {

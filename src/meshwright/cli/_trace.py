@@ -4,10 +4,10 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from meshwright import profile
+from meshwright.base._internal import is_address, local_copy
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
-from meshwright.storage import is_address, local_copy
+from meshwright.observe import _internal as profile
 
 
 def trace(options: argparse.Namespace) -> Result:

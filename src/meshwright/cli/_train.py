@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshwright.base._internal import screen_width, wrapped
 from meshwright.cli._overrides import build, defaults_of, with_secrets
 from meshwright.cli._reopened import reopened
 from meshwright.cli._signals import ignore_signals
 from meshwright.cli._target import as_module, load
-from meshwright.cli._vouched import Purpose
+from meshwright.cli._trust import Purpose
 from meshwright.errors import EXIT_DONE, UsageError
-from meshwright.tables import screen_width, wrapped
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """A command's result: an exit code; or a text, the same as a JSON document, and the exit code if not 0."""
@@ -71,8 +71,8 @@ def start(
       verbose: Show every array and every check before the first step.
     """
     function, experiment = made(target, settings, fake_devices, check)
-    from meshwright import process
-    from meshwright.experiment import run
+    from meshwright.engine._internal import run
+    from meshwright.processes import _internal as processes
 
     told = with_secrets(function, settings)
     defaults = defaults_of(function, settings)
@@ -83,7 +83,7 @@ def start(
     finally:
         ignore_signals()
     found = {"workdir": experiment.workdir, **outcome.summary()}
-    if not process.is_lead():
+    if not processes.is_lead():
         return EXIT_DONE
     return _summary(found, next_commands(shlex.quote(experiment.workdir))), found
 
@@ -97,11 +97,11 @@ def made(
     """Join the processes, and return the function and the experiment that it makes."""
     if fake_devices:
         use_fake_devices(fake_devices)
-    from meshwright import process
-    from meshwright.experiment import Experiment
+    from meshwright.engine._internal import Experiment
+    from meshwright.processes import _internal as processes
 
-    process.start()
-    with process.shared_work(), process.sharing_errors():
+    processes.start()
+    with processes.shared_work(), processes.sharing_errors():
         function = load(target)
         if check is not None:
             check(function)
@@ -128,7 +128,7 @@ def program() -> str:
 
 
 def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
-    from meshwright.report import PAGE
+    from meshwright.report._internal import PAGE
 
     scores = [f"{name} {value:.4g}" for name, value in found["scores"].items()]
     done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['workdir']}"]

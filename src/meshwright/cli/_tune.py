@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.cli._train import Result, start
 
-_TARGET = "meshwright.tuning:tuning"
+_TARGET = "meshwright.lm._tuning:tuning"
 
 
 def tune(options: argparse.Namespace) -> Result:
@@ -22,7 +22,7 @@ def tune(options: argparse.Namespace) -> Result:
         settings["full"] = "true"
     how = {"strict": options.strict, "verbose": options.verbose, "started": options.started}
     done = start(_TARGET, settings, options.fake_devices, **how)
-    from meshwright.tuning import write_best
+    from meshwright.lm._internal import write_best
 
     workdir = settings.get("workdir", "runs/tuned")
     step, files = write_best(workdir, options.model, merge=options.merge, **_adapter(settings))

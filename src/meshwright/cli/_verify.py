@@ -3,13 +3,11 @@
 import argparse
 import dataclasses
 
-from meshwright.checkpoint import Report, checkpoints_of
+from meshwright.base._internal import human_bytes, screen_width, wrapped
+from meshwright.checkpoints._internal import Report, checkpoints_of, verify_all
 from meshwright.cli._output import show
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE, EXIT_INPUT, printable
-from meshwright.formats import verify_all
-from meshwright.shown import human_bytes
-from meshwright.tables import screen_width, wrapped
 
 
 def verify(options: argparse.Namespace) -> Result:

@@ -16,7 +16,7 @@ def verify_resume(options: argparse.Namespace) -> Result:
     target = as_module(options.target)
     if options.child is not None:
         return _child(target, options)
-    from meshwright import replay
+    from meshwright.debug import _internal as replay
 
     found = replay.verify_resume(
         target,
@@ -32,7 +32,7 @@ def _child(target: str, options: argparse.Namespace) -> int:
     orders = json.loads(options.child)
     settings = {**options.settings, "workdir": orders["workdir"]}
     _, experiment = made(target, settings, options.fake_devices, None)
-    from meshwright import replay
+    from meshwright.debug import _internal as replay
 
     replay.play(experiment, replay.Orders(**orders))
     return EXIT_DONE

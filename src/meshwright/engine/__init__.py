@@ -1,72 +1,65 @@
-"""The engine of every run: opens the run directory, checks the parts, runs the loop, and writes the record.
+"""A run: its engine, and its two descriptions, `Experiment` and `Trainer`.
 
-`_run` is a whole run in order. `_settings` and `_training` are what its callers pass in, `_open_run` the
-resources that it opens, `_hooks` the functions that the loop calls. May import all rooms on lower floors;
-does not know `Experiment` or `Trainer`. Add a setting to `_settings`, a check before the first step to
-`_checks`, a reason to stop to `_stopping`, a file in the run directory to `_run_files` and `_directory`.
+_run, _hooks, _training    the engine: directory, checks, evaluations, the loop, stopping, the record
+_experiment/               the whole description of a run, made into parts for the engine
+_trainer/, _deployer/, _predictor/   RedCoast's three classes on the same engine
+_evaluation/, _predict/    scores of a state over examples, and predictions in order
+_adapters/                 models of Flax and Equinox as plain functions, one file for each library
+_exports/                  programs in one file with their weights
 """
 
-from meshwright.engine._comparable import comparable_settings
-from meshwright.engine._compiler import StepOptions, step_options
-from meshwright.engine._describe import Difference, describe, differences
-from meshwright.engine._directory import compiled_programs
-from meshwright.engine._errors import errors_naming
-from meshwright.engine._evaluate import evaluate
-from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
-from meshwright.engine._kept_open import KeptOpen
-from meshwright.engine._left_out import position_of_data
-from meshwright.engine._open_run import checkpoints_for, newest_step, open_run
-from meshwright.engine._outcome import Outcome
-from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
-from meshwright.engine._rollback import without_left_out
-from meshwright.engine._run import run_engine, train
-from meshwright.engine._settings import Compile, Logging, Profile, Reporting, Saving, Settings, Watchdog
-from meshwright.engine._spikes import Spikes
-from meshwright.engine._stopping import EarlyStopping, Stop, StopEarly, early_stopping
-from meshwright.engine._training import Data, Training, global_batch
-from meshwright.engine._types import check_types
+from typing import TYPE_CHECKING
+
+from meshwright._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from meshwright.engine._adapters._functional import Functional
+    from meshwright.engine._describe import describe
+    from meshwright.engine._evaluation._evaluator import Evaluator
+    from meshwright.engine._evaluation._tokens import perplexity, token_means
+    from meshwright.engine._experiment._adapt import replace_prefix, truncate, truncate_left
+    from meshwright.engine._experiment._averages import open_averages
+    from meshwright.engine._experiment._builders import chain, from_checkpoint
+    from meshwright.engine._experiment._compile_ahead import compile_ahead
+    from meshwright.engine._experiment._function import EvaluationFunction
+    from meshwright.engine._experiment._generation import Generation
+    from meshwright.engine._exports._export import PLATFORMS, export
+    from meshwright.engine._exports._load import load_program
+    from meshwright.engine._outcome import Outcome
+    from meshwright.engine._policies import when_evaluated
+    from meshwright.engine._spikes import Spikes
+    from meshwright.engine._stopping import early_stopping
+    from meshwright.processes._internal import Tick, any_of, at, every, every_minutes, never, whenever_free
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
-    "Compile",
-    "Data",
-    "Difference",
-    "EarlyStopping",
-    "EvaluationPart",
-    "Evaluations",
-    "InformedWhen",
-    "KeptOpen",
-    "Logging",
+    "PLATFORMS",
+    "EvaluationFunction",
+    "Evaluator",
+    "Functional",
+    "Generation",
     "Outcome",
-    "Policy",
-    "Profile",
-    "Reporting",
-    "Saving",
-    "Settings",
     "Spikes",
-    "StepOptions",
-    "Stop",
-    "StopEarly",
-    "Training",
-    "Watchdog",
-    "WhenEvaluated",
-    "check_types",
-    "checkpoints_for",
-    "comparable_settings",
-    "compiled_programs",
+    "Tick",
+    "any_of",
+    "at",
+    "chain",
+    "compile_ahead",
     "describe",
-    "differences",
     "early_stopping",
-    "errors_naming",
-    "evaluate",
-    "global_batch",
-    "is_informed",
-    "newest_step",
-    "open_run",
-    "position_of_data",
-    "run_engine",
-    "seconds_of",
-    "step_options",
-    "train",
+    "every",
+    "every_minutes",
+    "export",
+    "from_checkpoint",
+    "load_program",
+    "never",
+    "open_averages",
+    "perplexity",
+    "replace_prefix",
+    "token_means",
+    "truncate",
+    "truncate_left",
     "when_evaluated",
-    "without_left_out",
+    "whenever_free",
 ]

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from meshwright import description, process
-from meshwright.documents import read_file
+from meshwright.base._internal import description, read_file
 from meshwright.engine._open_run import OpenRun
 from meshwright.engine._run_files import secrets_in, without_secrets
 from meshwright.engine._settings import Settings
 from meshwright.errors import UsageError
+from meshwright.processes import _internal as processes
 
 _MOST_SHOWN = 20
 
@@ -28,7 +28,7 @@ def show_changes(settings: Settings, opened: OpenRun) -> None:
     directory = opened.directory
     if directory is None:
         return
-    found = process.on_lead(lambda: changes(settings, directory))
+    found = processes.on_lead(lambda: changes(settings, directory))
     if not found:
         return
     more = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""

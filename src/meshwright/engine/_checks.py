@@ -10,21 +10,20 @@ from typing import Any
 
 import jax
 
-from meshwright import process, tree
-from meshwright.checkpoint import Checkpoints, metrics_of
+from meshwright.base._internal import PyTree, human_bytes, tree
+from meshwright.checkpoints._internal import Checkpoints, metrics_of
+from meshwright.engine._evaluation._means import Scores
 from meshwright.engine._evaluations import EvaluationPart, seconds_of
+from meshwright.engine._retention_warning import never_due, unscored
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.engine._unscored import never_due, unscored
-from meshwright.engine._unused import unused
+from meshwright.engine._untrained_warning import unused
 from meshwright.errors import UsageError, did_you_mean, listed
-from meshwright.evaluation import Scores
-from meshwright.program import check_lookups
-from meshwright.sharding import device_bytes
-from meshwright.shown import human_bytes
-from meshwright.train import TrainState, num_params
-from meshwright.tree import PyTree
-from meshwright.when import Tick
+from meshwright.parallel._internal import device_bytes
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import Tick
+from meshwright.program._internal import check_lookups
+from meshwright.training._internal import TrainState, num_params
 
 _MOST_EVALUATIONS = 2  # with a line of their own on the screen
 
@@ -52,7 +51,7 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     if layout.mesh.shape.get("fsdp", 1) > 1 and all(
         x.sharding.is_fully_replicated for x in jax.tree.leaves(target.params)
     ):
-        whole = ", none is split: rules=[mw.sharding.fsdp(min_size=16)] splits those below 65,536 elements"
+        whole = ", none is split: rules=[mw.parallel.fsdp(min_size=16)] splits those below 65,536 elements"
     yield CheckResult(
         f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh{whole}"
     )
@@ -78,7 +77,7 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s{read}; {memory} per device")
     if step.jaxpr is not None:
         check_lookups(step.jaxpr, target, training.batch, training.first_rows())
-        process.compare("the rows that the first batch looks up", str)  # so that an error of one ends all
+        processes.compare("the rows that the first batch looks up", str)  # so that an error of one ends all
     for remark in unused(training):
         yield CheckResult(remark, is_warning=True)
 

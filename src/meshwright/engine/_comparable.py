@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright import description
+from meshwright.base._internal import description
 from meshwright.engine._describe import MAX_DEPTH, MAX_ROWS, describe
 from meshwright.engine._made_from import made_from
 

@@ -4,12 +4,12 @@ from typing import NoReturn
 
 import jax
 
-from meshwright import process
 from meshwright.engine._directory import compiled_programs
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import EXIT_DONE
-from meshwright.train import RunningWatchdog
+from meshwright.processes import _internal as processes
+from meshwright.training._internal import RunningWatchdog
 
 
 def offer_compiling_ahead(training: Training) -> None:
@@ -19,7 +19,7 @@ def offer_compiling_ahead(training: Training) -> None:
     """
     is_cpu = training.layout.mesh.devices.flat[0].platform == "cpu"
     if is_cpu and jax.config.jax_compilation_cache_dir:  # type: ignore[missing-attribute]
-        process.report_can_compile_ahead()
+        processes.report_can_compile_ahead()
 
 
 def only_compile(settings: Settings, training: Training, watch: RunningWatchdog) -> NoReturn:
@@ -27,5 +27,5 @@ def only_compile(settings: Settings, training: Training, watch: RunningWatchdog)
     with compiled_programs(settings.compile.cache), watch.phase("compile"):
         for batch in (*training.other_batches, training.batch):
             training.step.compile(training.target, batch)
-    process.compare("the end of compiling", str)
+    processes.compare("the end of compiling", str)
     raise SystemExit(EXIT_DONE)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from meshwright.base._internal import human_bytes
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._settings import Compile
-from meshwright.shown import human_bytes
-from meshwright.train import CompilerOptions, check_compiler_options
+from meshwright.training._internal import CompilerOptions, check_compiler_options
 
 _MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshwright import process
-from meshwright.metrics import duration
+from meshwright.observe._internal import duration
+from meshwright.processes import _internal as processes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Deadline:
         if not self.is_set:
             return None
         now = time.monotonic()
-        return process.agree(next((limit.reason for limit in self.limits if now >= limit.until), None))
+        return processes.agree(next((limit.reason for limit in self.limits if now >= limit.until), None))
 
 
 def deadline(
@@ -39,7 +39,7 @@ def deadline(
 ) -> Deadline:
     """Return the time limits of a run, and show the user those of the scheduler. Collective."""
     limits = [] if max_seconds is None else [Limit(started + max_seconds, "max_seconds is over")]
-    job = None if job_margin_seconds is None else process.on_lead(process.job_end)
+    job = None if job_margin_seconds is None else processes.on_lead(processes.job_end)
     if job is not None and job_margin_seconds is not None:
         scheduler, variable, end = job
         left = end - time.time()
@@ -53,4 +53,4 @@ def deadline(
             )
             reason = f"{scheduler} ends the job in {margin}"
             limits.append(Limit(time.monotonic() + left - job_margin_seconds, reason))
-    return Deadline(limits, process.agree(bool(limits)))
+    return Deadline(limits, processes.agree(bool(limits)))

@@ -15,8 +15,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright import description
-from meshwright.description import Difference
+from meshwright.base._internal import Difference, description
 from meshwright.engine._made_from import made_from
 
 MAX_DEPTH = 16

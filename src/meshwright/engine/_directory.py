@@ -2,7 +2,7 @@
 
 experiment.txt            the settings, one line each
 attempts/step_….txt       the settings of each attempt, by the step from which it continued
-attempts/went_back.jsonl  the times when the run went back to an earlier step; see `_go_back.py`
+attempts/went_back.jsonl  the times when the run went back to an earlier step; see `_earlier_steps.py`
 experiment.json           how the run was started, for `meshwright resume`
 state.txt                 the arrays of the state, the sharding of each, and their memory
 began_from.txt            the checkpoints that the first state was made from, if there are any
@@ -16,9 +16,9 @@ plugins/profile/step_…    profiles, if there are any, where TensorBoard looks 
 checkpoints/step_…        see docs/checkpoint-format.md
 outputs/test/step_….jsonl the model's output for each example, of evaluations that store it
 logs/process-00000.log    the log of each process
-board/process-00000.json  where each process stands, while the run goes on; see `meshwright.board`
-.run.lock                 locked by the run, so that no other run writes here; see `process.lock_directory`
-outcome.json              how the run ended; it is written at the end
+board/process-00000.json  where each process stands, while the run goes on; see
+`meshwright.processes._heartbeat` .run.lock                 locked by the run, so that no other run writes
+here; see `processes.lock_directory` outcome.json              how the run ended; it is written at the end
 report.html               a page that shows all of this; it is written at the end
 """
 
@@ -33,14 +33,13 @@ from typing import Any
 
 import jax
 
-from meshwright import process
+from meshwright.base._internal import FORMAT, is_address, local_path, mirrored
 from meshwright.engine._errors import explaining_full_disk
 from meshwright.engine._programs import PROGRAMS
 from meshwright.errors import UsageError
-from meshwright.report import LEDGER, SPIKES, WENT_BACK
-from meshwright.storage import is_address, local_path, mirrored
-from meshwright.times import FORMAT
-from meshwright.train import compile_cache, nothing, user_compile_cache
+from meshwright.processes import _internal as processes
+from meshwright.report._internal import LEDGER, SPIKES, WENT_BACK
+from meshwright.training._internal import compile_cache, nothing, user_compile_cache
 
 _FILES = (
     "experiment.txt",
@@ -70,13 +69,13 @@ def open_directory(
     """
     with contextlib.ExitStack() as stack:
         if is_address(place):
-            mirror = process.on_all(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
-            process.on_lead(mirror.remove_probes)
+            mirror = processes.on_all(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
+            processes.on_lead(mirror.remove_probes)
             directory, upload = mirror.path, mirror.put
         else:
             directory, upload = local_path(place), nothing
-            process.on_all(lambda: _prepare(directory))
-            process.lock_run_directory(directory, stack)
+            processes.on_all(lambda: _prepare(directory))
+            processes.lock_run_directory(directory, stack)
             if shared:
                 _check_shared(directory)
         with explaining_full_disk(directory):
@@ -95,7 +94,7 @@ def _downloads() -> list[str]:
         SPIKES,
         WENT_BACK,
     ]
-    return [_log_name(), *(of_process_0 if process.is_lead() else [])]
+    return [_log_name(), *(of_process_0 if processes.is_lead() else [])]
 
 
 def _prepare(directory: Path) -> None:
@@ -127,7 +126,7 @@ def _can_be_file(path: Path) -> bool:
 
 def _check_shared(directory: Path) -> None:
     """Check that all processes see the same run directory. Collective."""
-    if jax.process_count() > 1 and not process.is_shared(directory):
+    if jax.process_count() > 1 and not processes.is_shared(directory):
         raise UsageError(
             f"the processes do not share the run directory {directory}, but each writes a part of every "
             "checkpoint into it.\n  Give a directory that all of them see with workdir=PATH, or a store with "

@@ -5,8 +5,8 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshwright.base._internal import advice
 from meshwright.errors import OF_THE_MACHINE, MeshwrightError, PeersError
-from meshwright.open_files import advice
 
 
 @contextlib.contextmanager

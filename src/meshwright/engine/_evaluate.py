@@ -4,15 +4,15 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from meshwright import process
-from meshwright.checkpoint import Checkpoints, complete_steps
+from meshwright.checkpoints._internal import Checkpoints, complete_steps
 from meshwright.engine._directory import compiled_programs
 from meshwright.engine._open_run import checkpoints_for
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import CheckpointError, DamagedError, listed
-from meshwright.train import RunningWatchdog, TrainState, Tx, unwatched
+from meshwright.processes import _internal as processes
+from meshwright.training._internal import RunningWatchdog, TrainState, Tx, unwatched
 
 _MOST_NAMED = 20
 
@@ -37,12 +37,12 @@ def evaluate(
       MeshwrightError: As `run` before its first step.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(process.sharing_errors())
+        stack.enter_context(processes.sharing_errors())
         if choose is not None:
-            process.on_lead(choose)  # before examples are read: there may be no such checkpoint
+            processes.on_lead(choose)  # before examples are read: there may be no such checkpoint
         stack.enter_context(compiled_programs(settings.compile.cache))
         training = make(stack, unwatched())
-        process.compare("the state and the examples", training.facts)
+        processes.compare("the state and the examples", training.facts)
         for one in training.evaluations:
             one.scoring.check(training.target)
         checkpoints = checkpoints_for(settings, training.target, optimizer)
@@ -63,14 +63,14 @@ def _state(
         return training.first_state(None)()
     target, directory = training.target, checkpoints.directory
     while True:
-        step = process.on_lead(choose or checkpoints.latest)
+        step = processes.on_lead(choose or checkpoints.latest)
         fresh = training.first_state(None if checkpoints.left_out(target) else step)
         if step is None:
             return fresh()
         try:
             return checkpoints.restore(step, target, otherwise=fresh)
         except CheckpointError as error:
-            steps = process.on_lead(lambda: complete_steps(directory))
+            steps = processes.on_lead(lambda: complete_steps(directory))
             if step not in steps:
                 continue
             if isinstance(error, DamagedError):

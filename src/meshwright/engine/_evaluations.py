@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 
-from meshwright import process
 from meshwright.engine._errors import errors_naming
+from meshwright.engine._evaluation._interruption import BeforeBatch, EvaluationInterrupted
+from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._scoring import Scoring
 from meshwright.engine._policies import Policy, as_when, is_informed
 from meshwright.errors import InputError
-from meshwright.evaluation import BeforeBatch, EvaluationInterrupted, Scores, Scoring
-from meshwright.metrics import numbers
-from meshwright.train import nothing
-from meshwright.when import Due, Tick
+from meshwright.observe._internal import numbers
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import Due, Tick
+from meshwright.training._internal import nothing
 
 
 def seconds_of(name: str) -> str:
@@ -141,7 +143,7 @@ class Evaluations:
     def update_known(self, values: Mapping[str, Any]) -> None:
         """Give a report of process 0 to the policies that read reports. Collective if there are any."""
         if self.needs_reports:
-            self._known |= process.agree(numbers(values))
+            self._known |= processes.agree(numbers(values))
 
     def restore(self, history: Mapping[int, Scores], after: int) -> None:
         """Restore the scores and known numbers from the reports of earlier attempts.

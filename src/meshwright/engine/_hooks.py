@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright import process
+from meshwright.base._internal import PyTree
+from meshwright.engine._evaluation._means import Scores
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._open_run import OpenRun
 from meshwright.engine._policies import as_when, is_informed
@@ -13,12 +14,10 @@ from meshwright.engine._rollback import Rollbacks
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
-from meshwright.evaluation import Scores
-from meshwright.metrics import StepTime, Values, Writer, screens_of
-from meshwright.profile import Trace, tracer
-from meshwright.train import TrainState, num_updates
-from meshwright.tree import PyTree
-from meshwright.when import Tick, When, asked_once, never
+from meshwright.observe._internal import StepTime, Trace, Values, Writer, screens_of, tracer
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import Tick, When, asked_once, never
+from meshwright.training._internal import TrainState, num_updates
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Hooks:
             checkpoints = context.opened.checkpoints
             if is_new:
                 self.save(tick, self._state)
-            elif scores and checkpoints and process.on_lead(checkpoints.latest) == tick.step:
+            elif scores and checkpoints and processes.on_lead(checkpoints.latest) == tick.step:
                 self.save(Tick(tick.step, last=True), self._state)  # adds the scores to the checkpoint
         return not context.stop.is_interrupted(tick.step)
 
@@ -93,7 +92,7 @@ class Hooks:
         """Note that a step is finished: for the watchdog, the step times and the progress on the screen."""
         self._context.opened.watch(tick)
         self._context.step_time(tick)
-        if process.is_lead():
+        if processes.is_lead():
             self._context.opened.console.on_step(tick)
 
     def evaluate(self, tick: Tick, state: TrainState) -> None:
@@ -134,7 +133,7 @@ class Hooks:
         if checkpoints is None:
             return
         try:
-            process.check_all_failed()  # a save is collective
+            processes.check_all_failed()  # a save is collective
             self.save(Tick(step, last=True), self._state)
             checkpoints.wait()
         except Exception as error:

@@ -14,8 +14,8 @@ from meshwright.engine._errors import errors_naming
 from meshwright.engine._ledger import LedgerKeeper
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Settings
-from meshwright.metrics import Writer
-from meshwright.train import PhaseClock
+from meshwright.observe._internal import Writer
+from meshwright.training._internal import PhaseClock
 
 log = logging.getLogger("meshwright")
 

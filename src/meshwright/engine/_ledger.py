@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from meshwright import process
 from meshwright.errors import DivergedError, Interrupted
-from meshwright.metrics import Values, Writer
-from meshwright.report import LEDGER, Ledger, read_ledger, saving_told
-from meshwright.train import PhaseClock
+from meshwright.observe._internal import Values, Writer
+from meshwright.processes import _internal as processes
+from meshwright.report._internal import LEDGER, Ledger, read_ledger, saving_told
+from meshwright.training._internal import PhaseClock
 
 log = logging.getLogger("meshwright")
 
@@ -45,7 +45,7 @@ class LedgerKeeper:
     """
 
     def __init__(self, directory: Path | None, clock: PhaseClock):
-        self._path = directory / LEDGER if directory is not None and process.is_lead() else None
+        self._path = directory / LEDGER if directory is not None and processes.is_lead() else None
         self._clock, self._counted = clock, dict[str, float]()
         self._ledger = Ledger()
         self._lock = threading.Lock()

@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from meshwright import process
-from meshwright.board import (
+from meshwright.observe._internal import Values, Writer
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import (
     INPUT_SECONDS,
+    PREFIX,
     REPORT_SECONDS,
     STEP_SECONDS,
     SlowPeers,
+    machine_reader,
     read_entries,
+    worst,
 )
-from meshwright.machine import PREFIX, machine_reader, worst
-from meshwright.metrics import Values, Writer
-from meshwright.train import PhaseClock
+from meshwright.training._internal import PhaseClock
 
 log = logging.getLogger("meshwright")
 
@@ -93,7 +95,7 @@ class Machines:
             due = 0.0
             while not self._over.wait(self._seconds):
                 self._newest = {**read(), **self._of_steps()}
-                if process.is_lead() and time.monotonic() >= due:
+                if processes.is_lead() and time.monotonic() >= due:
                     started = time.thread_time()
                     self._gather()
                     due = time.monotonic() + _REST * (time.thread_time() - started)

@@ -1,7 +1,7 @@
 """The name of a value and the values that it was made from, as far as the value itself shows them.
 
-    a frozen dataclass      its type and its fields; our own factories make these: `mw.when.every(100)` is
-                            meshwright.when.Every(num_steps=100)
+    a frozen dataclass      its type and its fields; our own factories make these: `mw.engine.every(100)` is
+                            meshwright.processes.Every(num_steps=100)
     a partial               the function and its arguments
     a function              its name and the variables that it closes over
     a named tuple           its type and fields; if all are functions that one factory made, as of an optax

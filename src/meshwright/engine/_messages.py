@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from meshwright import process
 from meshwright.errors import printable
-from meshwright.metrics import Console
+from meshwright.observe._internal import Console
+from meshwright.processes import _internal as processes
 
 log = logging.getLogger("meshwright")
 
@@ -16,7 +16,7 @@ def line_printer(
     """Return a function that shows a line to the user."""
 
     def say(text: str) -> None:
-        shows = is_shown and process.is_lead()
+        shows = is_shown and processes.is_lead()
         if log.hasHandlers() or not shows:  # without a handler, Python would print the line a second time
             log.log(level, text.strip())
         if shows:

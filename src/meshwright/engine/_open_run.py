@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshwright import process
-from meshwright.board import board_directory
-from meshwright.checkpoint import Checkpoints
+from meshwright.base._internal import join
+from meshwright.checkpoints._internal import Checkpoints
 from meshwright.engine._directory import compiled_programs, log_file, open_directory
 from meshwright.engine._errors import errors_naming, explaining_full_disk
 from meshwright.engine._kept_open import KeptOpen
@@ -18,9 +17,10 @@ from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Saving, Settings
 from meshwright.errors import UsageError
-from meshwright.metrics import Console, sync_jsonl
-from meshwright.storage import join
-from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite, on_board
+from meshwright.observe._internal import Console, sync_jsonl
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import board_directory
+from meshwright.training._internal import RunningWatchdog, TrainState, Tx, check_finite, on_board
 
 log = logging.getLogger("meshwright")
 
@@ -35,7 +35,7 @@ class OpenRun:
     """The screen of process 0."""
     checkpoints: Checkpoints | None
     """The checkpoints of the run; None if it saves none."""
-    signals: process.Signals
+    signals: processes.Signals
     """The signals that stop the run."""
     record: Record
     """Writes the settings, the outcome and the page."""
@@ -83,7 +83,7 @@ def open_run(
     detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
     checkpoints = checkpoints_for(settings, target, optimizer)
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(process.signals())
+        signals = stack.enter_context(processes.signals())
         if settings.place is None:
             record, ledger = stack.enter_context(Record(None, settings)), LedgerKeeper(None, watch.clock)
             yield OpenRun(None, console, checkpoints, signals, record, watch, ledger, say, detail, started)
@@ -130,7 +130,7 @@ def _on_board(
     if chosen is None or chosen.learned == "ignore":
         return stack.enter_context(Machines(seconds, watch.clock))
     directory = board_directory(place)
-    process.report_board(directory)
+    processes.report_board(directory)
     machines = stack.enter_context(Machines(seconds, watch.clock, directory, warn))
     limits = {"shortest_seconds": chosen.shortest_seconds, "first_seconds": chosen.first_seconds}
     ends = chosen.learned == "end"
@@ -206,7 +206,7 @@ def newest_step(checkpoints: Checkpoints | None, target: TrainState) -> int | No
     """
     if checkpoints is None or checkpoints.left_out(target):
         return None
-    return process.on_lead(checkpoints.latest)
+    return processes.on_lead(checkpoints.latest)
 
 
 def _check_can_continue(left_out: set[str]) -> None:

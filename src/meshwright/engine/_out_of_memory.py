@@ -8,13 +8,11 @@ from collections.abc import Iterator
 
 import jax
 
-from meshwright import tree
+from meshwright.base._internal import aligned, human_bytes, tree
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import OutOfMemoryError, UsageError
-from meshwright.sharding import device_bytes
-from meshwright.shown import human_bytes
-from meshwright.tables import aligned
+from meshwright.parallel._internal import device_bytes
 
 log = logging.getLogger("meshwright")
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.docstrings import documented
-from meshwright.metrics import json_number, number
-from meshwright.train import TrainState
+from meshwright.base._internal import documented
+from meshwright.observe._internal import json_number, number
+from meshwright.training._internal import TrainState
 
 
 @documented

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from meshwright.arguments import num_required
+from meshwright.base._internal import num_required
 from meshwright.errors import UsageError, did_you_mean
-from meshwright.when import When, every
+from meshwright.processes._internal import When, every
 
 Known = Mapping[str, float]
 """The newest reported numbers by name, such as `loss` and `test/loss`."""

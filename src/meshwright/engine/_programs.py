@@ -12,8 +12,7 @@ from typing import Any
 import jax
 
 import meshwright
-from meshwright import tree
-from meshwright.documents import parse_object, read_file
+from meshwright.base._internal import parse_object, read_file, tree
 from meshwright.engine._training import Training
 
 PROGRAMS = "programs.json"

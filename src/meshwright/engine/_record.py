@@ -7,14 +7,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from meshwright import process
-from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoints._internal import Checkpoints
 from meshwright.engine._programs import noted_program
 from meshwright.engine._run_files import ended_before, write_description, write_outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError
-from meshwright.report import read_run, write_page
+from meshwright.processes import _internal as processes
+from meshwright.report._internal import read_run, write_page
 
 log = logging.getLogger("meshwright")
 
@@ -55,7 +55,7 @@ class Record:
           step: The step from which the run continues.
         """
         is_first, self._has_begun = not self._has_begun, True
-        if not process.is_lead() or self._directory is None or not is_first:
+        if not processes.is_lead() or self._directory is None or not is_first:
             return None
         if how := ended_before(self._directory):
             log.warning("the attempt before ended: %s", how)
@@ -78,7 +78,7 @@ class Record:
     def refresh(self) -> None:
         """Write the page of a run that is not over, so rarely that this takes at most 1% of the time."""
         started = time.monotonic()
-        if self._directory is None or not process.is_lead() or started < self._page_due:
+        if self._directory is None or not processes.is_lead() or started < self._page_due:
             return
         try:
             self._write_page(self._directory)
@@ -95,7 +95,7 @@ class Record:
     ) -> None:
         if error is not None:
             self.fail(error)
-        if self._directory is not None and process.is_lead() and self._outcome is not None:
+        if self._directory is not None and processes.is_lead() and self._outcome is not None:
             self._end(self._directory, self._outcome)
 
     def _end(self, directory: Path, outcome: Mapping[str, Any]) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import jax
 
 import meshwright
-from meshwright import process
 from meshwright.engine._evaluations import Evaluations, seconds_of
 from meshwright.engine._messages import line_printer
 from meshwright.engine._open_run import OpenRun
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.metrics import (
+from meshwright.observe._internal import (
     Console,
     Log,
     StepTime,
@@ -30,9 +29,10 @@ from meshwright.metrics import (
     tee,
     tensorboard,
 )
-from meshwright.program import Flops, count_flops, with_known_utilisation, with_utilisation
-from meshwright.train import halt_on_divergence, state_sizes
-from meshwright.when import When, any_of, every
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import When, any_of, every
+from meshwright.program._internal import Flops, count_flops, with_known_utilisation, with_utilisation
+from meshwright.training._internal import halt_on_divergence, state_sizes
 
 log = logging.getLogger("meshwright")
 
@@ -63,8 +63,8 @@ def writers(
     halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
     opening = partial(_files_and_trackers, settings, opened, after)
     keep = opened.kept_open.reports if opened.kept_open else lambda opening, _: (opening(stack), True)
-    files, is_new = process.on_all(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
-    if not process.is_lead():
+    files, is_new = processes.on_all(lambda: keep(opening, after) if processes.is_lead() else (tee(), False))
+    if not processes.is_lead():
         return halt
     counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
     if is_new:
@@ -183,7 +183,7 @@ def warn_of_lost_reports(directory: Path, step: int, say: Callable[[str], None])
 
     Collective.
     """
-    newest = process.on_lead(lambda: newest_step(directory / "metrics.jsonl")) or 0
+    newest = processes.on_lead(lambda: newest_step(directory / "metrics.jsonl")) or 0
     if newest < step:
         say(f"  ✗ metrics.jsonl ends at step {newest}: the reports up to step {step} are lost")
 
@@ -194,6 +194,6 @@ def read_reports(directory: Path | None, *, until: int) -> dict[int, dict[str, f
         return {}
     path = directory / "metrics.jsonl"
     found: dict[int, dict[str, float]] = {}
-    for report in process.on_lead(lambda: read_jsonl(path) if path.exists() else []):
+    for report in processes.on_lead(lambda: read_jsonl(path) if path.exists() else []):
         found.setdefault(int(report["step"]), {}).update(report)
     return {step: values for step, values in found.items() if step <= until}

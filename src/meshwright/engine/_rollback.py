@@ -18,20 +18,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright import process
-from meshwright.checkpoint import Checkpoints, complete_steps, set_aside_after
-from meshwright.documents import read_file
-from meshwright.durable import write_whole
-from meshwright.engine._left_out import LeavingOut
+from meshwright.base._internal import read_file, write_whole
+from meshwright.checkpoints._internal import Checkpoints, complete_steps, set_aside_after
+from meshwright.data._internal import examples_at
 from meshwright.engine._settings import Settings
+from meshwright.engine._skipped_batches import LeavingOut
 from meshwright.engine._spikes import Rule, Spike
 from meshwright.engine._training import Training
 from meshwright.errors import DivergedError, InputError
-from meshwright.input import examples_at
-from meshwright.metrics import json_number
-from meshwright.report import SPIKES, spikes_in
-from meshwright.train import RUN_AHEAD
-from meshwright.when import Tick
+from meshwright.observe._internal import json_number
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import Tick
+from meshwright.report._internal import SPIKES, spikes_in
+from meshwright.training._internal import RUN_AHEAD
 
 _MOST_EXAMPLES = 10_000
 Decision = Mapping[str, Any]
@@ -77,7 +76,7 @@ class Rollbacks:
         directory = self._directory
         self.data.begin(step)
         if directory is not None:
-            self._decisions = process.on_lead(lambda: _decisions_in(directory))
+            self._decisions = processes.on_lead(lambda: _decisions_in(directory))
             self.data.leave_out([batches for _, *batches in self._decisions])
 
     def judge(self, every: int, always: bool, when_saved: Callable[[int], bool]) -> "Judge | None":
@@ -126,7 +125,7 @@ class Rollbacks:
             steps, _ = checkpoints.tier.steps()
             if max(steps, default=0) > newest:
                 checkpoints.tier.forget(max((step for step in steps if step <= newest), default=None))
-        process.on_lead(lambda: _set_aside_after(checkpoints, newest))
+        processes.on_lead(lambda: _set_aside_after(checkpoints, newest))
 
     def decide(self, spiked: Spiked, step: int) -> str:
         """Write down which batches are left out, leave them out, and return a line for the user. Collective.
@@ -148,7 +147,7 @@ class Rollbacks:
             **self._positions(first, last),
         }
         # The times of processes differ: all take the decision of process 0.
-        self._decisions = process.on_lead(lambda: _added(directory, decision))
+        self._decisions = processes.on_lead(lambda: _added(directory, decision))
         self.data.leave_out([[first, last]])
         return (
             f"  ↺ loss spike: {spiked.spike}. Going back to step {step}, and leaving out batches {first} to "

@@ -10,13 +10,13 @@ from typing import Any, Self
 # Before anything is traced: it loads Pallas, and JAX traces again what it traced before that.
 import jax.extend.core  # noqa: F401
 
-from meshwright import process
+from meshwright.base._internal import PyTree, screen_width
 from meshwright.engine._changes import show_changes
 from meshwright.engine._checks import CheckResult, check_parts, try_first_state
 from meshwright.engine._compile_ahead import offer_compiling_ahead, only_compile
 from meshwright.engine._deadline import deadline
+from meshwright.engine._earlier_steps import go_back, step_to_go_back_to
 from meshwright.engine._evaluations import Evaluations
-from meshwright.engine._go_back import go_back, step_to_go_back_to
 from meshwright.engine._hooks import Hooks, LoopContext, open_tracer
 from meshwright.engine._kept_open import KeptOpen
 from meshwright.engine._ledger import saving_remark
@@ -29,10 +29,18 @@ from meshwright.engine._rollback import Rollbacks, Spiked
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Data, Training
-from meshwright.metrics import StepTime
-from meshwright.tables import screen_width
-from meshwright.train import RUN_AHEAD, PhaseClock, RunningWatchdog, TrainState, Tx, fit, unwatched, watchdog
-from meshwright.tree import PyTree
+from meshwright.observe._internal import StepTime
+from meshwright.processes import _internal as processes
+from meshwright.training._internal import (
+    RUN_AHEAD,
+    PhaseClock,
+    RunningWatchdog,
+    TrainState,
+    Tx,
+    fit,
+    unwatched,
+    watchdog,
+)
 
 
 def run_engine(
@@ -55,12 +63,12 @@ def run_engine(
     """
     started = time.monotonic() if settings.started is None else settings.started
     with contextlib.ExitStack() as stack:
-        stack.enter_context(process.sharing_errors())
+        stack.enter_context(processes.sharing_errors())
         watch = stack.enter_context(_watched(settings, PhaseClock(started)))
         training = make(stack, watch)
-        process.compare("the state and the examples", training.facts)
-        process.compare("the step to go back to", lambda: str(settings.from_step))
-        if process.only_compiles():
+        processes.compare("the state and the examples", training.facts)
+        processes.compare("the step to go back to", lambda: str(settings.from_step))
+        if processes.only_compiles():
             only_compile(settings, training, watch)
         opened = stack.enter_context(
             open_run(settings, training.target, optimizer, watch, started, kept_open)
@@ -114,14 +122,14 @@ def _attempt(
         if (reason := _why_over(training, stop, first)) and not (is_resumed and evaluate.has_missing(first)):
             say(f"  {reason}")
             if checkpoints is not None:  # an attempt that was killed may have left some
-                checkpoints.is_removal_owed = process.is_lead()
+                checkpoints.is_removal_owed = processes.is_lead()
             scores = {**evaluate.newest, **(checkpoints.scores() if checkpoints else {})}
             return Outcome(first, scores, 0.0, state)
         _tell(opened, training, first, is_resumed=is_resumed)
         write = writers(stack, settings, training, opened, step_time, after=first)
         expected = training.num_steps(first)
         opened.console.expect(expected)
-        if settings.is_shown and process.is_lead():
+        if settings.is_shown and processes.is_lead():
             stack.enter_context(opened.console)
         started = time.perf_counter()
         last = training.last_step()
@@ -194,7 +202,7 @@ def _first_state(settings: Settings, training: Training, opened: OpenRun) -> Tra
     width = screen_width() if settings.is_verbose else None
     params = {"params": training.target.params}
     opened.detail(training.layout.explain(params, frozen=training.frozen, width=width))
-    if checkpoints is not None and process.on_lead(checkpoints.has_any):
+    if checkpoints is not None and processes.on_lead(checkpoints.has_any):
         show_changes(settings, opened)
     back = step_to_go_back_to(settings, opened)
     with watch.phase("restore"):

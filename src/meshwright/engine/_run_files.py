@@ -13,13 +13,12 @@ from typing import Any
 
 import jax
 
-from meshwright import process
-from meshwright.checkpoint import Checkpoints, step_name
-from meshwright.documents import parse_object, read_file
+from meshwright.base._internal import is_address, parse_object, read_file
+from meshwright.checkpoints._internal import Checkpoints, step_name
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.storage import is_address
-from meshwright.train import describe_state
+from meshwright.processes import _internal as processes
+from meshwright.training._internal import describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 BEGAN_FROM = "began_from.txt"
@@ -77,7 +76,7 @@ def ended_before(directory: Path) -> str | None:
     A launcher that has started the run again knows it; else the outcome says it, which a run that was killed
     could not write.
     """
-    if why := process.why_started_again():
+    if why := processes.why_started_again():
         return why
     outcome, reports = directory / "outcome.json", directory / "metrics.jsonl"
     if not outcome.exists():

@@ -4,17 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from meshwright.arrays import Casts
-from meshwright.checkpoint import HOST_NBYTES, InMemory, Keep
-from meshwright.docstrings import documented
+from meshwright.base._internal import documented, explained
+from meshwright.checkpoints._internal import HOST_NBYTES, Casts, InMemory, Keep
 from meshwright.engine._policies import Policy
 from meshwright.engine._spikes import Spikes
 from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
 from meshwright.errors import UsageError, listed
-from meshwright.metrics import Tracker, is_writer
-from meshwright.train import PHASES, CompilerOptions, timeouts
-from meshwright.unknown_arguments import explained
+from meshwright.observe._internal import Tracker, is_writer
+from meshwright.training._internal import PHASES, CompilerOptions, timeouts
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Saving:
 class Logging:
     """The interval of a run's reports, and where they go besides the screen and the run directory.
 
-    Trackers are given as functions: `functools.partial(mw.metrics.wandb, project="digits")`.
+    Trackers are given as functions: `functools.partial(mw.observe.wandb, project="digits")`.
 
     Raises:
       UsageError: A value has the wrong type, `every` is below 1, or a tracker is not a writer.
@@ -73,7 +71,7 @@ class Logging:
     it matches, and of their gradients."""
     trackers: tuple[Tracker, ...] = ()
     """Functions `(step, values)`, or functions that open one. Only process 0 calls them. The loop waits for
-    them, unless they are wrapped in `mw.metrics.behind`. If one raises an error, the run warns and does not
+    them, unless they are wrapped in `mw.observe.behind`. If one raises an error, the run warns and does not
     call it again."""
     machine_seconds: float | None = 10.0
     """The seconds between two readings of the machines and devices, which a thread makes: memory, use,
@@ -159,8 +157,8 @@ class Compile:
     one kind of device with `mesh_rules`."""
     cache: bool | str = True
     """The folder that keeps compiled programs, so that a run that continues, and any other run of the same
-    program, need not compile again. True means the user's folder (see `mw.train.user_compile_cache`) or, if
-    JAX already has a cache, as set by `JAX_COMPILATION_CACHE_DIR`, that one. False keeps no programs."""
+    program, need not compile again. True means the user's folder (see `mw.training.user_compile_cache`) or,
+    if JAX already has a cache, as set by `JAX_COMPILATION_CACHE_DIR`, that one. False keeps no programs."""
     late: Literal["tell", "refuse"] = "tell"
     """What happens if a batch comes in the middle of a run for whose shape the step is not compiled: it is
     compiled, and the log tells how long that took and what differs ("tell"), or the run ends ("refuse"). With
@@ -187,7 +185,8 @@ class Watchdog:
 
     timeout_seconds: float | Mapping[str, float] = 3600.0
     """If no step ends for this number of seconds, every process prints the stacks of its threads. Other
-    phases may take ten times as long. A dictionary gives the seconds of each phase in `mw.train.PHASES`."""
+    phases may take ten times as long. A dictionary gives the seconds of each phase in
+    `mw.training.PHASES`."""
     kill: bool = False
     """True to end a process that hangs for two such times in a row, with exit code 5."""
     learned: Literal["warn", "end", "ignore"] = "warn"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from meshwright.docstrings import documented
+from meshwright.base._internal import documented
 from meshwright.engine._types import check_types
 from meshwright.errors import UsageError
 
@@ -45,7 +45,7 @@ class Spikes:
       UsageError: A value has the wrong type, or is too small.
 
     Example:
-      >>> mw.Spikes(deviations=20, before=2, after=2).max_rollbacks
+      >>> mw.engine.Spikes(deviations=20, before=2, after=2).max_rollbacks
       5
     """
 

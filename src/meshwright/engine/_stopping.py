@@ -7,13 +7,12 @@ from typing import ClassVar, Literal
 
 import jax
 
-from meshwright import process
-from meshwright.docstrings import documented
+from meshwright.base._internal import documented, explained
 from meshwright.engine._deadline import Deadline
 from meshwright.engine._types import check_types
 from meshwright.errors import Interrupted, UsageError
-from meshwright.unknown_arguments import explained
-from meshwright.when import Tick
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import Tick
 
 History = Mapping[int, Mapping[str, float]]
 """The scores of a run by step, including those before a restart."""
@@ -39,7 +38,7 @@ def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, b
       UsageError: `mode` is neither "min" nor "max", or `patience` is below 1.
 
     Example:
-      >>> policy = mw.early_stopping("test/loss", "min", patience=2)
+      >>> policy = mw.engine.early_stopping("test/loss", "min", patience=2)
       >>> policy({10: {"test/loss": 1.0}, 20: {"test/loss": 1.2}, 30: {"test/loss": 1.1}})
       True
     """
@@ -88,7 +87,8 @@ class Stop:
       UsageError: A value has the wrong type, or `job_margin_seconds` is negative.
 
     Example:
-      >>> mw.Stop(max_seconds=3600, early=mw.early_stopping("test/loss", "min", patience=5)).max_seconds
+      >>> early = mw.engine.early_stopping("test/loss", "min", patience=5)
+      >>> mw.Stop(max_seconds=3600, early=early).max_seconds
       3600
     """
 
@@ -99,7 +99,7 @@ class Stop:
     When they are over, the run finishes its step, saves, and ends with exit code 75. The same command
     continues it."""
     early: StopEarly | None = None
-    """A function of the scores that returns True to end the run, such as `mw.early_stopping(...)`."""
+    """A function of the scores that returns True to end the run, such as `mw.engine.early_stopping(...)`."""
     job_margin_seconds: float | None = 120.0
     """The seconds before the end of the job at which the run saves and ends, if the scheduler (SLURM) tells
     when the job ends. None ignores the end of the job."""
@@ -127,7 +127,7 @@ class Stopping:
 
     def __init__(
         self,
-        signals: process.Signals,
+        signals: processes.Signals,
         early: StopEarly | None,
         deadline: Deadline,
         every: int,

@@ -6,11 +6,10 @@ from typing import Any, Protocol, Self
 
 import jax
 
-from meshwright import tree
+from meshwright.base._internal import PyTree, tree
 from meshwright.engine._evaluations import EvaluationPart
-from meshwright.sharding import Layout
-from meshwright.train import Step, TrainState, nothing
-from meshwright.tree import PyTree
+from meshwright.parallel._internal import Layout
+from meshwright.training._internal import Step, TrainState, nothing
 
 
 class Data(Protocol):

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from meshwright.arguments import spelled
+from meshwright.base._internal import spelled
 from meshwright.errors import UsageError
 
 PLAIN = (str, bool, types.NoneType)

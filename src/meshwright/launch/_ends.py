@@ -22,18 +22,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from meshwright.durable import write_whole
-from meshwright.errors import (
-    EXIT_DIVERGED,
-    EXIT_FAILED,
-    EXIT_INPUT,
-    EXIT_USAGE,
-    MeshwrightError,
-)
+from meshwright.base._internal import Directory, ObjectPath, print_line, read_each, write_whole
+from meshwright.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_INPUT, EXIT_USAGE, MeshwrightError
 from meshwright.launch._members import End
 from meshwright.launch._summary import causes, code_of, fails_for_another, has_failed, summary
-from meshwright.lines import print_line
-from meshwright.storage import Directory, ObjectPath, read_each
 
 _POLL_SECONDS = 0.5
 _OTHERS_SECONDS = 5.0

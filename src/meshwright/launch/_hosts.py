@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright._version import __version__
+from meshwright.base._internal import local_path
 from meshwright.errors import EXIT_PEERS, UsageError
 from meshwright.launch import _follow
 from meshwright.launch._lead import Leader, Phase, Wanted
@@ -33,7 +34,6 @@ from meshwright.launch._supervise import (
     passing_on_signals,
     say,
 )
-from meshwright.storage import local_path
 
 _POLL_SECONDS = 0.05
 
@@ -86,7 +86,7 @@ def launch_hosts(
       >>> import socket, sys
       >>> with socket.create_server(("127.0.0.1", 0)) as server:
       ...     at = f"127.0.0.1:{server.getsockname()[1]}"  # a free port of this machine
-      >>> mw.launch.launch_hosts([sys.executable, "-c", "pass"], 1, at=at, hosts=1)
+      >>> mw.launch._internal.launch_hosts([sys.executable, "-c", "pass"], 1, at=at, hosts=1)
       0
     """
     check(grace_seconds, num_processes, restarts, None)

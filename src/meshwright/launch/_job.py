@@ -15,7 +15,7 @@ class Job:
     """A program that a scheduler starts as several processes.
 
     Example:
-      >>> job = mw.launch.Job(("python", "train.py"), num_processes=4, processes_per_host=2)
+      >>> job = mw.launch._internal.Job(("python", "train.py"), num_processes=4, processes_per_host=2)
       >>> job.num_hosts
       2
     """

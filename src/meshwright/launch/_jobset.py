@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
+from meshwright.base._internal import check_address, is_address
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DIVERGED, EXIT_INPUT, EXIT_USAGE, UsageError
 from meshwright.launch._job import Job
-from meshwright.storage import check_address, is_address
 
 _PORT = 55527
 _WORKERS = "workers"
@@ -40,7 +40,7 @@ class Pods:
     """The pods of a JobSet.
 
     Example:
-      >>> pods = mw.launch.Pods("registry.example.com/train:1", gpus=8, mounts=("runs:/runs",))
+      >>> pods = mw.launch._internal.Pods("registry.example.com/train:1", gpus=8, mounts=("runs:/runs",))
       >>> pods.gpus
       8
     """
@@ -78,9 +78,10 @@ def jobset_manifest(job: Job, pods: Pods) -> str:
       UsageError: The values cannot be those of a JobSet.
 
     Example:
-      >>> job = mw.launch.Job(("meshwright", "train", "gpt:experiment"), num_processes=4, name="gpt")
-      >>> pods = mw.launch.Pods("registry.example.com/gpt:1", mounts=("runs:/runs",))
-      >>> manifest = mw.launch.jobset_manifest(job, pods)
+      >>> command = ("meshwright", "train", "gpt:experiment")
+      >>> job = mw.launch._internal.Job(command, num_processes=4, name="gpt")
+      >>> pods = mw.launch._internal.Pods("registry.example.com/gpt:1", mounts=("runs:/runs",))
+      >>> manifest = mw.launch._internal.jobset_manifest(job, pods)
       >>> manifest.splitlines()[:4]
       ['apiVersion: jobset.x-k8s.io/v1alpha2', 'kind: JobSet', 'metadata:', '  name: gpt']
     """

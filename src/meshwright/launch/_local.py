@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from meshwright.base._internal import local_path
 from meshwright.errors import UsageError
-from meshwright.launch._ahead import at_lowest_priority, compiling_ahead
 from meshwright.launch._child import Child
 from meshwright.launch._look_out import looking_out
+from meshwright.launch._precompile import at_lowest_priority, compiling_ahead
 from meshwright.launch._process import News, Show
 from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, say, supervise
-from meshwright.storage import local_path
 
 GRACE_SECONDS = 12
 """Default time from SIGTERM to SIGKILL. With the killing it is below 15 s; most platforms allow 30 s."""
@@ -75,7 +75,7 @@ def launch_local(
 
     Example:
       >>> import sys
-      >>> mw.launch.launch_local([sys.executable, "-c", "pass"], num_processes=2)
+      >>> mw.launch._internal.launch_local([sys.executable, "-c", "pass"], num_processes=2)
       0
     """
     check(grace_seconds, num_processes, restarts, min_processes)

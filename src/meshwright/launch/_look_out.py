@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from meshwright.board import Entry, LookOut, Seen, look, read_entries, verdict
+from meshwright.processes._internal import Entry, LookOut, Seen, look, read_entries, verdict
 
 _SECONDS = 1.0
 """The longest time between two readings of the board. It is read as often as it is written."""

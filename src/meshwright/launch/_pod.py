@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from meshwright.base._internal import ObjectPath, location, print_line
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.launch._child import Child
 from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
@@ -22,8 +23,6 @@ from meshwright.launch._process import News
 from meshwright.launch._scratch import scratch
 from meshwright.launch._summary import has_failed
 from meshwright.launch._supervise import say
-from meshwright.lines import print_line
-from meshwright.storage import ObjectPath, location
 
 _POLL_SECONDS = 0.2
 """Longest wait of the main thread, which handles signals between waits."""
@@ -47,7 +46,7 @@ def run_pod(command: Sequence[str], name: str, shared: str | Path) -> int:
 
     Example:
       >>> import sys
-      >>> mw.launch.run_pod([sys.executable, "-c", "pass"], "gpt", "/runs")  # doctest: +SKIP
+      >>> mw.launch._internal.run_pod([sys.executable, "-c", "pass"], "gpt", "/runs")  # doctest: +SKIP
       0
     """
     check_command(command)

@@ -59,5 +59,5 @@ class Place(Protocol):
         ...
 
     def saved(self) -> int | None:
-        """Return the newest step that process 0 has reported; None for none. See `process/_progress.py`."""
+        """Return the newest step that process 0 has reported; None for none. See `processes/_progress.py`."""
         ...

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from meshwright.base._internal import local_path
 from meshwright.errors import EXIT_CTRL_C, Interrupted, UsageError
 from meshwright.launch._child import LAST_LINES, Child
 from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress
@@ -26,7 +27,6 @@ from meshwright.launch._output import shown
 from meshwright.launch._process import News, Process, Show
 from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, supervise
-from meshwright.storage import local_path
 
 _POLL_SECONDS = 0.2
 _SILENT_SECONDS = 30

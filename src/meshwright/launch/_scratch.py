@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from meshwright.board import birth_of, here
+from meshwright.processes._internal import birth_of, here
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

@@ -116,8 +116,8 @@ def slurm_script(job: Job, sbatch: Sequence[str] = (), srun: Sequence[str] = ())
       UsageError: An option is one that this function sets.
 
     Example:
-      >>> job = mw.launch.Job(("python", "train.py"), num_processes=8, processes_per_host=1)
-      >>> print(mw.launch.slurm_script(job, ["gpus-per-node=8"]))  # doctest: +ELLIPSIS
+      >>> job = mw.launch._internal.Job(("python", "train.py"), num_processes=8, processes_per_host=1)
+      >>> print(mw.launch._internal.slurm_script(job, ["gpus-per-node=8"]))  # doctest: +ELLIPSIS
       #!/bin/bash
       #SBATCH --job-name=train
       #SBATCH --nodes=8

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
+from meshwright.base._internal import allow_files_of, print_line
 from meshwright.errors import EXIT_DONE, EXIT_OF_STOPS, UsageError
 from meshwright.launch._output import Output, numbers_text
 from meshwright.launch._process import News, Outcome, Place, Process
 from meshwright.launch._restarts import Restarts
 from meshwright.launch._summary import SAVED, causes, code_of, has_failed, stop_of, summary
-from meshwright.lines import print_line
-from meshwright.open_files import allow_files_of
 
 _LONGEST_WAIT_SECONDS = 0.2
 """Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait, or

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_CTRL_C, EXIT_FAILED
 from meshwright.launch._output import Output
-from meshwright.lines import print_line
 
 _LABEL = re.compile(r" *(\d+): (.*)", re.DOTALL)
 """What `srun --label` writes: the number of the task, and its line."""

@@ -1,29 +1,20 @@
-"""Functions that models are made of, where the obvious form costs too much memory.
+"""Functions of models that know the mesh: attention, experts, stacked layers, cross entropy.
 
-`attention` holds no array of queries × keys, however long the rows, and `cross_entropy` the logits of a chunk
-of positions only. `moe` sends tokens to their experts, and `layers` marks what a pipeline splits.
-`CachedAttention` generates token by token. `proofs` holds attention to its definition on the hardware at
-hand. May import `sharding`, `metrics` and ground rooms. A new function is a file here.
+Each is here because its obvious form costs too much memory, or cannot be split.
 """
 
-from meshwright.nn._attention import Bias, attention
-from meshwright.nn._cached import CachedAttention, KeyValueCache
-from meshwright.nn._cross_entropy import cross_entropy, token_losses
-from meshwright.nn._layers import layers
-from meshwright.nn._moe import moe
-from meshwright.nn._proof import Proved, proofs
-from meshwright.nn._routing import Routing
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Bias",
-    "CachedAttention",
-    "KeyValueCache",
-    "Proved",
-    "Routing",
-    "attention",
-    "cross_entropy",
-    "layers",
-    "moe",
-    "proofs",
-    "token_losses",
-]
+from meshwright._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from meshwright.nn._attention import attention
+    from meshwright.nn._cached import CachedAttention, KeyValueCache
+    from meshwright.nn._cross_entropy import cross_entropy
+    from meshwright.nn._layers import layers
+    from meshwright.nn._moe import moe
+    from meshwright.nn._routing import Routing
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
+
+__all__ = ["CachedAttention", "KeyValueCache", "Routing", "attention", "cross_entropy", "layers", "moe"]

@@ -13,11 +13,11 @@ from meshwright.nn._cudnn import cudnn, why_not_cudnn
 from meshwright.nn._dense import dense, plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs, Bias
-from meshwright.nn._parts_of_rows import FORMS as _OF_PARTS
-from meshwright.nn._parts_of_rows import check_lengths, chosen_of_parts, exchanged, why_not_exchanged
 from meshwright.nn._ring import ring
+from meshwright.nn._sequence_parallel import FORMS as _OF_PARTS
+from meshwright.nn._sequence_parallel import check_lengths, chosen_of_parts, exchanged, why_not_exchanged
 from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
-from meshwright.sharding import sequence_ways
+from meshwright.parallel._internal import sequence_ways
 
 _LARGEST_DENSE = 512 * 512
 """The largest number of queries × keys for which all scores of a head are held at once: one block of the
@@ -86,7 +86,7 @@ def attention(
 
     Example:
       >>> x = jnp.ones((2, 1024, 4, 16))
-      >>> mw.attention(x, x, x, causal=True, window=128).shape
+      >>> mw.nn.attention(x, x, x, causal=True, window=128).shape
       (2, 1024, 4, 16)
     """
     given = AttentionInputs.of(q, k, v, causal, segments, window, softcap, scale, bias)

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from meshwright.base._internal import PyTree
 from meshwright.nn._inputs import AttentionInputs, Bias, visible
-from meshwright.tree import PyTree
 
 _SCOPE = "fused_attention"  # the name by which plans know it: hardware may run it as one kernel
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from meshwright.errors import UsageError
 from meshwright.nn._inputs import Bias
-from meshwright.sharding import shard_tensor_dim
+from meshwright.parallel._internal import shard_tensor_dim
 
 
 class KeyValueCache(NamedTuple):
@@ -47,7 +47,7 @@ class KeyValueCache(NamedTuple):
 
 
 class CachedAttention:
-    """Attention of a layer through a cache, called like `mw.attention` with the new positions only.
+    """Attention of a layer through a cache, called like `mw.nn.attention` with the new positions only.
 
     After the call, `cache` also has the new keys and values. A position sees the cache up to itself. What is
     stored for later positions does not matter: rows may be padded at their end, and positions may be
@@ -87,7 +87,8 @@ class CachedAttention:
         scale: float | None = None,
         bias: Bias | None = None,
     ) -> jax.Array:
-        """Return the attention of the new positions, [B, T, N, H]; the arguments are those of `mw.attention`.
+        """Return the attention of the new positions, [B, T, N, H]; the arguments are those of
+        `mw.nn.attention`.
 
         Raises:
           UsageError: The attention is not causal, or has segments.

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from meshwright.sharding import SEQUENCE, axes_splitting, sequence_ways
+from meshwright.parallel._internal import SEQUENCE, axes_splitting, sequence_ways
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.errors import UsageError, did_you_mean
-from meshwright.metrics import Mean
 from meshwright.nn._chunks import Static, losses_of, total_of
+from meshwright.observe._internal import Mean
 
 _GATHERS = ("once", "per chunk")
 
@@ -53,7 +53,7 @@ def cross_entropy(
 
     Example:
       >>> hidden, head = jnp.ones((2, 8, 4)), jnp.zeros((4, 10))
-      >>> mw.cross_entropy(hidden, head, jnp.zeros((2, 8), int), label_weights=jnp.arange(8) < 6)
+      >>> mw.nn.cross_entropy(hidden, head, jnp.zeros((2, 8), int), label_weights=jnp.arange(8) < 6)
       Mean(2.30259, count=12)
     """
     static = _checked(hidden, head, labels, softcap, z_loss, label_smoothing, chunk, gather)
@@ -89,7 +89,7 @@ def token_losses(
     The arguments and errors are those of `cross_entropy`.
 
     Example:
-      >>> mw.nn.token_losses(jnp.ones((2, 3, 4)), jnp.zeros((4, 10)), jnp.zeros((2, 3), int)).shape
+      >>> mw.nn._internal.token_losses(jnp.ones((2, 3, 4)), jnp.zeros((4, 10)), jnp.zeros((2, 3), int)).shape
       (2, 3)
     """
     static = _checked(hidden, head, labels, softcap, z_loss, label_smoothing, chunk, gather)

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from meshwright.base._internal import PyTree
 from meshwright.nn._grouped import Arranged, Dot
 from meshwright.nn._permuted import Choices, Places, returned, taken
-from meshwright.sharding import EXPERT, in_microbatch
-from meshwright.tree import PyTree
+from meshwright.parallel._internal import EXPERT, in_microbatch
 
 Block = Callable[[PyTree, jax.Array, Dot], jax.Array]
 """A function `(weights, rows, dot) -> rows`, written as for one expert."""

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.nn._hardware import Hardware
-from meshwright.sharding import in_microbatch
+from meshwright.parallel._internal import in_microbatch
 
 Dot = Callable[[jax.Array, jax.Array], jax.Array]
 """The product of rows with the matrix of the expert of each row."""

@@ -21,9 +21,10 @@ class Bias(NamedTuple):
 
     Example:
       >>> slopes = jnp.array([0.5, 0.25])  # ALiBi's, of two heads
-      >>> bias = mw.nn.Bias(lambda slopes, t, s: -slopes[:, None, None] * abs(t[:, None] - s), slopes)
+      >>> slope = lambda slopes, t, s: -slopes[:, None, None] * abs(t[:, None] - s)
+      >>> bias = mw.nn._internal.Bias(slope, slopes)
       >>> x = jnp.ones((1, 8, 2, 4))
-      >>> mw.attention(x, x, x, bias=bias).shape
+      >>> mw.nn.attention(x, x, x, bias=bias).shape
       (1, 8, 2, 4)
     """
 
@@ -101,7 +102,7 @@ def result_without_draws(about: str, function: Callable[..., Any], *arguments: A
         raise UsageError(
             f"{about} must not draw random numbers or ask for its device, but computes {match[0]}: it is "
             "called for several parts, on each device anew, and the draws of all would be the same.\n"
-            "  Draw outside, such as for dropout after mw.moe or of the values of mw.attention."
+            "  Draw outside, such as for dropout after mw.nn.moe or of the values of mw.nn.attention."
         )
     return result
 

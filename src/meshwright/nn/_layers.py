@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 
-from meshwright import tree
+from meshwright.base._internal import PyTree, tree
 from meshwright.errors import UsageError
-from meshwright.sharding import PIPELINE, STACK
-from meshwright.tree import PyTree
+from meshwright.parallel._internal import PIPELINE, STACK
 
 
 def layers(
@@ -38,7 +37,7 @@ def layers(
 
     Example:
       >>> weights = jnp.stack([jnp.eye(2), 2 * jnp.eye(2)])
-      >>> print(mw.layers(lambda w, x: x @ w, weights, jnp.ones(2)))
+      >>> print(mw.nn.layers(lambda w, x: x @ w, weights, jnp.ones(2)))
       [2. 2.]
     """
     _check_stacked(stacked)
@@ -46,7 +45,9 @@ def layers(
     def one(x: PyTree, layer: PyTree) -> tuple[PyTree, PyTree]:
         new, aux = block(layer, x) if has_aux else (block(layer, x), None)
         if changes := tree.differences(x, new):
-            raise UsageError(f"a block of mw.layers returned other activations than it received: {changes}.")
+            raise UsageError(
+                f"a block of mw.nn.layers returned other activations than it received: {changes}."
+            )
         return new, aux
 
     def stack_of_layers(stacked: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
@@ -63,4 +64,6 @@ def _check_stacked(stacked: PyTree) -> None:
     numbers = {shape[0] if shape else None for shape in shapes.values()}
     if len(numbers) != 1 or None in numbers:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "nothing"
-        raise UsageError(f"mw.layers: the first dimension of each array must count layers; found {listed}.")
+        raise UsageError(
+            f"mw.nn.layers: the first dimension of each array must count layers; found {listed}."
+        )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from meshwright import tree
+from meshwright.base._internal import PyTree, tree
 from meshwright.errors import AxisError, UsageError
 from meshwright.nn._experts import (
     Block,
@@ -21,12 +21,11 @@ from meshwright.nn._experts import (
     ring,
     sends_fewer,
 )
+from meshwright.nn._gradient_carriers import seen, with_shadows
 from meshwright.nn._grouped import Arranged
 from meshwright.nn._inputs import result_without_draws
 from meshwright.nn._routing import Routing, Score, room_of, routed
-from meshwright.nn._shadows import seen, with_shadows
-from meshwright.sharding import APART, EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
-from meshwright.tree import PyTree
+from meshwright.parallel._internal import APART, EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
 
 
 def moe(
@@ -84,7 +83,7 @@ def moe(
       ...     return dot(jax.nn.relu(dot(rows, weights["up"])), weights["down"])
       >>> experts = {"up": jnp.ones((4, 8, 16)), "down": jnp.ones((4, 16, 8))}
       >>> x, router = jnp.ones((2, 3, 8)), jnp.ones((8, 4))
-      >>> y, routing = mw.moe(block, experts, x, x @ router, top_k=2)
+      >>> y, routing = mw.nn.moe(block, experts, x, x @ router, top_k=2)
       >>> y.shape, routing.load.tolist()
       ((2, 3, 8), [0.5, 0.5, 0.0, 0.0])
     """
@@ -95,7 +94,7 @@ def moe(
         rows = Arranged.one_block_each(logits.shape[-1], 2)
         few = jax.ShapeDtypeStruct((rows.num_rows, x.shape[-1]), x.dtype)
         weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), experts)
-        result_without_draws("the block of mw.moe", lambda w, x: block(w, x, rows.dot), weights, few)
+        result_without_draws("the block of mw.nn.moe", lambda w, x: block(w, x, rows.dot), weights, few)
     # XLA would gather the scores of all tokens before it looks for the largest.
     choose = over.mapped(lambda scores: jax.lax.top_k(scores, top_k)[1], 1)
     choice, routing = routed(logits, choose, normalize=normalize, score=score, bias=bias, capacity=capacity)
@@ -153,7 +152,7 @@ class _Over:
     def manual(self) -> tuple[str, ...]:
         """The axes of the `shard_map`."""
         of_experts = (EXPERT,) if self.ways > 1 else ()
-        # As in `mw.attention`: the microbatches of a pipeline are a dimension that `vmap` adds.
+        # As in `mw.nn.attention`: the microbatches of a pipeline are a dimension that `vmap` adds.
         of_stages = (PIPELINE,) if in_microbatch() else ()
         found = tuple(dict.fromkeys((*self.axes, *self.positions, *of_experts)))
         return (*found, *of_stages) if found else ()
@@ -224,14 +223,14 @@ def _check(experts: PyTree, x: jax.Array, logits: jax.Array, top_k: Any, capacit
     counts = {shape[0] if shape else None for shape in shapes.values()}
     listed = ", ".join(f"{name or 'array'} {shape}" for name, shape in shapes.items()) or "nothing"
     if len(counts) != 1 or None in counts:
-        raise UsageError(f"mw.moe: the first dimension of each array must count experts; found {listed}.")
+        raise UsageError(f"mw.nn.moe: the first dimension of each array must count experts; found {listed}.")
     if x.ndim < 2 or logits.shape != (*x.shape[:-1], *counts):
         raise UsageError(
-            f"mw.moe takes x [..., D] and logits [..., E] for E experts: found x {x.shape}, logits "
+            f"mw.nn.moe takes x [..., D] and logits [..., E] for E experts: found x {x.shape}, logits "
             f"{logits.shape}, and experts {listed}."
         )
     if 0 in x.shape[:-1]:
-        raise UsageError(f"mw.moe was given no tokens: x has the shape {x.shape}. It needs one or more.")
+        raise UsageError(f"mw.nn.moe was given no tokens: x has the shape {x.shape}. It needs one or more.")
     if not isinstance(top_k, int) or not 1 <= top_k <= logits.shape[-1]:
         raise UsageError(f"top_k={top_k!r}: expected a number from 1 to {logits.shape[-1]}, that of experts.")
     if capacity is not None and not (isinstance(capacity, int | float) and 0 < capacity < math.inf):

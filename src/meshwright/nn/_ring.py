@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from meshwright.base._internal import PyTree
 from meshwright.nn._blockwise import BLOCK, Starts, part, part_gradients
 from meshwright.nn._inputs import AttentionInputs, Bias
-from meshwright.sharding import PIPELINE, SEQUENCE, in_microbatch
-from meshwright.tree import PyTree
+from meshwright.parallel._internal import PIPELINE, SEQUENCE, in_microbatch
 
 _SPLIT = P(None, SEQUENCE)
 _LSE = P(None, None, SEQUENCE)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 class Routing:
     """How a router spread its tokens over the experts. All values are float32 and over the whole batch.
 
-    It is a pytree, so it may be the `aux` of `mw.layers`, which stacks those of all layers.
+    It is a pytree, so it may be the `aux` of `mw.nn.layers`, which stacks those of all layers.
     """
 
     balance_loss: jax.Array
@@ -38,7 +38,7 @@ class Routing:
         It balances experts without a loss (Wang et al., arXiv:2408.15664). Keep it in the model's state.
 
         Args:
-          bias: [E], what `mw.moe` took as `bias`.
+          bias: [E], what `mw.nn.moe` took as `bias`.
           rate: The number by which each value moves.
 
         Example:
@@ -79,7 +79,7 @@ def routed(
       normalize: If true, the weights of a token add up to 1.
       score: From logits to scores.
       bias: [E], added to the scores for the choice.
-      capacity: As in `mw.moe`.
+      capacity: As in `mw.nn.moe`.
     """
     wide, num_experts = logits.astype(jnp.float32), logits.shape[-1]
     scores = score(wide)

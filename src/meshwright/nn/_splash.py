@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.nn._blockwise import blockwise
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
-from meshwright.sharding import SEQUENCE, axes_splitting
+from meshwright.parallel._internal import SEQUENCE, axes_splitting
 
 _BLOCKS = (512, 256, 128)
 """Lengths of blocks, the best first: MaxText's, and what is left for shorter rows."""

@@ -8,8 +8,8 @@ found by its plan: see `AxisError`.
 import math
 from collections.abc import Iterator, Mapping
 
+from meshwright.parallel._internal import AXES, EXPERT, PIPELINE, SEQUENCE
 from meshwright.plan._hardware import Hardware
-from meshwright.sharding import AXES, EXPERT, PIPELINE, SEQUENCE
 
 Sizes = Mapping[str, int]
 """The size of each axis that splits a model; those of size 1 are left out."""

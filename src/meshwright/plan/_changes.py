@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.engine._internal import Experiment
 from meshwright.errors import LayoutError, UsageError
-from meshwright.experiment import Experiment
 from meshwright.plan._axes import TENSOR, alone, mesh_of
 from meshwright.plan._site import Site
 from meshwright.plan._values import Plan
-from meshwright.train import offload_opt_state
+from meshwright.training._internal import offload_opt_state
 
 Settings = Mapping[str, Any]
 """Values of fields of `Experiment`, by the names of the fields."""
 OFFLOADED = "offloaded"
-"""Key for an optimizer wrapped in `mw.train.offload_opt_state`; it is not a field of `Experiment`."""
+"""Key for an optimizer wrapped in `mw.training.offload_opt_state`; it is not a field of `Experiment`."""
 REMATS = (None, "dots", "dots_no_batch")
 """Remat policies of a whole loss, from most memory to most time."""
 LAYER_REMATS = ("layers:everything", "layers:dots", "layers:dots_no_batch", "layers:nothing")
@@ -34,7 +34,7 @@ class Change:
 
     def __str__(self) -> str:
         written = (f"{name}={_text(value)}" for name, value in self.settings.items() if name != OFFLOADED)
-        optimizer = ["optimizer=mw.train.offload_opt_state(…)"] if OFFLOADED in self.settings else []
+        optimizer = ["optimizer=mw.training.offload_opt_state(…)"] if OFFLOADED in self.settings else []
         return " ".join([*written, *optimizer]) or "as it is"
 
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import jax
 
-from meshwright import process
+from meshwright.base._internal import PyTree, human_bytes
+from meshwright.engine._internal import Experiment, Parts, compile_parts
 from meshwright.errors import UsageError
-from meshwright.experiment import Experiment, Parts, compile_parts
 from meshwright.plan._changes import Change
 from meshwright.plan._hardware import CPU, Hardware, hardware_here
 from meshwright.plan._roofline import Rates
 from meshwright.plan._search import MICROBATCHES, Search
 from meshwright.plan._site import Site
-from meshwright.shown import human_bytes
-from meshwright.tree import PyTree
+from meshwright.processes import _internal as processes
 
 CPU_RATES = Rates({"float32": 1e11}, memory=1e10, link=1e10, network=1e10, source="assumed")
 """Speeds that rank choices: measured ones would differ between processes, and so would their choices."""
@@ -54,7 +53,7 @@ def choose(
     for number, (settings, why) in enumerate(ordered, start=1):
         made = replace(experiment, **settings)
         parts = make_parts(made) if settings else first
-        peak = process.agree(_peak(parts))
+        peak = processes.agree(_peak(parts))
         if parts.step.meeting and "microbatches" in names:
             raise UsageError(
                 "microbatches='auto': the whole batch does not fit, and rows of the batch meet in the loss, "
@@ -143,7 +142,7 @@ def _here(parts: Parts) -> Hardware:
     """Return the hardware of a run, with the memory that its devices report, the same on all processes."""
     hardware = hardware_here(list(parts.layout.mesh.devices.flat))
     reported = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    available = process.agree(reported or hardware.chip.memory_bytes)
+    available = processes.agree(reported or hardware.chip.memory_bytes)
     return replace(hardware, chip=replace(hardware.chip, memory_bytes=available))
 
 

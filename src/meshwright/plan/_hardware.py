@@ -67,7 +67,7 @@ class Hardware:
         return min(4, self.num_devices) if isinstance(self.chip.target, Tpu) else self.group
 
     def __str__(self) -> str:
-        """Return the text of `mw.sharding.hardware()` on this hardware, which mesh rules are matched with."""
+        """Return the text of `mw.parallel.hardware()` on this hardware, which mesh rules are matched with."""
         counted = f"{self.num_hosts}x{self.per_host}" if self.num_hosts > 1 else str(self.num_devices)
         return f"{self.chip.device_kind}:{counted}"
 
@@ -106,7 +106,7 @@ def hardware_here(devices: Sequence[jax.Device] | None = None) -> Hardware:
       UsageError: There are no figures for devices of this kind.
 
     Example:
-      >>> mw.plan.hardware_here().num_devices
+      >>> mw.plan._internal.hardware_here().num_devices
       8
     """
     devices = jax.devices() if devices is None else devices

@@ -19,11 +19,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.models import decoder
-from meshwright.plan._estimate import traced_costs
+from meshwright.lm._internal import decoder
+from meshwright.parallel._internal import Layout, make_mesh
+from meshwright.plan._estimate._traced import traced_costs
 from meshwright.plan._roofline import Rates, step_time
-from meshwright.sharding import Layout, make_mesh
-from meshwright.train import init_state, make_step
+from meshwright.training._internal import init_state, make_step
 
 # Sides of two square products. Their times separate a product's fixed cost from the cost of its operations.
 SMALL, LARGE = 64, 384

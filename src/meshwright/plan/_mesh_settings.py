@@ -7,11 +7,11 @@ from dataclasses import replace
 import jax
 
 from meshwright.errors import UsageError
+from meshwright.parallel._internal import EXPERT, PIPELINE, axes_of, device_bytes
 from meshwright.plan._axes import Sizes, mesh_of, ways_of
 from meshwright.plan._changes import Settings, changed
 from meshwright.plan._site import Site
-from meshwright.sharding import EXPERT, PIPELINE, axes_of, device_bytes
-from meshwright.train import TrainState
+from meshwright.training._internal import TrainState
 
 FIRST_QUEUES = (4, 2, 1)
 """Microbatches for each stage of a pipeline, of which the first that divide the batch are tried first."""

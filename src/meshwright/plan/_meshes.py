@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from meshwright.errors import AxisError, UsageError
+from meshwright.parallel._internal import EXPERT, PIPELINE
 from meshwright.plan._axes import Sizes, alone, divisors, longer, ways_of
 from meshwright.plan._changes import Change, Settings, least_microbatches, ranked
 from meshwright.plan._mesh_settings import choices, divides, held, is_split, settings_of, state_of
 from meshwright.plan._site import Site
-from meshwright.sharding import EXPERT, PIPELINE
 
 BEAM = 3
 """Number of best meshes whose axes are made longer; one more is quick and does not fit yet."""

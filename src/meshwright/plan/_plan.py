@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.engine import errors_naming
+from meshwright.engine._internal import Experiment, automatic, before_choice, errors_naming, some_rows
 from meshwright.errors import UsageError
-from meshwright.experiment import Experiment, automatic, before_choice, some_rows
+from meshwright.parallel._internal import apply_mesh_rules
 from meshwright.plan._choice import best_estimate
 from meshwright.plan._hardware import Hardware, hardware_named
 from meshwright.plan._roofline import Rates
 from meshwright.plan._site import Compiled, NotCompiledError, Site
 from meshwright.plan._topology import missing_compiler
 from meshwright.plan._values import Plan
-from meshwright.sharding import apply_mesh_rules
 
 HOST_BANDWIDTH = 1e9
 """Bytes per second that one host is assumed to write of a checkpoint."""

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import jax
 
-from meshwright.experiment import Experiment, before_choice
+from meshwright.base._internal import human_bytes
+from meshwright.engine._internal import Experiment, before_choice
 from meshwright.plan._changes import cheapest_changes
 from meshwright.plan._choice import CPU_RATES
 from meshwright.plan._hardware import CPU, hardware_here
 from meshwright.plan._plan import site_of
 from meshwright.plan._site import Site
 from meshwright.plan._words import described_changes
-from meshwright.shown import human_bytes
 
 log = logging.getLogger("meshwright")
 

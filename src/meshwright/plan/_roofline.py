@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.hlo import Collective
+from meshwright.parallel._internal import SEQUENCE
 from meshwright.plan._chips import Chip, Tpu
-from meshwright.plan._estimate import Work
-from meshwright.program import peak_flops
-from meshwright.sharding import SEQUENCE
+from meshwright.plan._estimate._traced import Work
+from meshwright.program._internal import Collective, peak_flops
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class Rates:
     """Speeds of one device, for the estimate of times.
 
     Example:
-      >>> rates = mw.plan.Rates({"bfloat16": 6e14}, memory=2.7e12, link=3.6e11, network=4e10, source="mine")
+      >>> speeds = {"memory": 2.7e12, "link": 3.6e11, "network": 4e10}
+      >>> rates = mw.plan._internal.Rates({"bfloat16": 6e14}, **speeds, source="mine")
       >>> rates.flops["bfloat16"]
       600000000000000.0
     """

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from meshwright.collector import collector_paused
+from meshwright.base._internal import collector_paused
 from meshwright.errors import AxisError, UsageError
+from meshwright.parallel._internal import PIPELINE
 from meshwright.plan._changes import (
     LAYER_REMATS,
     OFFLOADED,
@@ -16,7 +17,6 @@ from meshwright.plan._changes import (
 )
 from meshwright.plan._meshes import Meshes
 from meshwright.plan._site import Site
-from meshwright.sharding import PIPELINE
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of microbatches that a search tries, until one fits: more of them save memory, and never time."""

@@ -11,21 +11,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from meshwright.collector import collector_paused
-from meshwright.engine import errors_naming
+from meshwright.base._internal import PyTree, collector_paused, human_bytes, nbytes
+from meshwright.engine._internal import Experiment, Parts, as_casts, compile_parts, errors_naming, parts_of
 from meshwright.errors import MeshwrightError, UsageError
-from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, parts_of
-from meshwright.hlo import Collective, collectives
-from meshwright.plan._chips import Chip, Gpu, Tpu
-from meshwright.plan._estimate import TracedCosts, traced_costs
-from meshwright.plan._hardware import CPU, Hardware
-from meshwright.plan._measured import measured_rates
-from meshwright.plan._roofline import Rates, StepTime, published_rates, step_time
-from meshwright.plan._topology import described_devices
-from meshwright.plan._traces import Traces
-from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, checkpoint_cost
-from meshwright.program import Flops, utilisation_on
-from meshwright.sharding import (
+from meshwright.parallel._internal import (
     PIPELINE,
     SEQUENCE,
     device_bytes,
@@ -34,9 +23,16 @@ from meshwright.sharding import (
     make_mesh,
     mesh_rule,
 )
-from meshwright.shown import human_bytes
-from meshwright.train import OneForwardOneBackward, Ring
-from meshwright.tree import PyTree, nbytes
+from meshwright.plan._chips import Chip, Gpu, Tpu
+from meshwright.plan._estimate._traced import TracedCosts, traced_costs
+from meshwright.plan._hardware import CPU, Hardware
+from meshwright.plan._measured import measured_rates
+from meshwright.plan._roofline import Rates, StepTime, published_rates, step_time
+from meshwright.plan._topology import described_devices
+from meshwright.plan._traces import Traces
+from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, checkpoint_cost
+from meshwright.program._internal import Collective, Flops, collectives, utilisation_on
+from meshwright.training._internal import OneForwardOneBackward, Ring
 
 _AMPLE = 0.76
 """The share of a GPU's memory from which on XLA computes values again: 95 % of 80 %, `base_limit` in its
@@ -274,8 +270,8 @@ def _naming_cudnn() -> Iterator[None]:
             raise
         raise UsageError(
             f"the model calls jax.nn.dot_product_attention(implementation='cudnn'), and JAX says {error}\n"
-            "  Call mw.attention, which takes cuDNN's kernel on GPUs, whose plan needs no cuDNN. Or install "
-            "nvidia-cudnn-cu13, nvidia-cublas and meshwright[cuda13] here."
+            "  Call mw.nn.attention, which takes cuDNN's kernel on GPUs, whose plan needs no cuDNN. Or "
+            "install nvidia-cudnn-cu13, nvidia-cublas and meshwright[cuda13] here."
         ) from error
 
 
@@ -365,7 +361,7 @@ def _masked(traced: TracedCosts, *, is_compiled: bool) -> list[str]:
     notes = [
         f"XLA has no kernel for jax.lax.ragged_dot here: it multiplies each row by all {traced.num_masked} "
         "experts of its device, with zeros for the others. Time and memory count that, the FLOPs of the "
-        "model do not. mw.moe avoids it."
+        "model do not. mw.nn.moe avoids it."
     ]
     if not is_compiled and traced.most_nbytes > traced.memory.peak:
         notes.append(
@@ -384,5 +380,5 @@ def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_
     return [
         f"a device sends {human_bytes(sent)} in all-reduces over {'+'.join(sorted(batch_axes))}, where "
         f"gradients need {human_bytes(needed)}: some activations are not split by example. Split them with "
-        "mw.sharding.shard_batch_dim in the model."
+        "mw.parallel.shard_batch_dim in the model."
     ]

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
+from meshwright.base._internal import PyTree
+from meshwright.engine._internal import Experiment, Parts, loss_of, parts_of
 from meshwright.errors import AxisError, LayoutError, UsageError
-from meshwright.experiment import Experiment, Parts, loss_of, parts_of
-from meshwright.program import bind, evaluate
-from meshwright.sharding import grouped_mesh, in_mesh
-from meshwright.train import Init, TrainState, as_init, key_of
-from meshwright.tree import PyTree
+from meshwright.parallel._internal import grouped_mesh, in_mesh
+from meshwright.program._internal import bind, evaluate
+from meshwright.training._internal import Init, TrainState, as_init, key_of
 
 _BOTH = ("data", "fsdp")
 _NOT_IN_STATE = ("microbatches", "pipeline_rounds", "pipeline_schedule", "remat")

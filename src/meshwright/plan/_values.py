@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from meshwright import tree
-from meshwright.arrays import Casts, cast_dtypes
+from meshwright.base._internal import PyTree, tree
+from meshwright.checkpoints._internal import Casts, cast_dtypes
 from meshwright.plan._roofline import StepTime
-from meshwright.train import OneForwardOneBackward, Ring
-from meshwright.tree import PyTree
+from meshwright.training._internal import OneForwardOneBackward, Ring
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Plan:
     """The resources that one training step takes, and the time."""
 
     hardware: str
-    """Hardware as `mw.sharding.hardware()` would print it there."""
+    """Hardware as `mw.parallel.hardware()` would print it there."""
     num_devices: int
     """Number of devices."""
     mesh: Mapping[str, int]

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+from meshwright.base._internal import aligned, human_bytes
 from meshwright.plan._changes import Change
 from meshwright.plan._values import Exchange, Memory, Plan
-from meshwright.shown import human_bytes
-from meshwright.tables import aligned
-from meshwright.train import OneForwardOneBackward, Ring
+from meshwright.training._internal import OneForwardOneBackward, Ring
 
 COLUMN = 24
 NUM_SHOWN = 10
@@ -62,7 +61,7 @@ def seconds(value: float) -> str:
       value: Seconds.
 
     Example:
-      >>> mw.plan.seconds(0.0123)
+      >>> mw.plan._internal.seconds(0.0123)
       '12.3 ms'
     """
     if value >= 100:

@@ -9,11 +9,11 @@ import jax
 CALLS = ("jit", "pjit")
 """Primitives that call the jaxpr in their parameter `jaxpr`, and do no more."""
 STACK = "stack_of_layers"
-"""The name of the call that `mw.layers` makes on a mesh with the axis `pipeline`."""
+"""The name of the call that `mw.nn.layers` makes on a mesh with the axis `pipeline`."""
 
 
 def is_stack(eqn: Any) -> bool:
-    """Return whether an equation is the call of `mw.layers`, whose jaxpr contains the scan over layers.
+    """Return whether an equation is the call of `mw.nn.layers`, whose jaxpr contains the scan over layers.
 
     Args:
       eqn: An equation of a jaxpr.
@@ -33,7 +33,7 @@ def evaluate(
 
     Example:
       >>> jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) + 1)(0.0)
-      >>> [print(f"{x:.0f}") for x in mw.program.evaluate(jaxpr, [0.0], mw.program.bind)]
+      >>> [print(f"{x:.0f}") for x in mw.program._internal.evaluate(jaxpr, [0.0], mw.program._internal.bind)]
       1
       [None]
     """

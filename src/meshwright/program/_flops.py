@@ -37,7 +37,7 @@ class Flops:
     All other work, mostly elementwise, is left out, as is usual (PaLM, arXiv 2204.02311, appendix B).
 
     Example:
-      >>> counted = mw.program.flops(lambda a, b: a @ b, jnp.ones((8, 4)), jnp.ones((4, 2)))
+      >>> counted = mw.observe.flops(lambda a, b: a @ b, jnp.ones((8, 4)), jnp.ones((4, 2)))
       >>> (counted + counted.times(2)).model
       384
     """
@@ -92,7 +92,7 @@ def flops(function: Callable[..., Any], *arguments: Any) -> Flops:
       arguments: Arrays, or `jax.ShapeDtypeStruct`s, of global shapes.
 
     Example:
-      >>> mw.program.flops(lambda a, b: a @ b, jnp.ones((8, 4)), jnp.ones((4, 2))).model
+      >>> mw.observe.flops(lambda a, b: a @ b, jnp.ones((8, 4)), jnp.ones((4, 2))).model
       128
     """
     return count_flops(jax.make_jaxpr(function)(*arguments))
@@ -106,7 +106,7 @@ def count_flops(jaxpr: Any) -> Flops:
 
     Example:
       >>> jaxpr = jax.make_jaxpr(jnp.dot)(jnp.ones((8, 4)), jnp.ones((4, 2)))
-      >>> mw.program.count_flops(jaxpr).model
+      >>> mw.observe.count_flops(jaxpr).model
       128
     """
     return program_flops(program_of(jaxpr))

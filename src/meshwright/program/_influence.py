@@ -17,8 +17,8 @@ def influences(program: Program, results: Iterable[Value]) -> set[Value]:
 
     Example:
       >>> jaxpr = jax.make_jaxpr(lambda x, y: (2 * x, x + y))(1.0, 1.0)
-      >>> program = mw.program.program_of(jaxpr)
-      >>> found = mw.program.influences(program, program.outputs[:1])
+      >>> program = mw.program._internal.program_of(jaxpr)
+      >>> found = mw.program._internal.influences(program, program.outputs[:1])
       >>> [value in found for value in program.inputs]
       [True, False]
     """

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from meshwright import tree
+from meshwright.base._internal import tree
 from meshwright.errors import UsageError
 from meshwright.program._evaluate import bind, evaluate
 

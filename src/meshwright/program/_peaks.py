@@ -91,7 +91,7 @@ def peak_flops(device_kind: str, dtype: str = "bfloat16") -> float | None:
       dtype: Name of the factors' dtype.
 
     Example:
-      >>> mw.program.peak_flops("NVIDIA H100 80GB HBM3") / 1e12
+      >>> mw.observe.peak_flops("NVIDIA H100 80GB HBM3") / 1e12
       989.5
     """
     fitting = [name for name in _PEAKS if _names(name, device_kind)]

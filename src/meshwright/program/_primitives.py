@@ -29,8 +29,8 @@ class Memory(Enum):
     """Storage of an operation's results after XLA has fused operations.
 
     Example:
-      >>> add = mw.program.program_of(jax.make_jaxpr(jnp.add)(1.0, 2.0)).operations[0]
-      >>> mw.program.known_of(add).memory.name
+      >>> add = mw.program._internal.program_of(jax.make_jaxpr(jnp.add)(1.0, 2.0)).operations[0]
+      >>> mw.program._internal.known_of(add).memory.name
       'FUSED'
     """
 
@@ -165,7 +165,7 @@ def rule_of(operation: Operation) -> Rule:
 
     Example:
       >>> jaxpr = jax.make_jaxpr(jnp.transpose)(jnp.ones((8, 4)))
-      >>> rule = mw.program.rule_of(mw.program.program_of(jaxpr).operations[0])
+      >>> rule = mw.program._internal.rule_of(mw.program._internal.program_of(jaxpr).operations[0])
       >>> rule.inputs, rule.outputs
       ([((0,), (1,))], [((1,), (0,))])
     """

@@ -19,7 +19,7 @@ Equation = Any
 _TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
 """The scope of a pipeline's stages, as `mw.make_step` names it."""
 _USED = re.compile(r"used_(\d+)_of_(\d+)_rows")
-"""The scope of products with room for more rows than they compute, as `mw.moe` names it."""
+"""The scope of products with room for more rows than they compute, as `mw.nn.moe` names it."""
 _AGAIN = "computed_again"
 """The scope of stages that are computed again for their gradient, as `mw.make_step` names it."""
 _FUSED_ATTENTION = "fused_attention"
@@ -65,7 +65,8 @@ class Program:
     """A list of operations in order.
 
     Example:
-      >>> program = mw.program.program_of(jax.make_jaxpr(jax.jit(jnp.dot))(jnp.ones((2, 3)), jnp.ones(3)))
+      >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.dot))(jnp.ones((2, 3)), jnp.ones(3))
+      >>> program = mw.program._internal.program_of(jaxpr)
       >>> [operation.kind for operation in program.operations]
       ['dot_general']
     """
@@ -176,7 +177,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
 
     Example:
       >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0)
-      >>> [eqn.primitive.name for eqn in mw.program.equations(jaxpr.jaxpr)]
+      >>> [eqn.primitive.name for eqn in mw.program._internal.equations(jaxpr.jaxpr)]
       ['jit', 'sin']
     """
     return _new_equations(jaxpr, set())
@@ -200,7 +201,8 @@ def walk(program: Program) -> Iterator[Operation]:
 
     Example:
       >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x))(1.0)
-      >>> "sin" in [operation.kind for operation in mw.program.walk(mw.program.program_of(jaxpr))]
+      >>> program = mw.program._internal.program_of(jaxpr)
+      >>> "sin" in [operation.kind for operation in mw.program._internal.walk(program)]
       True
     """
     for operation in program.operations:

@@ -43,8 +43,8 @@ def utilisation_on(
       num_devices: Number of devices.
 
     Example:
-      >>> counted = mw.program.flops(jnp.dot, *2 * [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)])
-      >>> round(mw.program.utilisation_on(counted, 3600.0, "NVIDIA H100 80GB HBM3", 1)["mfu"], 2)
+      >>> counted = mw.observe.flops(jnp.dot, *2 * [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)])
+      >>> round(mw.program._internal.utilisation_on(counted, 3600.0, "NVIDIA H100 80GB HBM3", 1)["mfu"], 2)
       0.5
     """
     if not counted.hardware:
@@ -63,8 +63,8 @@ def with_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]
     """Return a writer that adds `utilisation` to reports with `steps_per_second`.
 
         step.compile(state, batch)
-        write = mw.program.with_utilisation(write, mw.program.count_flops(step.jaxpr), jax.devices())
-        mw.fit(step, ..., log=mw.metrics.logger(write))
+        write = mw.observe.with_utilisation(write, mw.observe.count_flops(step.jaxpr), jax.devices())
+        mw.fit(step, ..., log=mw.observe.logger(write))
 
     Args:
       write: Writer that gets the extended reports.

@@ -4,8 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.docstrings import documented
-from meshwright.documents import parse_object, read_file
+from meshwright.base._internal import documented, parse_object, read_file
 
 WENT_BACK = "attempts/went_back.jsonl"
 """The record's file, relative to the run directory."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from meshwright.metrics import number
+from meshwright.base._internal import shortened
+from meshwright.observe._internal import number
 from meshwright.report._history import Best, Series
 from meshwright.report._html import Html, breakable, tag
 from meshwright.report._scale import Scale, scale_of, short
 from meshwright.report._thin import Column, not_finite, segments
-from meshwright.tables import shortened
 
 WIDTH, HEIGHT = 380.0, 212.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 304.0, 10.0, 186.0

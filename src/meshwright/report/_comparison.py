@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.docstrings import documented
+from meshwright.base._internal import aligned, documented, wrapped
 from meshwright.errors import UsageError, printable
-from meshwright.metrics import json_number, number
+from meshwright.observe._internal import json_number, number
 from meshwright.report._history import Best
 from meshwright.report._run import Run
 from meshwright.report._summary import document
 from meshwright.report._varied import Values, different, varied
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, flat, said, score_title
-from meshwright.tables import aligned, wrapped
 
 _ALWAYS_DIFFERENT = ("workdir",)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint import is_locked
-from meshwright.docstrings import documented
-from meshwright.documents import read_file
+from meshwright.base._internal import documented, read_file
+from meshwright.checkpoints._internal import is_locked
 
 _STILL_NEW = 600.0
 """Time without a report, in seconds, after which a run is taken for dead if nothing else tells its state."""

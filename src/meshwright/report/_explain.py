@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.docstrings import documented
+from meshwright.base._internal import documented
 from meshwright.errors import InputError, printable
-from meshwright.metrics import duration, number
-from meshwright.profile import Summary, exchange_seconds, find_profiles, summarize
+from meshwright.observe._internal import Summary, duration, exchange_seconds, find_profiles, number, summarize
 from meshwright.report._ledger import Ledger, saving_told
 from meshwright.report._run import Run
 
@@ -27,9 +26,9 @@ _HOST = ("start", "compile", "evaluation", "report", "stall", "lost", "waiting",
 _SLOW = " is slower than the others"
 _ADVICE = {
     "input": "more threads (`input.num_threads`), less work for each example, or arrays in memory",
-    "report": "report less often (`logging.every`), or wrap slow trackers in `mw.metrics.behind`",
+    "report": "report less often (`logging.every`), or wrap slow trackers in `mw.observe.behind`",
     "evaluation": "evaluate less often, or on fewer examples",
-    "save": "save less often, or by `mw.when.whenever_free(share=0.01)`, or in memory (`save.memory`)",
+    "save": "save less often, or by `mw.engine.whenever_free(share=0.01)`, or in memory (`save.memory`)",
     "compile": "keep compiled programs (`compile.cache`), and compile fewer shapes of batches",
     "stall": "look into the logs at the times of stalls, and ask `meshwright doctor RUN` in the next one",
     "lost": "save more often: what is lost is the work since the last save",
@@ -121,8 +120,8 @@ def explain(run: Run, planned: Planned | None = None) -> Explanation:
       planned: What a plan says of its step; None if there is none.
 
     Example:
-      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5, "input_wait": 0.4, "step_seconds": 0.1})
-      >>> print(mw.report.explain(mw.report.read_run(".")).sentences["input"])
+      >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5, "input_wait": 0.4, "step_seconds": 0.1})
+      >>> print(mw.report._internal.explain(mw.report.read_run(".")).sentences["input"])
       Input: waiting for batches takes 40.0 % of the time of steps.
     """
     ledger = run.ledger if run.ledger is not None and run.ledger.total else None

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
-from meshwright.checkpoint import Mode
-from meshwright.docstrings import documented
+from meshwright.base._internal import documented
+from meshwright.checkpoints._internal import Mode
 
 Report = Mapping[str, float]
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.docstrings import documented
-from meshwright.documents import parse_object, read_file
-from meshwright.metrics import number
+from meshwright.base._internal import documented, parse_object, read_file
+from meshwright.observe._internal import number
 
 LEDGER = "ledger.json"
 """The file's name in the run directory."""
@@ -48,7 +47,7 @@ class Ledger:
     """Where the seconds of a run went, over all attempts.
 
     Example:
-      >>> ledger = mw.report.Ledger({"step": 90.0, "save": 10.0}, until=100.0, attempts=1, saves=5)
+      >>> ledger = mw.report._internal.Ledger({"step": 90.0, "save": 10.0}, until=100.0, attempts=1, saves=5)
       >>> ledger.goodput, ledger.save_seconds
       (0.9, 2.0)
     """

@@ -3,7 +3,8 @@
 import importlib.resources
 from collections.abc import Iterator, Mapping
 
-from meshwright.metrics import number
+from meshwright.base._internal import human_bytes
+from meshwright.observe._internal import number
 from meshwright.report import _tables
 from meshwright.report._html import Html, Part, breakable, document, tag
 from meshwright.report._profile import profile
@@ -11,7 +12,6 @@ from meshwright.report._quantities import SECTIONS, drawn, quantities
 from meshwright.report._run import Run
 from meshwright.report._scale import short
 from meshwright.report._words import best_in_words, facts_of, flat, score_title
-from meshwright.shown import human_bytes
 
 _MOST_FIGURES = 3
 _MOST_LINES_OPEN = 40

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.metrics import number
-from meshwright.profile import DeviceTimes, Summary, find_profiles, summarize
+from meshwright.observe._internal import DeviceTimes, Summary, find_profiles, number, summarize
 from meshwright.report._html import Html, tag
 from meshwright.report._tables import table
 

@@ -7,7 +7,7 @@ such as `norm/…`, share one, too.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.machine import PREFIX
+from meshwright.processes._internal import PREFIX
 from meshwright.report._chart import Curve, chart
 from meshwright.report._history import Best, Series, evaluated
 from meshwright.report._html import Html

@@ -8,14 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright import description
-from meshwright.checkpoint import mode_of
-from meshwright.docstrings import documented
-from meshwright.documents import parse_object, read_file
+from meshwright.base._internal import description, documented, local_path, parse_object, read_file
+from meshwright.checkpoints._internal import Contents, contents, mode_of
 from meshwright.errors import InputError
-from meshwright.formats import Contents, contents
-from meshwright.metrics import salvage_jsonl
-from meshwright.process import is_locked
+from meshwright.observe._internal import salvage_jsonl
+from meshwright.processes._internal import is_locked
 from meshwright.report._back import Back, times_back
 from meshwright.report._ending import Ending, Incident, ending_of, incidents_of
 from meshwright.report._history import (
@@ -31,7 +28,6 @@ from meshwright.report._history import (
 from meshwright.report._ledger import LEDGER, Ledger, read_ledger
 from meshwright.report._spikes import SPIKES, SpikeSeen, spikes_in
 from meshwright.report._texts import Texts, texts_in
-from meshwright.storage import local_path
 
 T = TypeVar("T")
 
@@ -171,7 +167,7 @@ def read_run(directory: str | Path, place: str | None = None) -> Run:
       InputError: It is not a run directory, or it cannot be read.
 
     Example:
-      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5})
       >>> run = mw.report.read_run(".")
       >>> run.step, run.series["loss"].last
       (10, 0.5)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshwright.checkpoint import mode_of, score_and_mode
+from meshwright.checkpoints._internal import mode_of, score_and_mode
 from meshwright.errors import UsageError, did_you_mean
-from meshwright.metrics import number
+from meshwright.observe._internal import number
 from meshwright.report._varied import plain
 
 Document = dict[str, Any]
@@ -31,7 +31,7 @@ def sort_runs(runs: Sequence[Document], by: str) -> list[Document]:
 
     Example:
       >>> runs = [{"run": name, "newest": {"loss": loss}} for name, loss in (("a", 0.5), ("b", 0.25))]
-      >>> [run["run"] for run in mw.report.sort_runs(runs, "loss")]
+      >>> [run["run"] for run in mw.report._internal.sort_runs(runs, "loss")]
       ['b', 'a']
     """
     name, mode = score_and_mode(by)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.docstrings import documented
-from meshwright.documents import parse_object, read_file
+from meshwright.base._internal import documented, parse_object, read_file
 
 SPIKES = "spikes.jsonl"
 """The record's file, in the run directory."""

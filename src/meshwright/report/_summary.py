@@ -7,15 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from meshwright.base._internal import aligned, join, local_path, wrapped
 from meshwright.errors import MeshwrightError, printable
-from meshwright.metrics import duration, json_number, number
+from meshwright.observe._internal import duration, json_number, number
 from meshwright.report._ledger import Ledger, goodput_document, saving_told, told_seconds
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._sorting import cells_of, score
 from meshwright.report._spikes import SpikeSeen
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, best_in_words, facts_of, score_title
-from meshwright.storage import join, local_path
-from meshwright.tables import aligned, wrapped
 
 Document = dict[str, Any]
 _HEADS = ("run", "state", "step", "loss", "score", "best", "ago", "trained", "goodput")
@@ -68,8 +67,8 @@ def summary(run: Run, *, width: int | None = None) -> str:
       width: Longest line, in characters; longer ones are wrapped. None wraps nothing.
 
     Example:
-      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
-      >>> print(mw.report.summary(mw.report.read_run(".")))
+      >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> print(mw.report._internal.summary(mw.report.read_run(".")))
       .: unknown
         10 steps in 0:00:00 · 20...Z
         loss 0.5
@@ -122,7 +121,7 @@ def list_runs(directory: str | Path, place: str | None = None) -> list[Document]
       place: The URL of the directory, if `directory` is a copy.
 
     Example:
-      >>> mw.report.list_runs(".")
+      >>> mw.report._internal.list_runs(".")
       []
     """
     found = [_document_of(path, _place_of(path, directory, place)) for path in find_runs(directory)]

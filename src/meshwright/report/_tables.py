@@ -5,9 +5,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshwright import description
-from meshwright.checkpoint import why_aside
-from meshwright.metrics import duration, number
+from meshwright.base._internal import description, human_bytes
+from meshwright.checkpoints._internal import why_aside
+from meshwright.observe._internal import duration, number
 from meshwright.report._ending import Incident
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
@@ -15,7 +15,6 @@ from meshwright.report._ledger import PARTS, saving_told, told_seconds
 from meshwright.report._run import Run
 from meshwright.report._spikes import SpikeSeen
 from meshwright.report._words import CHOSEN, CHOSEN_MEANS, date, score_title
-from meshwright.shown import human_bytes
 
 _MOST_ROWS = 24
 _MOST_INCIDENTS = 40

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.documents import parse_object, read_file
+from meshwright.base._internal import parse_object, read_file
 
 _MOST_TEXTS, _MOST_CHARACTERS = 20, 4000
 

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from typing import Any
 
-from meshwright.metrics import duration, number
+from meshwright.base._internal import utc_time
+from meshwright.observe._internal import duration, number
 from meshwright.report._history import Best
 from meshwright.report._run import Run
-from meshwright.times import utc_time
 
 CHOSEN = "★"
 """The mark of a score that the user chose as best."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from meshwright.base._internal import put_file_at
 from meshwright.errors import UsageError
 from meshwright.report._comparison import compare
 from meshwright.report._comparison_page import comparison_page
 from meshwright.report._page import page
 from meshwright.report._run import Run
-from meshwright.storage import put_file_at
 
 PAGE = "report.html"
 """Name of a run's page in its directory."""
@@ -28,8 +28,8 @@ def write_page(run: Run, to: str | Path | None = None) -> str:
       UsageError: The page cannot be written there.
 
     Example:
-      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
-      >>> mw.report.write_page(mw.report.read_run("."), "page.html")
+      >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> mw.report._internal.write_page(mw.report.read_run("."), "page.html")
       'page.html'
     """
     return _write(page(run), to or run.directory / PAGE)
@@ -60,7 +60,7 @@ def inline_page(run: Run, height: int = 600) -> InlinePage:
       height: The height of the frame in pixels.
 
     Example:
-      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5})
       >>> mw.report.inline_page(mw.report.read_run("."))
       InlinePage(... characters, height=600)
     """

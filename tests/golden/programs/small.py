@@ -23,7 +23,7 @@ def init(key):
     """Return the parameters, and a state with a moving mean, a counter, bfloat16 numbers and a typed key."""
     params = {"kernel": jax.random.normal(key, (8, CLASSES)) / 8**0.5, "bias": jnp.zeros(CLASSES)}
     state = {"mean": jnp.zeros(8), "count": jnp.int32(0), "scale": jnp.full(8, 1.5, jnp.bfloat16)}
-    return mw.train.Variables(params, {**state, "key": jax.random.key(7)})
+    return mw.training.Variables(params, {**state, "key": jax.random.key(7)})
 
 
 def measure(params, batch, model_state):
@@ -49,14 +49,14 @@ def experiment(workdir: str, steps: int) -> mw.Experiment:
     return mw.Experiment(
         workdir=workdir,
         mesh="data=2,fsdp=2,tensor=2",
-        rules=(mw.match("kernel", "fsdp", "tensor"), mw.match("bias", "tensor")),
+        rules=(mw.parallel.match("kernel", "fsdp", "tensor"), mw.parallel.match("bias", "tensor")),
         model=init,
         loss=loss,
-        optimizer=optax.chain(optax.adamw(0.1), mw.train.keep_ema(0.9)),
+        optimizer=optax.chain(optax.adamw(0.1), mw.training.keep_ema(0.9)),
         input=mw.Input(TRAIN, batch_size=16),
         max_steps=steps,
         evaluations={"test": mw.Evaluation(measure, TEST, when=2, batch_size=16)},
-        save=mw.Save(when=2, keep=mw.checkpoint.best("test/accuracy", "max")),
+        save=mw.Save(when=2, keep=mw.checkpoints.best("test/accuracy", "max")),
         logging=mw.Logging(every=1),
         compile=mw.Compile(cache=False),
     )

@@ -9,7 +9,3 @@ The files repeat in outline the work of XLA on a program (see the room `program`
     _buffers.py, _liveness.py     the values that are stored in memory, and when
     _traced.py                    all of it together
 """
-
-from meshwright.plan._estimate._traced import TracedCosts, TracedMemory, Work, traced_costs
-
-__all__ = ["TracedCosts", "TracedMemory", "Work", "traced_costs"]

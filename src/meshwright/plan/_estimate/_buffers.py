@@ -8,7 +8,7 @@ products, loops, lookups and collectives are stored.
 from collections import Counter
 from collections.abc import Container, Iterable
 
-from meshwright.program import Memory, Operation, Program, Value, known_of
+from meshwright.program._internal import Memory, Operation, Program, Value, known_of
 
 _WHOLE = (Memory.WHOLE, Memory.IN_PLACE)
 

@@ -7,7 +7,7 @@ longer than it is read.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from meshwright.program import Operation, Program, Value
+from meshwright.program._internal import Operation, Program, Value
 
 Copies = Mapping[Operation, Sequence[tuple[Value, int]]]
 """For each operation, the operands that are moved or gathered for it, and their bytes then."""

@@ -13,7 +13,7 @@ from meshwright.plan._estimate._inlined import inlined
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._schedule import scheduled
 from meshwright.plan._estimate._traffic import Traffic, is_product
-from meshwright.program import Memory, Operation, Program, Value, known_of
+from meshwright.program._internal import Memory, Operation, Program, Value, known_of
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from meshwright.program import Dims, Operation, Program, Tie, Value, rule_of, walk
+from meshwright.program._internal import Dims, Operation, Program, Tie, Value, rule_of, walk
 
 Spec = tuple[tuple[str, ...], ...]
 """The mesh axes that split each dimension of an array, the slowest first."""

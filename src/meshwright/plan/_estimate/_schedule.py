@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshwright.plan._estimate._buffers import is_whole
-from meshwright.program import Operation, Program, Value
+from meshwright.program._internal import Operation, Program, Value
 
 Needed = dict[Operation, list[Operation]]
 """For each operation, the operations that make its operands."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from meshwright.plan._estimate._propagation import Letters, Propagation, Spec, Splits
-from meshwright.program import Operation
+from meshwright.program._internal import Operation
 
 Shares = dict[str, int]
 """For each mesh axis, the letter of the dimensions that it splits."""

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from meshwright.plan._estimate._propagation import Propagation, Spec
-from meshwright.program import Operation, Program, Value
+from meshwright.program._internal import Operation, Program, Value
 
 _ADDITIONS = ("add", "add_any")
 _PASSING = ("convert_element_type", "reshape", "sharding_constraint", "squeeze", "transpose")

@@ -9,18 +9,13 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from meshwright.hlo import Collective
-from meshwright.plan._estimate._liveness import (
-    GATHERED,
-    GRADIENTS,
-    KEPT,
-    WORKSPACE,
-    Liveness,
-    Masked,
-)
+from meshwright.base._internal import PyTree, leaf_names
+from meshwright.parallel._internal import Layout
+from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness, Masked
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic, exchange_of
-from meshwright.program import (
+from meshwright.program._internal import (
+    Collective,
     Flops,
     Operation,
     Program,
@@ -30,8 +25,6 @@ from meshwright.program import (
     program_of,
     walk,
 )
-from meshwright.sharding import Layout
-from meshwright.tree import PyTree, leaf_names
 
 
 @dataclass(frozen=True)

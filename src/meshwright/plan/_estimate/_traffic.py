@@ -6,11 +6,10 @@ A program may also contain collectives of its own, inside `jax.shard_map`.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from meshwright.hlo import Collective
 from meshwright.plan._estimate._propagation import Propagation, Spec
 from meshwright.plan._estimate._shares import Shares, shared_spec, shares_of
 from meshwright.plan._estimate._sums import PendingSums, Sum
-from meshwright.program import Operation, Program, Tie, Value, known_of
+from meshwright.program._internal import Collective, Operation, Program, Tie, Value, known_of
 
 _SCATTERS = ("scatter-add", "scatter_add")
 

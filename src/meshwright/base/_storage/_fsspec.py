@@ -1,0 +1,109 @@
+"""Other kinds of stores, such as `hf://` or `hdfs://`, through fsspec and its package for that kind.
+
+Checkpoints are not saved there, because these stores do not guarantee that only one of several concurrent
+creations of an object succeeds. Only the methods for single files are used: those for several files treat
+brackets in names as patterns.
+"""
+
+import importlib
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from meshwright.base._storage._s3_listing import is_key
+from meshwright.base._storage._store import Entry, without_secrets
+from meshwright.errors import UsageError
+
+
+class Fsspec:
+    """A directory of an fsspec file system as a `Store`."""
+
+    creates = False
+
+    def __init__(self, filesystem: Any, root: str, seconds: float | None):
+        """Wrap a file system.
+
+        Args:
+          filesystem: The file system of fsspec.
+          root: The path that precedes each key.
+          seconds: The longest time that a write may take; None, or a file system without such a limit, for no
+            limit.
+        """
+        self._filesystem, self._root = filesystem, root.rstrip("/")
+        self._within = {"timeout": seconds} if filesystem.async_impl and seconds else {}
+
+    def below(self, key: str) -> list[Entry]:
+        entries, folders = self.children(key)
+        return entries + [entry for folder in folders for entry in self.below(folder)]
+
+    def children(self, key: str) -> tuple[list[Entry], list[str]]:
+        self._filesystem.invalidate_cache()  # cached listings lack files that others wrote
+        path = self._path(key)
+        try:
+            found = [
+                each for each in self._filesystem.ls(path, detail=True) if self._key(each).strip("/") != key
+            ]
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        fit = [each for each in found if is_key(self._key(each))]
+        folders = [self._key(each) for each in fit if each["type"] == "directory"]
+        return [self._entry(each) for each in fit if each["type"] == "file"], folders
+
+    def look(self, key: str) -> Entry | None:
+        try:
+            found = self._filesystem.info(self._path(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return self._entry(found) if found["type"] == "file" else None
+
+    def read(self, key: str, first: int = 0, last: int | None = None) -> tuple[memoryview, int] | None:
+        if (there := self.look(key)) is None:
+            return None
+        stop = there.nbytes if last is None else min(last, there.nbytes)
+        part = self._filesystem.cat_file(self._path(key), start=first, end=stop) if first < stop else b""
+        return memoryview(part), there.nbytes
+
+    def write(self, key: str, content: bytes | bytearray | Path) -> None:
+        if isinstance(content, Path):
+            self._filesystem.put_file(str(content), self._path(key), **self._within)
+        else:
+            self._filesystem.pipe_file(self._path(key), bytes(content), **self._within)
+
+    def create(self, key: str, content: bytes) -> None:
+        raise NotImplementedError(f"{type(self._filesystem).__name__} has no conditional creation")
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._filesystem.rm_file(self._path(key), **self._within)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _key(self, found: dict[str, Any]) -> str:
+        return found["name"][len(self._root) :].removeprefix("/")
+
+    def _entry(self, found: dict[str, Any]) -> Entry:
+        times = (found.get(name) for name in ("LastModified", "last_modified", "mtime", "created"))
+        modified = next((each for each in times if each is not None), None)
+        seconds = modified.timestamp() if isinstance(modified, datetime) else modified
+        return Entry(self._key(found), found["size"], seconds if isinstance(seconds, int | float) else None)
+
+
+def connect(address: str, seconds: float | None) -> Fsspec:
+    """Return the store below a URL.
+
+    Raises:
+      UsageError: Fsspec, or its package for this scheme, is not installed, or the scheme is unknown.
+    """
+    try:
+        filesystem, root = importlib.import_module("fsspec.core").url_to_fs(address)
+    except (ImportError, ValueError, OSError) as error:  # some connect at once
+        raise UsageError(
+            f"{without_secrets(address.rstrip('/'))} cannot be opened: {error}.\n  s3://, gs://, az:// and "
+            "https:// need meshwright[remote]; other schemes also need fsspec's package for them. Or give a "
+            "local directory."
+        ) from None
+    return Fsspec(filesystem, root, seconds)

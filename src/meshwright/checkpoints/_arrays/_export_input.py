@@ -1,0 +1,182 @@
+"""The input of an export: a tree or an opened checkpoint, the arrays to write, and their new names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from meshwright.base._internal import local_path, tree
+from meshwright.checkpoints._arrays._keys import is_key, type_name
+from meshwright.checkpoints._arrays._lazy import LazyArray
+from meshwright.checkpoints._arrays._source import Source
+from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.errors import UsageError, listed
+
+Names = Callable[[str], str | None]
+"""A function from an array's Meshwright name to its name in the export, or to None, which leaves it out."""
+
+
+class TreeSource:
+    """A tree of arrays with the methods of an opened checkpoint.
+
+    Args:
+      leaves: A tree of arrays and numbers that this process holds whole.
+
+    Raises:
+      UsageError: An array of the tree lies on other processes too.
+    """
+
+    def __init__(self, leaves: tree.PyTree):
+        self._leaves, self.empty = tree.named_leaves(leaves), tree.empty_nodes(leaves)
+        self._whole: tuple[str, np.ndarray] | None = None
+        spread = [name for name, leaf in self._leaves.items() if _is_spread(leaf)]
+        if spread:
+            raise UsageError(
+                f"cannot export arrays that are spread over several processes: {listed(spread)}. Save a "
+                "checkpoint and export that: `export_safetensors(open_source(...), ...)`."
+            )
+
+    def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """Return the shape and dtype of every array by name."""
+        return {name: tree.abstract(leaf) for name, leaf in self._leaves.items()}
+
+    def read(self, name: str, index: tuple[slice, ...], /) -> np.ndarray:
+        """Return a part of one array."""
+        if self._whole is None or self._whole[0] != name:
+            self._whole = name, _on_host(self._leaves[name])
+        return self._whole[1][index]
+
+
+def readable(tree_or_source: tree.PyTree | Source) -> Source | TreeSource:
+    """Return an opened checkpoint as it is, and a tree as a `TreeSource`.
+
+    Args:
+      tree_or_source: A tree of arrays, or an opened checkpoint.
+
+    Raises:
+      UsageError: An array of the tree lies on other processes too.
+    """
+    has = (callable(getattr(tree_or_source, method, None)) for method in ("arrays", "read"))
+    return tree_or_source if all(has) else TreeSource(tree_or_source)
+
+
+def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> Source:
+    """Return an opened checkpoint as it is, and a tree as a `Source`.
+
+    Reading any part of a tree's array copies the whole array to the host first.
+
+    Args:
+      tree_or_source: A tree of arrays, or an opened checkpoint.
+      name: The name that errors call a tree by.
+
+    Raises:
+      UsageError: An array of the tree lies on other processes too, or holds typed PRNG keys.
+    """
+    source = readable(tree_or_source)
+    if source is tree_or_source:
+        return source
+    arrays = source.arrays()
+    if keys := [name for name, x in arrays.items() if is_key(x)]:
+        raise UsageError(f"cannot export typed PRNG keys: {listed(keys)}. Give their `jax.random.key_data`.")
+    lazy = {
+        each: LazyArray(x.shape, np.dtype(x.dtype), partial(source.read, each)) for each, x in arrays.items()
+    }
+    return as_source(lazy, name)
+
+
+def local(place: str | Path) -> Path:
+    """Return the absolute path of an export's destination.
+
+    Args:
+      place: A path on this machine.
+
+    Raises:
+      UsageError: `place` is the URL of a store.
+    """
+    return local_path(place, "Export to a disk, and copy the files.").absolute()
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf)
+    # Shard by shard: `np.asarray(leaf)` would cache a copy of the whole in the array.
+    whole = np.empty(leaf.shape, leaf.dtype)
+    for shard in leaf.addressable_shards:
+        whole[shard.index] = shard.data
+    return whole
+
+
+def _is_spread(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+class Chosen(NamedTuple):
+    """An array that an export writes."""
+
+    name: str
+    """Its name in the source."""
+    array: Any
+    """An object with its shape and dtype."""
+
+
+def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
+    """Return the arrays to write, by their new names.
+
+    Args:
+      saved: All arrays, by name.
+      names: Returns the new name of an array, or None, which leaves it out.
+
+    Raises:
+      UsageError: No array is left, or two get the same name.
+    """
+    found: dict[str, Chosen] = {}
+    for name, array in saved.items():
+        if (theirs := names(name)) is None:
+            continue
+        if theirs in found:
+            raise UsageError(
+                f"{found[theirs].name} and {name} would both be called {theirs}. Change `names`."
+            )
+        found[theirs] = Chosen(name, array)
+    if not found:
+        raise UsageError("there is nothing to write: `names` returned None for every array.")
+    return found
+
+
+def is_of_numpy(dtype: Any) -> bool:
+    """Return whether `dtype` is NumPy's own; NumPy writes others, such as bfloat16, as bytes without a type.
+
+    Args:
+      dtype: The dtype of an array or of typed PRNG keys.
+    """
+    return dtype.type.__module__ == "numpy" and dtype.kind in "biufc"
+
+
+def refuse_dtypes(
+    where: str, arrays: Mapping[str, Chosen], accepts: Callable[[Any], bool] = is_of_numpy
+) -> None:
+    """Raise an error if an export format lacks the dtype of an array.
+
+    Args:
+      where: The format's name, for the error.
+      arrays: The arrays to write, by their new names.
+      accepts: Returns whether the format has a dtype.
+
+    Raises:
+      UsageError: The format lacks some; the first arrays with such dtypes are listed.
+    """
+    unfit = [each for each in arrays.values() if not accepts(each.array.dtype)]
+    if unfit:
+        named = listed(f"{each.name} ({type_name(each.array)})" for each in unfit)
+        raise UsageError(f"{where} cannot hold the dtypes of {named}. {_instead(unfit)}")
+
+
+def _instead(unfit: Sequence[Chosen]) -> str:
+    """Return advice for arrays whose dtype a format lacks."""
+    num_keys = sum(is_key(each.array) for each in unfit)
+    cast = "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
+    data = "PRNG keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds it."
+    return " ".join([*([cast] if num_keys < len(unfit) else []), *([data] if num_keys else [])])

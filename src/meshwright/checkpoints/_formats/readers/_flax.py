@@ -1,0 +1,68 @@
+"""Reads trees written by `flax.serialization.to_bytes`: one file, several with an index, or one per step.
+
+    flax_model.msgpack                      a Flax model of Hugging Face
+    flax_model-00001-of-00002.msgpack       one in several files, with flax_model.msgpack.index.json
+    checkpoint_100                          a step of `flax.training.checkpoints`
+
+Lists and tuples are stored as dictionaries whose keys are numbers. Leaves that are text become `extra`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.base._internal import Directory, tree
+from meshwright.checkpoints._arrays._lazy import LazyArray, in_memory
+from meshwright.checkpoints._formats.readers._flax_msgpack import is_map, read_tree
+from meshwright.checkpoints._formats.readers._index import check_listed, only_index, read_index
+from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
+from meshwright.checkpoints._formats.readers._steps import complete_in, step_of, steps_in
+from meshwright.checkpoints._formats.readers._t5x import refuse_version_0
+
+_INDEX = "*.msgpack.index.json"
+
+
+def _recognises(place: Directory) -> bool:
+    return any(place.glob(_INDEX)) or bool(_files(place))
+
+
+def _files(place: Directory) -> list[Directory]:
+    """Return the file of the checkpoint at `place`; of several steps, that of the newest."""
+    if not place.is_dir():
+        return [place] if is_map(place) else []
+    single = [file for file in place.glob("*.msgpack") if is_map(file)]
+    return single if len(single) == 1 else steps_in(place, is_map)[-1:]
+
+
+def _open(place: Directory) -> Foreign:
+    if index := only_index(place, _INDEX, "flax_model.msgpack"):
+        return _opened(place, _indexed(place, index))
+    (file,) = _files(place)
+    content = read_tree(file)
+    refuse_version_0(content, file)
+    return _opened(file, tree.named_leaves(content))
+
+
+def _indexed(place: Directory, index: Directory) -> dict[str, Any]:
+    """Return the leaves, each from the file that the index names for it."""
+    files, _ = read_index(index)
+    found = {file: tree.named_leaves(read_tree(place / file)) for file in sorted(set(files.values()))}
+    named = {tree.name_of(name.split("/")): file for name, file in files.items()}
+    check_listed(index, named, found)
+    return {name: found[file][name] for name, file in named.items()}
+
+
+def _opened(path: Directory, leaves: Mapping[str, Any]) -> Foreign:
+    texts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, str | bytes)}
+    held = {
+        name: leaf if isinstance(leaf, LazyArray) else in_memory(leaf)
+        for name, leaf in leaves.items()
+        if name not in texts
+    }
+    return Foreign(path, READER.name, held, step_of(path.name), extra=texts)
+
+
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, is_map), is_map)
+
+
+READER = Reader("Flax msgpack", _recognises, _open, _steps)

@@ -1,0 +1,158 @@
+"""Reads safetensors, in one file or in several with an index; checkpoints/_formats/_safetensors.py has the
+layout.
+
+Names stay as they are in the files, with dots. A leaf is found by its Meshwright name with `.` instead of
+`/`.
+"""
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.base._internal import Directory, parse_object
+from meshwright.checkpoints._arrays._lazy import LazyArray
+from meshwright.checkpoints._arrays._source import Spelling
+from meshwright.checkpoints._formats._safetensors import DTYPES, LENGTH, METADATA
+from meshwright.checkpoints._formats.readers._file import File, head
+from meshwright.checkpoints._formats.readers._index import check_listed, only_index, read_index
+from meshwright.checkpoints._formats.readers._raw import raw_array
+from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
+from meshwright.errors import CheckpointError, DamagedError, listed
+
+_INDEX = "*.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SHARD = re.compile(r"(.+)-\d+-of-(\d+)\.safetensors")
+_MAX_HEADER = 100_000_000  # bytes; the format's own limit
+_DTYPES = {theirs: ours for ours, theirs in DTYPES.items()}
+
+
+def _recognises(place: Directory) -> bool:
+    if any(place.glob(_INDEX)) or any(place.glob("*.safetensors")):
+        return True
+    if place.name.endswith(".safetensors") and place.is_file():  # even if it is empty
+        return True
+    start = head(place, LENGTH.size + 1)
+    return start[LENGTH.size :] == b"{" and LENGTH.unpack_from(start)[0] <= _MAX_HEADER
+
+
+def _open(place: Directory) -> Foreign:
+    if index := only_index(place, _INDEX, _SINGLE):
+        return _open_sharded(place, index)
+    single = place / _SINGLE
+    shards = [file for file in place.glob("*.safetensors") if _SHARD.fullmatch(file.name)]
+    if single.is_file() and shards:
+        raise CheckpointError(
+            f"{place} has {_SINGLE} and {min(each.name for each in shards)}, a part of another checkpoint. "
+            "Move one away, with its files, or open a file."
+        )
+    files = [single] if single.is_file() else _without_index(place) or [place]
+    held: dict[str, LazyArray] = {}
+    metadata: dict[str, str] = {}
+    for file in files:
+        arrays, texts = _open_file(file)
+        if doubles := held.keys() & arrays.keys():
+            raise CheckpointError(
+                f"{place} has {min(doubles)} in several files, and no index that names one of them. Open a "
+                f"single file, such as {file.name}, or move the others away."
+            )
+        held, metadata = held | arrays, metadata | dict(texts)
+    return _opened(place, held, metadata)
+
+
+def _without_index(place: Directory) -> list[Directory]:
+    """Return the files of a directory that has no index."""
+    files = sorted(place.glob("*.safetensors"), key=str)
+    found = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
+    for (name, of), count in found.items():
+        if count < int(of):
+            raise DamagedError(
+                f"{place} has only {count} of {int(of)} files {name}-…-of-{of}. Copy the others, too."
+            )
+    return files
+
+
+def _open_sharded(place: Directory, index: Directory) -> Foreign:
+    files, said = read_index(index)
+    shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
+    check_listed(index, files, {file: arrays for file, (arrays, _) in shards.items()})
+    metadata = {key: text for _, found in shards.values() for key, text in found.items()}
+    held = {name: shards[file][0][name] for name, file in files.items()}
+    return _opened(place, held, metadata | said)
+
+
+def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[str, Any]) -> Foreign:
+    return Foreign(
+        place,
+        READER.name,
+        held,
+        extra=dict(metadata),
+        spelling=Spelling(lambda name: name.replace("/", "."), lambda name: name.replace(".", "/")),
+    )
+
+
+class _Entry(NamedTuple):
+    """The header's entry of an array: dtype, shape, and the offsets of its first byte and after its last."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+
+def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
+    """Return the arrays of one file, and its metadata."""
+    entries, metadata, start = _header(path)
+    if unknown := [
+        f"{name} ({entry.dtype})" for name, entry in entries.items() if entry.dtype not in _DTYPES
+    ]:
+        raise CheckpointError(f"{path} has arrays of unknown dtypes: {listed(unknown)}.")
+    file = File(path, start + _end(path, entries))
+    return {
+        name: raw_array(file, start + entry.first, entry.shape, np.dtype(_DTYPES[entry.dtype]))
+        for name, entry in entries.items()
+    }, metadata
+
+
+def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
+    """Return the offset after the last array; arrays must follow each other without gaps."""
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda each: (each[1].first, each[1].last)):
+        nbytes = math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
+        if (entry.first, entry.last) != (end, end + nbytes) or min(entry.shape, default=0) < 0:
+            raise DamagedError(
+                f"{path} is damaged: {name}, {entry.dtype}{list(entry.shape)}, has its bytes from "
+                f"{entry.first} to {entry.last}, but should have them from {end} to {end + nbytes}. Copy it "
+                "again."
+            )
+        end = entry.last
+    return end
+
+
+def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]:
+    """Return the header's entries of the arrays, its metadata, and the offset at which the data begins."""
+    length = head(path, LENGTH.size)
+    if len(length) < LENGTH.size:
+        raise DamagedError(f"{path} is missing, or ends before its header. Copy it again.")
+    start = LENGTH.size + LENGTH.unpack(length)[0]
+    text = head(path, min(start, _MAX_HEADER))[LENGTH.size :]
+    if LENGTH.size + len(text) < start:
+        raise DamagedError(f"{path} ends within its header, which should have {start} bytes. Copy it again.")
+    try:
+        header = parse_object(text)
+        metadata = dict(header.pop(METADATA, None) or {})
+        return {name: _entry(**said) for name, said in header.items()}, metadata, start
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DamagedError(f"{path} has a damaged header: {error}. Copy it again.") from None
+
+
+def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
+    first, last = data_offsets
+    return _Entry(dtype, tuple(map(operator.index, shape)), operator.index(first), operator.index(last))
+
+
+READER = Reader("safetensors", _recognises, _open)

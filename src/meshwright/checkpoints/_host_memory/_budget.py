@@ -1,0 +1,91 @@
+"""The budget of a host: how many checkpoints fit, and which are removed to make room."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshwright.base._internal import human_bytes
+from meshwright.checkpoints._directory import step_name
+from meshwright.checkpoints._format._container import plan_file
+from meshwright.checkpoints._format._layout import ArrayLayout, layouts
+from meshwright.checkpoints._host_memory._host_directory import Place
+from meshwright.checkpoints._host_memory._settings import InMemory
+from meshwright.errors import UsageError
+
+_FEWEST = 2
+"""The newest complete checkpoint, and the one that is being written."""
+
+
+def layouts_here(leaves: Mapping[str, Any], place: Place) -> tuple[ArrayLayout, ...]:
+    """Return the layouts of a state in which a process of this host writes each chunk that one has."""
+    return layouts(leaves, jax.process_count(), frozenset(place.processes))
+
+
+def nbytes_here(arrays: tuple[ArrayLayout, ...], place: Place) -> int:
+    """Return the bytes of the data files of a checkpoint on this host."""
+    return sum(plan_file(arrays, number).nbytes for number in place.processes)
+
+
+def check_room(nbytes: int, settings: InMemory, place: Place) -> None:
+    """Check that two checkpoints fit into the budget and into the directory's file system.
+
+    Raises:
+      UsageError: They do not.
+    """
+    needed = _FEWEST * nbytes
+    why = (
+        f"a checkpoint takes {human_bytes(nbytes)} on this host, and two must fit, {human_bytes(needed)}: "
+        "the newest complete one stays while the next is written"
+    )
+    if needed > settings.budget_nbytes:
+        raise UsageError(
+            f"InMemory.budget_nbytes={settings.budget_nbytes} is {human_bytes(settings.budget_nbytes)}, but "
+            f"{why}. Give at least budget_nbytes={needed}, or no InMemory."
+        )
+    found = os.statvfs(place.path)
+    size = found.f_blocks * found.f_frsize
+    if needed > size:
+        raise UsageError(
+            f"{settings.directory} holds {human_bytes(size)}, but {why}. Make it larger (a container's with "
+            "`docker run --shm-size`, a pod's with an emptyDir of `medium: Memory`), or give another "
+            "directory in memory, InMemory(directory=…)."
+        )
+
+
+def steps_to_remove(
+    steps: Mapping[int, int], complete: int | None, nbytes: int, budget_nbytes: int
+) -> list[int]:
+    """Return the checkpoints of a host that are removed before one more is written.
+
+    Those that no restart could use go: newer than the newest one that is complete on all hosts. Then the
+    oldest, until one more fits. The newest complete one stays. A checkpoint of a start with other processes
+    on this host may have another size.
+
+    Example:
+      >>> from meshwright.checkpoints._host_memory._budget import steps_to_remove
+      >>> steps_to_remove({10: 100, 20: 100, 30: 100, 40: 100}, complete=30, nbytes=100, budget_nbytes=300)
+      [10, 40]
+    """
+    usable = sorted((step for step in steps if complete is not None and step <= complete), reverse=True)
+    kept, left = set(usable[:1]), budget_nbytes - nbytes - sum(steps[step] for step in usable[:1])
+    for step in usable[1:]:
+        left -= steps[step]
+        if left < 0:
+            break
+        kept.add(step)
+    return sorted(set(steps) - kept)
+
+
+def sizes(directory: Path, steps: Sequence[int]) -> dict[int, int]:
+    """Return the bytes of the data files of checkpoints, by step."""
+    files = {step: (directory / step_name(step)).glob("data-*") for step in steps}
+    return {step: sum(file.stat().st_size for file in each) for step, each in files.items()}
+
+
+def free_nbytes(path: Path) -> int:
+    """Return the bytes that can still be written to a directory's file system."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,211 @@
+"""The checkpoints of a run in memory, held open."""
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from meshwright.base._internal import Directory, human_bytes
+from meshwright.checkpoints import _directory
+from meshwright.checkpoints._format._manifest import Manifest
+from meshwright.checkpoints._format._read import NativeSource
+from meshwright.checkpoints._host_memory._budget import (
+    check_room,
+    free_nbytes,
+    layouts_here,
+    nbytes_here,
+    sizes,
+    steps_to_remove,
+)
+from meshwright.checkpoints._host_memory._complete_steps import ATTEMPT, complete_steps
+from meshwright.checkpoints._host_memory._host_directory import Place, open_place, remove, remove_steps, renew
+from meshwright.checkpoints._host_memory._settings import InMemory
+from meshwright.checkpoints._host_memory._writing import Writing, start_writing
+from meshwright.errors import MeshwrightError, UsageError
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import Tick
+
+log = logging.getLogger("meshwright")
+
+_END_SECONDS, _END_SECONDS_AFTER_ERROR = 60, 5
+"""The seconds that a run waits for its last save at its end, and after an error: others may be gone."""
+
+
+class Tier:
+    """The checkpoints of a run in memory. Methods are collective, but for `close` after an error."""
+
+    def __init__(self, settings: InMemory, of: Directory):
+        """Open nothing yet; `open` does.
+
+        Args:
+          settings: The settings.
+          of: The directory of the run's checkpoints on disk.
+        """
+        self._settings, self._of = settings, of
+        self._stack = ExitStack()
+        self._place: Place | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Writing | None = None
+        self._complete: int | None = None
+        self._told: set[str] = set()
+        self.tell: Callable[[str], None] = log.warning
+        """Gets a message, on process 0, when a checkpoint is skipped, once for each reason."""
+
+    @property
+    def place(self) -> Place:
+        """Return the directory in memory.
+
+        Raises:
+          UsageError: The tier is not open.
+        """
+        if self._place is None:
+            raise UsageError(
+                "checkpoints in memory are found only while the directory is open: `with Checkpoints(…, "
+                "memory=…) as checkpoints:`."
+            )
+        return self._place
+
+    def open(self) -> None:
+        """Make the directory in memory, and find out which processes share it."""
+        self._place = open_place(self._settings.directory, self._of, self._stack)
+        self._thread = ThreadPoolExecutor(1, "checkpoint-in-memory")
+
+    def check(self, leaves: Mapping[str, Any]) -> None:
+        """Check that two checkpoints of a state fit, given by name as it is saved, as arrays or structs.
+
+        Raises:
+          UsageError: They do not.
+        """
+        nbytes = nbytes_here(layouts_here(leaves, self.place), self.place)
+        processes.on_all(lambda: check_room(nbytes, self._settings, self.place))
+
+    def has_any(self) -> bool:
+        """Return whether this host has its part of any checkpoint. Not collective."""
+        return bool(_directory.complete_steps(self.place.path))
+
+    def steps(self) -> tuple[list[int], dict[int, str]]:
+        """Return the steps that all hosts have, in ascending order, and by step what others lack."""
+        return complete_steps(self.place)
+
+    def source(self, step: int) -> NativeSource:
+        """Return this host's part of a checkpoint."""
+        return NativeSource(_directory.step_path(self.place.path, step))
+
+    def begin(self, resumed: int | None) -> None:
+        """Remove the checkpoints that the run has not continued from; None if it has from none of them."""
+        self._complete = resumed
+
+        def remove_others() -> None:
+            steps = _directory.complete_steps(self.place.path)
+            remove_steps(self.place, [step for step in steps if step != resumed])
+
+        processes.on_all(lambda: remove_others() if self.place.is_lead else None)
+        if resumed is not None:
+            processes.report_progress(resumed)
+
+    def is_due(self, tick: Tick) -> bool:
+        """Return whether to save now. Not at the end, when the state is saved on disk."""
+        step = tick.step
+        return step > 0 and not tick.last and step % self._settings.every == 0 and self._is_free(step)
+
+    def _is_free(self, step: int) -> bool:
+        """Return whether the save of a step can begin: none of any process is in flight."""
+        if self._writing is None:
+            return True
+        states = processes.gather(self._writing.state())
+        failures = [f"process {number}: {state}" for number, state in enumerate(states) if state]
+        if failures:
+            self._writing.abandoned.set()
+            free = f"{human_bytes(free_nbytes(self.place.path))} are free in {self._settings.directory}"
+            self._skip(self._writing.step, f"{'; '.join(failures)}; {free}", failures[0])
+        if None in states:
+            if not failures:
+                slow = "the one before is still being written; give a larger InMemory.every"
+                self._skip(step, slow, slow)
+            return False
+        if failures and self.place.is_lead:
+            _directory.discard(self._writing.temporary)
+        elif not failures:
+            self._complete = self._writing.step
+            processes.report_progress(self._complete)
+        self._writing = None
+        return True
+
+    def save(
+        self,
+        leaves: Mapping[str, Any],
+        head: Manifest,
+        host_nbytes: int,
+        first: Callable[[], None],
+    ) -> None:
+        """Start saving a state, after `is_due` has returned True.
+
+        Args:
+          leaves: The state by name, as it is saved.
+          head: The manifest without files and arrays.
+          host_nbytes: The most bytes of copies in the memory of a process.
+          first: Is called on a thread of process 0 before the commit.
+        """
+        place = self.place
+        assert self._thread is not None
+        arrays = layouts_here(leaves, place)
+        nbytes = nbytes_here(arrays, place)
+        steps = sizes(place.path, _directory.complete_steps(place.path)) if place.is_lead else {}
+        self._writing = start_writing(
+            self._thread,
+            place,
+            replace(head, writer={**head.writer, ATTEMPT: place.attempt}),
+            leaves,
+            arrays,
+            host_nbytes,
+            remove=steps_to_remove(steps, self._complete, nbytes, self._settings.budget_nbytes),
+            first=first,
+        )
+
+    def settle(self) -> None:
+        """Wait until no save is in flight on any process. Collective."""
+        while self._writing is not None:  # all processes are there, and none of them is waited for in vain
+            self._writing.finish(_END_SECONDS)
+            self._is_free(self._writing.step)
+
+    def forget(self, after: int | None = None) -> None:
+        """Remove checkpoints in memory, and make those of hosts that are not in the run now invalid.
+
+        Args:
+          after: The newest step that stays, which all hosts have; None if none stays.
+        """
+        self._complete = after
+        renew(self.place, self._of, after)
+
+    def close(self, error: BaseException | None) -> None:
+        """Wait for the save in flight, and remove the directory if the disk has a checkpoint as new."""
+        try:
+            if self._writing:
+                self._writing.finish(_END_SECONDS if error is None else _END_SECONDS_AFTER_ERROR)
+            if self._thread:
+                self._thread.shutdown(wait=error is None)
+            if self._place:
+                self._remove_if_saved(self._place)
+        finally:
+            self._stack.close()
+            self._place = self._thread = self._writing = None
+
+    def _remove_if_saved(self, place: Place) -> None:
+        """Remove the directory, on the first process of the host, if no restart would use it."""
+        if not place.is_lead or (self._writing and not self._writing.done.done()):
+            return
+        try:
+            on_disk = max(_directory.complete_steps(self._of), default=-1)
+        except MeshwrightError as failure:  # the store does not answer
+            log.warning("%s stays, as it is not known what is saved elsewhere: %s", place.path, failure)
+            return
+        if on_disk >= max(_directory.complete_steps(place.path), default=-1):
+            remove(place)
+
+    def _skip(self, step: int, why: str, reason: str) -> None:
+        """Tell that a step is not kept in memory, once for each reason."""
+        if processes.is_lead() and reason not in self._told:
+            self.tell(f"step {step} is not kept in memory: {why}. The run goes on, and saves as before.")
+        self._told.add(reason)

@@ -1,0 +1,180 @@
+"""The directory in memory that a run has on each host, and the processes that share it."""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshwright.base._internal import Directory, ObjectPath, parse_object, write_whole
+from meshwright.checkpoints import _directory
+from meshwright.errors import InputError, MeshwrightError, UsageError
+from meshwright.processes import _internal as processes
+
+RUN_ID = ".memory-id"
+"""The file among the checkpoints on disk with a number drawn for the run. Checkpoints in memory with another
+number are not of this history: the directory was removed and made again, or the run went back to an earlier
+step or saved without memory."""
+_RUN = ".run"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The directory of a run in the memory of this host."""
+
+    path: Path
+    """The directory, which exists and belongs to this user alone."""
+    processes: tuple[int, ...]
+    """The processes that see it, in ascending order."""
+    attempt: str
+    """Eight hexadecimal digits, drawn for this start of the run, the same on all processes."""
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this process is the first of those that see the directory, and removes for all of them."""
+        return self.processes[0] == jax.process_index()
+
+    @property
+    def is_only(self) -> bool:
+        """Whether all processes of the run see the directory."""
+        return len(self.processes) == jax.process_count()
+
+
+def open_place(root: str, of: Directory, stack: ExitStack) -> Place:
+    """Make the directory of a run on each host, and lock it until `stack` is closed. Collective.
+
+    What another run, or a killed save of this one, has left there is removed.
+
+    Raises:
+      UsageError: A process cannot use `root`, or another run uses the directory.
+    """
+    drawn = processes.on_lead(lambda: _drawn(of))
+    path = Path(root, f"meshwright-{os.geteuid()}-{drawn['name']}")
+    processes.on_all(lambda: _make(path))
+    # Nobody removes the marks of another start: a late process of a killed one would take those of the next.
+    mark = lambda number: path / f".process-{number}-{drawn['attempt']}"  # noqa: E731
+    mine = mark(jax.process_index())
+    processes.on_all(lambda: _leave_mark(mine))
+    here = processes.on_all(lambda: _marked(mark))
+    place = Place(path, here, drawn["attempt"])
+    processes.on_all(lambda: _take(place, drawn, stack))
+    mine.unlink(missing_ok=True)
+    return place
+
+
+def renew(place: Place, of: Directory, after: int | None) -> None:
+    """Remove the checkpoints after a step; those of hosts outside the run become invalid. Collective."""
+    run = {"id": processes.on_lead(lambda: _write_id(of)), "checkpoints": str(of)}
+    processes.on_all(lambda: _empty(place, run, after) if place.is_lead else None)
+
+
+def remove(place: Place) -> None:
+    """Remove the directory. Call it on the first process of the host, when nothing is written any more."""
+    shutil.rmtree(place.path, ignore_errors=True)
+
+
+def _drawn(of: Directory) -> dict[str, str]:
+    """Return the name, the number and the attempt of the run, which all processes must use alike."""
+    where = str(of) if isinstance(of, ObjectPath) else os.path.realpath(of)
+    file = of / RUN_ID
+    try:
+        number = file.read_bytes().decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        number = _write_id(of)
+    name = hashlib.sha256(where.encode()).hexdigest()[:16]
+    return {"name": name, "id": number, "attempt": secrets.token_hex(4), "checkpoints": where}
+
+
+def _write_id(of: Directory) -> str:
+    number, file = secrets.token_hex(8), of / RUN_ID
+    if isinstance(file, ObjectPath):
+        file.put(number.encode())
+    else:
+        write_whole(file, number.encode())
+    return number
+
+
+def _make(path: Path) -> None:
+    """Make the directory, and check that it is this user's: everybody may write where it lies."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"no checkpoints can be kept in {path.parent}: {error.strerror} ({path}). Give a directory in "
+            "memory that exists, InMemory(directory=…)."
+        ) from None
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise _removed(path) from None
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & others:
+        raise UsageError(
+            f"{path} is a link or a file, belongs to somebody else, or others may write there. Expected a "
+            "directory that only you may write to. Look at it and remove it, or set InMemory(directory=…)."
+        )
+
+
+def _leave_mark(mark: Path) -> None:
+    try:
+        mark.touch(mode=0o600)
+    except FileNotFoundError:
+        raise _removed(mark.parent) from None
+
+
+def _marked(mark: Callable[[int], Path]) -> tuple[int, ...]:
+    """Return the processes whose marks this one sees."""
+    found = tuple(number for number in range(jax.process_count()) if mark(number).exists())
+    if jax.process_index() not in found:
+        raise _removed(mark(0).parent)
+    return found
+
+
+def _removed(path: Path) -> MeshwrightError:
+    return MeshwrightError(
+        f"{path} was removed while this run started: processes of its last start are still ending. Start the "
+        "run again when they are gone."
+    )
+
+
+def _take(place: Place, drawn: dict[str, str], stack: ExitStack) -> None:
+    if not place.is_lead:
+        return
+    stack.callback(_directory.lock_local(place.path).close)
+    run = {key: drawn[key] for key in ("id", "checkpoints")}
+    if _read_run(place.path / _RUN).get("id") != run["id"]:
+        _empty(place, run)
+    _directory.remove_temporaries(place.path)
+
+
+def _read_run(file: Path) -> dict[str, Any]:
+    try:
+        return parse_object(file.read_bytes())
+    except (OSError, ValueError, InputError):
+        return {}
+
+
+def _empty(place: Place, run: dict[str, str], after: int | None = None) -> None:
+    """Remove all checkpoints after a step, and then say whose directory this is from now on."""
+    steps = _directory.complete_steps(place.path)
+    staying = [step for step in steps if after is not None and step <= after]
+    remove_steps(place, sorted({*steps} - {*staying}))
+    kept = {_directory.step_name(step) for step in staying}
+    for path in place.path.glob("step_*"):
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+    write_whole(place.path / _RUN, json.dumps(run).encode())
+
+
+def remove_steps(place: Place, steps: Sequence[int]) -> None:
+    """Remove checkpoints of this host, the oldest first. Call it on its first process."""
+    for step in sorted(steps):
+        _directory.remove_step(place.path, step)

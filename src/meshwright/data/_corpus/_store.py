@@ -1,0 +1,271 @@
+"""Tokens of documents that are tokenized once, in another process, while the first of them are read."""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from meshwright import errors
+from meshwright.base._internal import local_path, read_file, user_cache
+from meshwright.data._corpus._blocks import (
+    MADE_OF,
+    TOKENIZER,
+    Block,
+    after_block,
+    is_written,
+    num_blocks,
+    read_block,
+    write_alone,
+)
+from meshwright.data._corpus._files import GIVEN, File, files_of
+from meshwright.data._corpus._indexed_source import Given, is_given
+from meshwright.data._corpus._streams import opened
+from meshwright.data._corpus._tokenizer import as_text, digest, token_id
+from meshwright.errors import MeshwrightError, UsageError
+
+_VERSION = 1
+_READ_WHOLE = 1 << 26
+"""Texts of up to so many bytes in all are known by contents, larger ones by their files."""
+_POLL_SECONDS = 0.02
+
+
+class Store:
+    """Tokens of documents in blocks, some of which may still be written. `tokenized` makes it."""
+
+    def __init__(self, directory: Path, what: str, given: Given | None = None):
+        self.directory = directory
+        """The folder of the store."""
+        self.what = what
+        """A digest of the texts, the tokenizer and the settings: the same everywhere. Of large texts, it has
+        the names and sizes alone."""
+        self._given = given
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+
+    def block(self, number: int) -> Block | None:
+        """Return a block, when it is there; None if there is none of this number.
+
+        Raises:
+          InputError: A file is damaged, or a document cannot be tokenized.
+        """
+        return read_block(self.directory, number) if self.wait_for(number) else None
+
+    def wait_for(self, number: int) -> bool:
+        """Wait until a block is there, and return True; or until there are no more, and return False."""
+        while True:
+            if is_written(self.directory, number):
+                return True
+            if (known := num_blocks(self.directory)) is not None:
+                return number < known
+            with self._lock:
+                self._see_that_somebody_works()
+            time.sleep(_POLL_SECONDS)
+
+    def _see_that_somebody_works(self) -> None:
+        worker, self._worker = self._worker, None  # one that has failed is not asked again
+        if worker is not None and worker.is_at_work():
+            self._worker = worker
+        elif not _is_locked(self.directory):
+            self._worker = _Worker(self.directory, self._given)
+
+    def close(self) -> None:
+        """End the process that tokenizes, if it is one of this object's; what it has written stays."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.end()
+                self._worker = None
+
+
+class _Worker:
+    """The process that tokenizes. It ends with this object, and with this process."""
+
+    def __init__(self, directory: Path, given: Given | None = None):
+        command = [sys.executable, "-m", "meshwright.data._corpus._work", str(directory)]
+        package = str(Path(errors.__file__).parents[1])
+        paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        # It computes nothing with JAX, and must not take a device if a tokenizer's module imports it.
+        environment |= {"JAX_PLATFORMS": "cpu"}
+        pipe, self._trace = subprocess.PIPE, tempfile.TemporaryFile()  # noqa: SIM115
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._trace, env=environment)
+        self._process, self.end = process, weakref.finalize(self, _end, process, self._trace)
+        self._failed: list[MeshwrightError] = []
+        if given is not None:  # this object must not be an argument, or it would never be let go
+            arguments = given, process, _num_written(directory), self._failed
+            threading.Thread(target=_send, args=arguments, daemon=True).start()
+
+    def is_at_work(self) -> bool:
+        """Return whether the process goes on."""
+        if self._failed:
+            self.end()
+            raise self._failed[0]
+        if (code := self._process.poll()) is None:
+            return True
+        said = b"" if self._process.stdout is None else self._process.stdout.read()
+        self._trace.seek(0)
+        trace = self._trace.read()
+        self.end()
+        if code:
+            raise _failure(code, said.decode(errors="replace"), trace.decode(errors="replace"))
+        return False
+
+
+def _num_written(directory: Path) -> int:
+    """Return the number of documents in the blocks that are there."""
+    block = 0
+    while is_written(directory, block):
+        block += 1
+    return after_block(directory, block - 1).number if block else 0
+
+
+def _send(
+    given: Given, process: "subprocess.Popen[bytes]", start: int, failed: list[MeshwrightError]
+) -> None:
+    try:
+        given.send(process.stdin, start)  # type: ignore[arg-type]
+    except MeshwrightError as error:
+        failed.append(error)
+    except (OSError, ValueError):  # the process has ended, and its pipe is closed
+        return
+
+
+def _end(process: "subprocess.Popen[bytes]", trace: IO[bytes]) -> None:
+    with suppress(OSError):
+        process.kill()  # before its pipes are closed, which wait for a thread that writes into one
+    for pipe in (process.stdin, process.stdout, trace):
+        with suppress(OSError, ValueError):
+            pipe.close()  # type: ignore[union-attr]
+    process.wait()
+
+
+def _failure(code: int, said: str, trace: str) -> MeshwrightError:
+    try:
+        found = json.loads(said.splitlines()[-1])
+        return getattr(errors, found["error"])(found["message"])
+    except (ValueError, LookupError, AttributeError, TypeError):
+        last = trace.strip().splitlines()[-3:]
+        return MeshwrightError(
+            f"the process that tokenizes ended with code {code}. Its last lines:\n  " + "\n  ".join(last)
+        )
+
+
+def _is_locked(directory: Path) -> bool:
+    try:
+        with (directory / ".lock").open("r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def tokenized(
+    paths: Any,
+    tokenizer: Any,
+    *,
+    field: str = "text",
+    separator: str | None = None,
+    begin: str | int | None = None,
+    end: str | int | None = None,
+    store: str | Path | None = None,
+) -> Store:
+    """Return the store of the tokens of documents. Reading a block begins or awaits its making.
+
+    Stores are kept, and used again for the same texts, tokenizer and settings, by any number of processes.
+
+    Args:
+      paths: Files, folders, patterns and URLs, as for `files_of`. Or an object whose items are the documents,
+        and that can be indexed: a `datasets.Dataset`, a `MapDataset` of grain.
+      tokenizer: The tokenizer: of the package `tokenizers`, a fast one of `transformers`, the path of a
+        `tokenizer.json` or of a folder with one, or `mw.lm.Bytes()`.
+      field: The field of a JSON object, or the column of a table, that is the document.
+      separator: The text between two documents of a `.txt` file; without it, a file is one document.
+      begin: A token before each document, by its text or number. Chats have none: their template writes it.
+      end: A token after each document, by its text or number. Chats have none, as for `begin`.
+      store: The folder of all stores; by default `~/.cache/meshwright/texts`, or below `$XDG_CACHE_HOME`.
+
+    Raises:
+      InputError: A file is missing.
+      UsageError: A file is of no known kind, or the tokenizer or the store cannot be used.
+
+    Example:
+      >>> import tempfile, pathlib
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> _ = (folder / "a.txt").write_text("abc")
+      >>> store = mw.data._internal.tokenized(folder / "a.txt", mw.lm.Bytes(), end=0, store=folder / "stores")
+      >>> store.block(0).tokens.tolist()
+      [97, 98, 99, 0]
+    """
+    root = _root(store)
+    given = Given(paths, field) if is_given(paths) else None
+    files, as_said = files_of(paths) if given is None else [given.file()], as_text(tokenizer)
+    settings = {"field": field, "separator": separator}
+    settings |= {"begin": token_id(as_said, begin), "end": token_id(as_said, end)}
+    common = [_VERSION, digest(as_said), settings]
+    key = _digest([*common, *_known_by(files)])
+    what = _digest([*common, *map(_seen_everywhere, files)]) if _is_large(files) else key
+    place = root / key
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep tokens in {root}: {error.strerror} ({error.filename}). Give a folder that you may "
+            "write, store=…."
+        ) from None
+    made_of = {"tokenizer": digest(as_said), "settings": settings, "files": [asdict(each) for each in files]}
+    _put(place / TOKENIZER, as_said.encode())
+    _put(place / MADE_OF, json.dumps(made_of, indent=1).encode())  # the same texts may lie elsewhere now
+    return Store(place, what, given)
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a small file, unless it has this content already, as several processes may do at a time."""
+    with suppress(OSError):
+        if read_file(path) == content:
+            return
+    write_alone(path, content)
+
+
+def _seen_everywhere(file: File) -> list[Any]:
+    """Return what tells a large file from others on all machines, whose copies have other times."""
+    return [file.name, file.nbytes, *([file.version] if file.kind == GIVEN else [])]
+
+
+def _known_by(files: list[File]) -> list[list[Any]]:
+    """Return what tells the files from others: their contents, or the times of their last changes."""
+    if _is_large(files):
+        return [[file.name, file.nbytes, file.version] for file in files]
+    if any(file.kind == GIVEN for file in files):
+        return [[file.kind, file.nbytes, file.version] for file in files]
+    return [[file.kind, file.compression, _contents(file)] for file in files]
+
+
+def _is_large(files: list[File]) -> bool:
+    """Return whether the texts are too large to read all of them before each run."""
+    return sum(file.nbytes for file in files) > _READ_WHOLE
+
+
+def _contents(file: File) -> str:
+    with opened(file) as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _root(store: str | Path | None) -> Path:
+    if store is not None:
+        return local_path(store)
+    return user_cache() / "texts"

@@ -1,0 +1,264 @@
+"""The process that tokenizes: `python -m meshwright.data._corpus._work STORE`.
+
+It writes the blocks of a store that are not there yet, and ends when all are there, when another process
+writes the same store, or when its parent closes its standard input, which the system does if the parent is
+killed. An error is one line of JSON on its standard output.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.base._internal import parse_json, parse_object, read_file
+from meshwright.data._corpus._blocks import (
+    MADE_OF,
+    PRIVATE,
+    TOKENIZER,
+    Place,
+    after_block,
+    is_written,
+    num_blocks,
+    tokens_of,
+    write_block,
+    write_complete,
+)
+from meshwright.data._corpus._documents import Document, each_document
+from meshwright.data._corpus._files import GIVEN, File, files_of
+from meshwright.data._corpus._record import is_chat
+from meshwright.data._corpus._tokenizer import Encoder, encoder
+from meshwright.errors import ExamplesError, InputError, MeshwrightError, UsageError
+
+_TOGETHER = 1 << 18
+"""Characters that are tokenized at once at first, so that they are done soon; later eight times as many."""
+_MOST_TOGETHER = 4096
+_SOON = 2
+"""Blocks that training waits for. After these, training comes first."""
+
+
+class Tokens(NamedTuple):
+    """A document as tokens."""
+
+    tokens: np.ndarray
+    """The tokens, int64[k]."""
+    weights: np.ndarray
+    """How much each counts in the loss, uint8[k]."""
+
+
+def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lambda: None) -> None:
+    """Write the blocks of a store that are not there yet."""
+    if num_blocks(store) is not None:
+        return
+    made_of = parse_object(read_file(store / MADE_OF))
+    files = [File(**each) for each in made_of["files"]]
+    block = 0
+    while is_written(store, block):
+        block += 1
+    begin = after_block(store, block - 1) if block else Place(0, 0)
+    encode = encoder(read_file(store / TOKENIZER).decode())
+    found = _tokenized(files, begin, made_of["settings"], encode)
+    has_weights = encode.chat is not None
+    pending: list[Tokens] = []
+    size = 0
+
+    def write(after: Place) -> None:
+        weights = [each.weights for each in pending] if has_weights else None
+        write_block(store, block, [each.tokens for each in pending], after, weights)
+
+    for after, tokens in found:
+        pending.append(tokens)
+        size += len(tokens.tokens)
+        if size >= tokens_of(block):
+            write(after)
+            block, pending, size = block + 1, [], 0
+            if block == _SOON:
+                when_urgent_are_written()
+    if pending:
+        write(Place(len(files), 0))
+        block += 1
+    if not block:
+        raise ExamplesError(f"there is no text in {_named(files)}: no line, or none that is not empty.")
+    write_complete(store, block)
+
+
+def _named(files: list[File]) -> str:
+    others = f" and {len(files) - 1} more files" if files[1:] else ""
+    return f"{files[0].place}{others}"
+
+
+def _tokenized(
+    files: list[File], begin: Place, settings: dict[str, Any], encode: Encoder
+) -> Iterator[tuple[Place, Tokens]]:
+    """Yield the tokens of each document from a place on, and the place after it."""
+    first, last = ([] if settings[name] is None else [settings[name]] for name in ("begin", "end"))
+    for number, file in list(enumerate(files))[begin.file :]:
+        start = begin.number if number == begin.file else 0
+        _check_unchanged(file)
+        found = each_document([file], field=settings["field"], separator=settings["separator"], start=start)
+        for some, encoded in _meanwhile(_together(found), encode):
+            for document, tokens in zip(some, encoded, strict=True):
+                if isinstance(tokens, Tokens) and (first or last):
+                    raise _for_texts_alone(document)
+                whole = (
+                    tokens
+                    if isinstance(tokens, Tokens)
+                    else _all_count(np.concatenate([first, tokens, last]))
+                )
+                if len(whole.tokens):
+                    yield Place(number, document.number + 1), whole
+
+
+def _for_texts_alone(document: Document) -> UsageError:
+    return UsageError(
+        f"{document.place}: begin= and end= are for texts, and this is a chat, whose template writes what is "
+        "before and after it.\n"
+        "  Leave them out. Texts and chats together are two sets, for mw.data.mixture."
+    )
+
+
+def _all_count(tokens: Any) -> Tokens:
+    return Tokens(np.asarray(tokens, np.int64), np.ones(len(tokens), np.uint8))
+
+
+def _check_unchanged(file: File) -> None:
+    if file.kind != GIVEN and files_of(file.place) != [file]:
+        raise InputError(
+            f"{file.place} has changed since this run began.\n  Start it again; its position will not fit."
+        )
+
+
+def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Yield a few documents at a time."""
+    some: list[Document] = []
+    size, most = 0, _TOGETHER
+    for document in documents:
+        some.append(document)
+        size += len(document.value) if isinstance(document.value, str) else 0
+        if size >= most or len(some) == _MOST_TOGETHER:
+            yield some
+            some, size, most = [], 0, min(2 * most, 8 * _TOGETHER)
+    if some:
+        yield some
+
+
+def _meanwhile(
+    each: Iterator[list[Document]], encode: Encoder
+) -> Iterator[tuple[list[Document], list[np.ndarray | Tokens]]]:
+    """Yield documents with their tokens. While some are tokenized, the next are read and the last stored."""
+    with ThreadPoolExecutor(1) as thread:
+        before = None
+        for some in each:
+            under_way = some, thread.submit(_encoded, some, encode)
+            if before is not None:
+                yield before[0], before[1].result()
+            before = under_way
+        if before is not None:
+            yield before[0], before[1].result()
+
+
+def _encoded(documents: list[Document], encode: Encoder) -> list[np.ndarray | Tokens]:
+    texts = iter(encode.encode([each.value for each in documents if isinstance(each.value, str)]))
+    chats = _of_chats([each for each in documents if is_chat(each.value)], encode)
+    return [
+        next(texts) if isinstance(each.value, str) else next(chats) if is_chat(each.value) else _other(each)
+        for each in documents
+    ]
+
+
+def _other(document: Document) -> np.ndarray:
+    """Return the tokens of a document that is tokens already."""
+    value = document.value
+    if isinstance(value, list) and all(type(x) is int and 0 <= x < 1 << 32 for x in value):
+        return np.asarray(value, np.int64)
+    raise ExamplesError(
+        f"{document.place}: a document is a text or a list of tokens; found {type(value).__name__}, "
+        f"{value!r:.60}.\n  Name the field that has it: field=…"
+    )
+
+
+def _of_chats(documents: list[Document], encode: Encoder) -> Iterator[Tokens]:
+    """Yield the tokens of documents that are chats."""
+    if documents and encode.chat is None:
+        raise ExamplesError(
+            f"{documents[0].place}: a document is a chat, which the tokenizer's template must make a text.\n"
+            "  Give both: tokenizer=mw.data.chat(directory)."
+        )
+    chats = encode.chat.encode_each((each.value, _tools(each)) for each in documents) if encode.chat else ()
+    encoded = iter(chats)
+    for document in documents:
+        try:
+            found = next(encoded)
+        except MeshwrightError as error:
+            raise type(error)(f"{document.place}: {error}") from None
+        yield Tokens(np.asarray(found.tokens, np.int64), np.asarray(found.token_weights, np.uint8))
+
+
+def _tools(document: Document) -> Any:
+    """Return the tools of a chat. Tables often have them as JSON, as their schemas have no common columns."""
+    if not isinstance(document.tools, str):
+        return document.tools
+    try:
+        return parse_json(document.tools)
+    except ValueError as error:
+        raise ExamplesError(f"its tools are not JSON: {error}.") from None
+
+
+def _locked(store: Path) -> Any:
+    """Return the store's lock, or None if another process has it. Without locks, two may write the same."""
+    file = (store / ".lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return file
+    for unfinished in store.glob(f"{PRIVATE}*.tokens.*"):  # of a process that was killed
+        unfinished.unlink(missing_ok=True)
+    return file
+
+
+def _end_with_the_parent() -> None:
+    # Not sys.stdin: a thread that holds its lock makes Python abort when the process ends.
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def _is_sent(store: Path) -> bool:
+    """Return whether the parent sends the documents. Then `received` also sees that it ends."""
+    return any(each["kind"] == GIVEN for each in parse_object(read_file(store / MADE_OF))["files"])
+
+
+def _give_way() -> None:
+    """Let the processes that train go first."""
+    with suppress(OSError):
+        os.nice(5)
+
+
+def main(store: Path) -> None:
+    """Write a store, as the only process that does."""
+    if not _is_sent(store):
+        threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    lock = _locked(store)
+    if lock is None:
+        return
+    try:
+        write_blocks(store, _give_way)
+    except MeshwrightError as error:
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        print(json.dumps({"error": InputError.__name__, "message": f"{store}: {error}"}), flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""Rows of a global batch that this process holds, and global arrays made of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from meshwright.base._internal import PyTree
+from meshwright.errors import LayoutError
+
+
+def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
+    """Return the rows of a global batch that this process's devices hold, int64[k], ascending.
+
+    Args:
+      batch_size: Number of examples in the global batch.
+      sharding: Split of the batch, `Layout.batch_sharding`.
+
+    Raises:
+      LayoutError: The mesh does not divide `batch_size`.
+
+    Example:
+      >>> mw.data.local_rows(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
+      array([0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    ways = sharding.mesh.size // max(1, _copies(sharding))
+    if batch_size % ways:
+        raise LayoutError(
+            f"a batch of {batch_size} examples cannot be split into {ways} equal parts, as the mesh "
+            f"{dict(sharding.mesh.shape)} splits it ({sharding.spec}).\n"
+            f"  Make the batch size a multiple of {ways}, or the mesh's batch axes smaller."
+        )
+    held = [np.arange(batch_size)[rows] for (rows,) in _addressable(batch_size, sharding).values()]
+    return np.unique(np.concatenate(held))
+
+
+def placing(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
+    """Return the function of `as_global`.
+
+    In one process, a function that leaves arrays as they are, which is faster.
+
+    Raises:
+      LayoutError: See `local_rows`.
+    """
+    return as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch
+
+
+def as_global(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
+    """Return a function that makes global JAX arrays of this process's rows of a batch.
+
+    Args:
+      batch_size: Number of examples in the global batch.
+      sharding: Split of the batch, `Layout.batch_sharding`.
+
+    Raises:
+      LayoutError: The mesh does not divide `batch_size`.
+
+    Example:
+      >>> place = mw.data._internal.as_global(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
+      >>> place({"x": np.ones((8, 2))})["x"].sharding.spec
+      P('data',)
+    """
+    rows = local_rows(batch_size, sharding)
+    spans = {span: _positions(rows, *span) for span in _spans(batch_size, sharding)}
+
+    def one(x: np.ndarray) -> jax.Array:
+        def read(index: Any) -> np.ndarray:
+            return x[spans[index[0].indices(batch_size)[:2]]]
+
+        return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, read)
+
+    return lambda batch: jax.tree.map(one, batch)
+
+
+def _positions(rows: np.ndarray, start: int, stop: int) -> slice:
+    first = int(np.searchsorted(rows, start))
+    return slice(first, first + stop - start)
+
+
+def _spans(batch_size: int, sharding: NamedSharding) -> set[tuple[int, int]]:
+    return {rows.indices(batch_size)[:2] for (rows,) in _addressable(batch_size, sharding).values()}
+
+
+def _addressable(batch_size: int, sharding: NamedSharding) -> dict[Any, tuple[slice]]:
+    return sharding.addressable_devices_indices_map((batch_size,))  # type: ignore[return-value]
+
+
+def _copies(sharding: NamedSharding) -> int:
+    """Return the number of devices that hold each row."""
+    used = {axis for entry in sharding.spec for axis in ((entry,) if isinstance(entry, str) else entry or ())}
+    unused = [size for axis, size in sharding.mesh.shape.items() if axis not in used]
+    return int(np.prod(unused, dtype=np.int64))

@@ -1,0 +1,200 @@
+"""Several sets of examples, mixed by shares."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.base._internal import PyTree
+from meshwright.data._counted import Counted, CountedExamples, CountedRows, CountedSource
+from meshwright.data._kinds import is_indexed
+from meshwright.data._mapped import seeded
+from meshwright.data._source import Part, as_source
+from meshwright.data._stretches import Position, Stretch
+from meshwright.data._text import Text
+from meshwright.data._turns import Shares, Turns, shares_of
+from meshwright.errors import ExamplesError, UsageError
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Examples of several sets, as `mixture` returns them."""
+
+    examples: Mapping[str, Any] = field(repr=False)
+    """The sets of examples, by name."""
+    shares: Mapping[int, Mapping[str, float]]
+    """The share of each set, by name, from a number of examples on."""
+
+    def of_epoch(self, epoch: int) -> "Mixture":
+        """Return the same mixture, with the order that texts have from an epoch on."""
+        sets = {name: x.of_epoch(epoch) if isinstance(x, Text) else x for name, x in self.examples.items()}
+        return replace(self, examples=sets)
+
+
+def mixture(
+    examples: Mapping[str, Any],
+    shares: Mapping[str, float],
+    *,
+    changes: Mapping[int, Mapping[str, float]] | None = None,
+) -> Mixture:
+    """Return a mixture of several sets of examples.
+
+    Which set an example is taken from depends only on the shares and the example's number in the mixture. At
+    each moment each set has given its share of all examples so far, to less than one example: with
+    `{"a": 0.7, "b": 0.3}`, of 1,000 examples 700 are of `a`, or 699 or 701. Each set has its own order, and
+    begins a new epoch when it is used up. With `epochs=` a mixture ends before the first set would be read
+    once more.
+
+    Args:
+      examples: Sets of examples by name: what `text` returns, or examples that can be indexed. All must have
+        arrays of the same names, shapes and dtypes.
+      shares: A number for each set, of any sum; 0 for none of it.
+      changes: Other shares, from a number of examples on: `{100_000: {"a": 1, "b": 1}}`. Examples are counted
+        from 0 over the whole run; a step has as many as the batch.
+
+    Raises:
+      UsageError: The names of the shares are not those of the sets, or a share is negative or not finite.
+      ExamplesError: A set cannot be indexed and is not of `text`.
+
+    Example:
+      >>> mixed = mw.data.mixture({"a": {"x": np.zeros(10)}, "b": {"x": np.ones(10)}}, {"a": 3, "b": 1})
+      >>> sharding = mw.Layout(mw.make_mesh("data=1", jax.devices()[:1])).batch_sharding
+      >>> with mw.batches(mixed, 8, sharding) as data:
+      ...     next(data)["x"].sum()
+      np.float64(2.0)
+    """
+    given = {0: shares, **(changes or {})}
+    for start, each in given.items():
+        _check_shares(examples, each)
+        if start < 0 or (start == 0 and each is not shares):
+            raise UsageError(f"mw.data.mixture: changes from {start} on; the first must be after example 0.")
+    for name, one in examples.items():
+        if not isinstance(one, Text) and not is_indexed(one):
+            raise ExamplesError(
+                f"mw.data.mixture: {name!r} is of type {type(one).__name__}; a set must be of mw.data.text, "
+                "or have __len__ and __getitem__."
+            )
+    return Mixture(dict(examples), {start: dict(given[start]) for start in sorted(given)})
+
+
+def _check_shares(examples: Mapping[str, Any], shares: Mapping[str, float]) -> None:
+    if shares.keys() != examples.keys() or not shares:
+        raise UsageError(
+            f"mw.data.mixture: the shares are of {sorted(shares)}, but the sets of examples are "
+            f"{sorted(examples)}."
+        )
+    if not all(0 <= share < float("inf") for share in shares.values()) or not any(shares.values()):
+        raise UsageError(
+            f"mw.data.mixture: shares={dict(shares)}; they must be positive numbers, or 0 for some."
+        )
+
+
+class MixedSamples:
+    """All samples of a mixture; see `Samples`. The state is how many each set has given."""
+
+    def __init__(self, mixed: Mixture, seed: int | None, epochs: int | None, map_seed: tuple[int, int]):
+        self._names, self._seed, self._epochs = sorted(mixed.examples), seed, epochs
+        sets = (mixed.examples[name] for name in self._names)
+        self._sets = [_counted(each, seed, map_seed) for each in sets]
+        self._shares = [shares_of(start, each, self._names) for start, each in mixed.shares.items()]
+
+    def open(self, position: Position) -> Stretch | None:
+        """Return the samples from a position on."""
+        if position.stretch:
+            return None
+        counts = None if position.state is None else [position.state[name] for name in self._names]
+        if counts is not None and sum(counts) != position.samples:
+            counts = None
+        return _MixedStretch(self._names, self._sets, self._shares, position.samples, counts, self._epochs)
+
+    def state(self, position: Position) -> dict[str, Any]:
+        """Return a position, and the seed, the data and the shares so far that it belongs to."""
+        known = {} if position.state is None else {"state": position.state}
+        data = {name: each.what for name, each in zip(self._names, self._sets, strict=True)}
+        so_far = [each for each in self._shares if each.start < max(1, position.samples)]
+        shares = [[each.start, *each.of_each] for each in so_far]
+        of_data = {"seed": self._seed, "num_examples": None, "data": data, "shares": json.dumps(shares)}
+        return {"samples": position.samples, **of_data, **known}
+
+
+def _counted(examples: Any, seed: int | None, map_seed: tuple[int, int]) -> Counted:
+    if isinstance(examples, Text):
+        return CountedRows(examples, seed)
+    return CountedExamples(seeded(as_source(examples), map_seed), seed)
+
+
+class _Mixed:
+    """The samples of several sets. A number is that in a set times the number of sets, plus the set's."""
+
+    def __init__(self, names: list[str], sets: list[Counted]):
+        self._names, self._sets, self.what = names, sets, None
+
+    def read(self, numbers: np.ndarray) -> PyTree:
+        """Return the samples of these numbers, int64[k], as a batch."""
+        within, of_set = np.divmod(numbers, len(self._sets))
+        present = np.unique(of_set).tolist()
+        batches = [self._sets[i].read(within[of_set == i]) for i in present]
+        self._check_same(present, batches)
+        back = np.argsort(np.concatenate([np.flatnonzero(of_set == i) for i in present]))
+        return jax.tree.map(lambda *x: np.concatenate(x)[back], *batches)
+
+    def available(self, stop: int, epochs: int | None) -> int:
+        """Not asked: the stretch asks each set."""
+        raise NotImplementedError
+
+    def _check_same(self, present: list[int], batches: list[PyTree]) -> None:
+        described = [
+            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[1:])}", each, is_leaf=lambda x: x is None)
+            for each in batches
+        ]
+        for i, other in zip(present[1:], described[1:], strict=True):
+            if other != described[0]:
+                first = self._names[present[0]]
+                raise ExamplesError(
+                    f"mw.data.mixture: examples of {first!r} are {described[0]}, but those of "
+                    f"{self._names[i]!r} are {other}.\n"
+                    "  All sets need arrays of the same names, shapes and dtypes."
+                )
+
+
+class _MixedStretch:
+    """The samples of a mixture from a number on."""
+
+    def __init__(
+        self,
+        names: list[str],
+        sets: list[Counted],
+        shares: list[Shares],
+        start: int,
+        counts: list[int] | None,
+        epochs: int | None,
+    ):
+        self._names, self._sets, self._epochs = names, sets, epochs
+        self._turns = Turns(shares, start if counts else 0, counts)
+        while self._turns.start < start:
+            self._turns.next()
+        self._source, self._has_ended = CountedSource(_Mixed(names, sets)), False
+        self._counts = list(self._turns.counts)
+
+    def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
+        """Move on by `num_samples`, or by as many as are left; see `Stretch`."""
+        stops = [num_samples + count for count in self._counts]
+        if self._epochs is not None:
+            stops = [each.available(stop, self._epochs) for each, stop in zip(self._sets, stops, strict=True)]
+        ids: list[int] = []
+        while len(ids) < num_samples and not self._has_ended:
+            chosen = self._turns.next()
+            if self._counts[chosen] == stops[chosen]:  # its next sample would begin an epoch too many
+                self._has_ended = True
+            else:
+                ids.append(self._counts[chosen] * len(self._sets) + chosen)
+                self._counts[chosen] += 1
+        return len(ids), Part(self._source, np.asarray(ids, np.int64)[rows[rows < len(ids)]])
+
+    @property
+    def state(self) -> dict[str, int]:
+        """How many samples each set has given."""
+        return dict(zip(self._names, self._counts, strict=True))

@@ -1,0 +1,199 @@
+"""Sources of examples, and one batch of NumPy arrays read from them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from meshwright.base._internal import PyTree, tree
+from meshwright.data._collate import Collate, check_numbers, collated, stack
+from meshwright.data._kinds import is_indexed
+from meshwright.data._loaders import check_not_batched
+from meshwright.data._protocol import Source, VectorSource
+from meshwright.errors import ExamplesError
+
+
+class Arrays:
+    """Examples kept as whole arrays, such as `mw.data.Arrays({"image": images, "label": labels})`.
+
+    Args:
+      arrays: A pytree of arrays (memory maps too) with equal first dimensions.
+
+    Raises:
+      ExamplesError: There is no array, or the first dimensions differ.
+
+    Example:
+      >>> examples = mw.data.Arrays((np.zeros((10, 3)), np.arange(10)))
+      >>> len(examples), examples[7][1]
+      (10, np.int64(7))
+    """
+
+    def __init__(self, arrays: PyTree):
+        lengths = {name: len(x) if np.ndim(x) else None for name, x in tree.named_leaves(arrays).items()}
+        if len(set(lengths.values())) != 1 or None in lengths.values():
+            some = dict(list(lengths.items())[:4])
+            raise ExamplesError(
+                f"the arrays' first dimensions must be equal; they are {some or 'missing'}.\n"
+                "  Each value of the mapping must be an array; np.asarray makes one of a list."
+            )
+        self._arrays = arrays
+        self._length: int = next(iter(lengths.values()))  # type: ignore[assignment]
+
+    @property
+    def in_memory(self) -> bool:
+        """False if an array is a memory map, whose reading may wait for a disk."""
+        return not any(isinstance(x, np.memmap) for x in jax.tree.leaves(self._arrays))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> PyTree:
+        return jax.tree.map(lambda x: x[index], self._arrays)
+
+    def __getitems__(self, ids: Sequence[int]) -> PyTree:
+        return self.rows(np.asarray(ids))
+
+    def rows(self, ids: np.ndarray) -> PyTree:
+        """Return the examples `ids`, int64[k], as one batch."""
+        return jax.tree.map(lambda x: np.asarray(x[ids]), self._arrays)
+
+
+def num_examples(examples: Any) -> int | None:
+    """Return the number of examples; None if they cannot be indexed.
+
+    Args:
+      examples: Examples of any kind.
+
+    Raises:
+      ExamplesError: The arrays of a mapping have different lengths.
+
+    Example:
+      >>> mw.data._internal.num_examples({"x": np.zeros((10, 3))})
+      10
+    """
+    if not is_indexed(examples):
+        return None
+    return len(Arrays(examples) if isinstance(examples, Mapping) else examples)
+
+
+def as_source(examples: Any) -> Source:
+    """Return `examples` as a `Source`; a mapping of arrays becomes `Arrays`.
+
+    Args:
+      examples: Examples that can be indexed.
+
+    Raises:
+      ExamplesError: They cannot be indexed, or there are none.
+
+    Example:
+      >>> mw.data._internal.as_source({"x": np.arange(10)})[3]
+      {'x': np.int64(3)}
+    """
+    source = Arrays(examples) if isinstance(examples, Mapping) else examples
+    if isinstance(examples, tuple) and all(np.ndim(x) for x in examples):
+        raise ExamplesError(
+            "a tuple of arrays is not a set of examples.\n"
+            "  Give the arrays names, {'image': images, 'label': labels}, or wrap it in mw.data.Arrays."
+        )
+    check_not_batched(examples)
+    if not is_indexed(source):
+        raise unreadable(examples)
+    if len(source) == 0:
+        raise ExamplesError("there are no examples: the source's length is 0.")
+    return source
+
+
+def unreadable(examples: Any) -> ExamplesError:
+    """Return the error for an object that is not a set of examples."""
+    return ExamplesError(
+        f"examples must have __len__ and __getitem__; {type(examples).__name__} does not.\n"
+        "  Make a list of them, or give a function that returns a new iterable for each epoch."
+    )
+
+
+def num_threads_for(examples: Any, collate: Collate | None) -> int:
+    """Return the default number of threads that read ahead: 0 if a thread would cost more than reading."""
+    source = Arrays(examples) if isinstance(examples, Mapping) else examples
+    return 0 if isinstance(source, Arrays) and source.in_memory and collate is None else 2
+
+
+class Part(NamedTuple):
+    """Some examples of a source."""
+
+    source: "Source | PartSource"
+    """The source."""
+    ids: np.ndarray
+    """Numbers of the examples, int64[k]."""
+    first: int = 0
+    """Number of the source's first example in the epoch, if the source is a piece of an epoch."""
+    epochs: int | np.ndarray = 0
+    """Epoch of all examples, or of each, int64[k]."""
+    length: int | None = None
+    """Length that they are padded to, if any."""
+
+
+class PartSource:
+    """A source whose examples depend on more than their ids."""
+
+    def fetch(self, part: Part) -> list[PyTree]:
+        """Return the examples of a part of this source."""
+        raise NotImplementedError
+
+
+def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
+    """Return the examples of all `parts` as one batch, made by `collate` if there is one.
+
+    Raises:
+      ExamplesError: The examples cannot be stacked, or `collate` returned arrays with another number of rows.
+    """
+    if collate is not None:
+        return collated(collate, [example for part in parts for example in rows_of(part)])
+    pieces = [_stacked(part) for part in parts]
+    return pieces[0] if len(pieces) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *pieces)
+
+
+def read_rows(source: Source, ids: np.ndarray) -> PyTree:
+    """Return some examples as a batch: a pytree of arrays [k, ...].
+
+    Args:
+      source: The source.
+      ids: Numbers of the examples, int64[k].
+
+    Raises:
+      ExamplesError: The examples differ in structure or shape, or are not numeric.
+
+    Example:
+      >>> mw.data._internal.read_rows([{"x": 1.0}, {"x": 2.0}], np.array([1, 0]))
+      {'x': array([2., 1.])}
+    """
+    return _stacked(Part(source, ids))
+
+
+def rows_of(part: Part) -> list[PyTree]:
+    """Return the examples of a part one by one, even if the source returns them as a batch."""
+    fetched = _fetched(part)
+    if isinstance(fetched, list):
+        return fetched
+    return [jax.tree.map(lambda x, i=i: x[i], fetched) for i in range(len(part.ids))]
+
+
+def _stacked(part: Part) -> PyTree:
+    fetched = _fetched(part)
+    batch = stack(fetched, part.ids) if isinstance(fetched, list) else fetched
+    check_numbers(batch)
+    return batch
+
+
+def _fetched(part: Part) -> PyTree:
+    """Return a list of examples, or the batch of a source that fetches many at once."""
+    source = part.source
+    if isinstance(source, Arrays):
+        return source.rows(part.ids)  # much cheaper than a list of examples
+    if isinstance(source, PartSource):
+        return source.fetch(part)
+    wanted = part.ids.tolist()
+    if not isinstance(source, VectorSource):
+        return [source[i] for i in wanted]
+    fetched = source.__getitems__(wanted)
+    return fetched if isinstance(fetched, list) else jax.tree.map(np.asarray, fetched)

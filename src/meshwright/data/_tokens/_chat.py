@@ -1,0 +1,256 @@
+"""Chats as tokens, with a weight for each: 1 for what the assistant wrote, and 0 for the rest."""
+
+import datetime
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from meshwright.base._internal import check_unicode, documented
+from meshwright.data._tokens._folder import TEMPLATE, Files, needed, read_folder
+from meshwright.data._tokens._spans import ASSISTANT, Ask, weights_of
+from meshwright.data._tokens._template import Template
+from meshwright.errors import InputError, MeshwrightError, UsageError
+
+Messages = Sequence[Mapping[str, Any]]
+DATE = "2026-01-01"
+_DEEPEST = 32
+_TOGETHER = 64
+"""The number of chats whose texts are made at once."""
+
+
+@documented
+@dataclass(frozen=True)
+class Encoded:
+    """A text as tokens."""
+
+    tokens: list[int]
+    """The tokens."""
+    token_weights: list[int]
+    """How much each token counts in the loss: 1 for the assistant's, which are to be learned, otherwise 0."""
+
+
+def chat(path: str | Path, *, date: str = DATE) -> "Chat":
+    r"""Return what turns chats into tokens, by a tokenizer's own template. It needs `meshwright[text]`.
+
+    Args:
+      path: The folder of a tokenizer or of a model with one: `tokenizer.json`, `tokenizer_config.json`, and
+        the template in that or in `chat_template.jinja`.
+      date: The day that a template is told if it asks for today's, YYYY-MM-DD. It is a setting, so that the
+        same chat gives the same tokens on any day.
+
+    Raises:
+      UsageError: There is no tokenizer, a file is damaged, the date is not one, or a package is missing.
+
+    Example:
+      >>> told = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+      >>> told += "{% if add_generation_prompt %}<assistant>{% endif %}"
+      >>> place = mw.data.train_tokenizer(["Who? What? I do."], "tokens", vocab_size=300, chat_template=told)
+      >>> chats = mw.data.chat(place)
+      >>> messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I do."}]
+      >>> chats.text(messages)
+      '<user>Who?\n<assistant>I do.\n'
+      >>> found = chats.encode(messages)
+      >>> chats.decode([token for token, weight in zip(found.tokens, found.token_weights) if weight])
+      'I do.\n'
+    """
+    return Chat(read_folder(path), date=date)
+
+
+class Chat:
+    """A tokenizer with a template for chats, as `mw.data.chat` makes it."""
+
+    def __init__(self, files: Files, *, date: str = DATE):
+        try:
+            self._date = datetime.datetime.fromisoformat(date)
+        except ValueError:
+            raise UsageError(f"date={date!r} is not a day such as '{DATE}'.") from None
+        self.files = files
+        self._templates: dict[str, Template] = {}
+
+    def to_text(self) -> str:
+        """Return all that this is made of as JSON, from which `from_text` makes it again."""
+        made_of = {
+            "tokenizer": json.loads(self.files.tokenizer.to_str()),
+            "special": dict(self.files.special),
+            "templates": dict(self.files.templates),
+            "date": self._date.date().isoformat(),
+        }
+        return json.dumps(made_of)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return what `to_text` was called of."""
+        made_of = json.loads(text)
+        tokenizer = needed("tokenizers", "a chat").Tokenizer.from_str(json.dumps(made_of["tokenizer"]))
+        files = Files(Path("the tokenizer"), tokenizer, made_of["special"], made_of["templates"])
+        return cls(files, date=made_of["date"])
+
+    @property
+    def has_template(self) -> bool:
+        """Return whether the tokenizer has a template for chats."""
+        return bool(self.files.templates)
+
+    def text(self, messages: Messages, *, tools: Sequence[Any] | None = None, reply: bool = False) -> str:
+        """Return a chat as text.
+
+        Args:
+          messages: The messages, each a mapping of JSON values with a `role`: system, user, assistant, tool.
+          tools: The tools that the assistant may call, as JSON schemas.
+          reply: If true, the text ends with what asks for the assistant's answer.
+
+        Raises:
+          InputError: The messages are not of this form, or the template refuses them or fails on them.
+          UsageError: The tokenizer has no template.
+        """
+        (text,) = self._rendered(_checked(messages), _plain(tools, 0), (len(messages), reply))
+        return text
+
+    def encode(self, messages: Messages, *, tools: Sequence[Any] | None = None) -> Encoded:
+        """Return the tokens of a chat, and which of them the assistant wrote.
+
+        The template says which, if it has `{% generation %}`. Otherwise an answer is what the text gains by
+        it after the prompt for an answer.
+
+        Args:
+          messages: As in `text`.
+          tools: As in `text`.
+
+        Raises:
+          InputError: As `text`; or the template writes messages differently if others follow.
+          UsageError: As `text`.
+        """
+        (found,) = self.encode_each([(messages, tools)])
+        return found
+
+    def encode_each(self, chats: Iterable[tuple[Messages, Sequence[Any] | None]]) -> Iterator[Encoded]:
+        """Yield what `encode` returns of each of some chats, in less time: their texts are made meanwhile.
+
+        Args:
+          chats: The messages and tools of each.
+
+        Raises:
+          InputError: As `encode`, when that chat is reached.
+          UsageError: As `text`.
+        """
+        left = iter(chats)
+        while some := [*itertools.islice(left, _TOGETHER)]:
+            ready, failure = [], None
+            try:
+                for messages, tools in some:
+                    said, offered = _checked(messages), _plain(tools, 0)
+                    ready.append((self._template(offered), said, self._names(offered)))
+            except MeshwrightError as error:  # those before it come first
+                failure = error
+            for template, group in itertools.groupby(ready, lambda each: each[0]):
+                for text, spans in template.spans([each[1:] for each in group]):
+                    yield self._encoded(text, spans)
+            if failure is not None:
+                raise failure
+
+    def answer(self, prompt: Any, completion: Any, *, tools: Sequence[Any] | None = None) -> Encoded:
+        """Return the tokens of a prompt and its completion, of which only the completion counts.
+
+        Args:
+          prompt: Messages, or a text.
+          completion: Messages of the assistant, or a text.
+          tools: As in `text`.
+
+        Raises:
+          InputError: One is a text and the other is not; or as `encode`.
+          UsageError: As `text`.
+        """
+        if isinstance(prompt, str) and isinstance(completion, str):
+            end = str(self.files.special.get("eos_token", ""))
+            whole = prompt + completion + ("" if completion.endswith(end) else end)
+            return self._encoded(whole, [(len(prompt), len(whole))], special=True)
+        if isinstance(prompt, str) or isinstance(completion, str):
+            raise InputError("prompt and completion must both be texts, or both be messages.")
+        asked, said = _checked(prompt), _checked([*prompt, *completion])
+        offered = _plain(tools, 0)
+        before, text = self._rendered(said, offered, (len(asked), True), (len(said), False))
+        if not text.startswith(before):
+            raise InputError("the chat template writes the prompt differently if the completion follows.")
+        return self._encoded(text, [(len(before), len(text))])
+
+    def plain(self, text: str) -> Encoded:
+        """Return the tokens of a text that is no chat, with the tokens that begin and end one; all count.
+
+        Args:
+          text: The text.
+
+        Raises:
+          InputError: It is not Unicode: it has half of a surrogate pair.
+        """
+        end = str(self.files.special.get("eos_token", ""))
+        whole = text if text.endswith(end) else text + end
+        return self._encoded(whole, [(0, len(whole))], special=True)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens among them.
+
+        Args:
+          tokens: The tokens.
+        """
+        return self.files.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    def _encoded(self, text: str, spans: Sequence[tuple[int, int]], *, special: bool = False) -> Encoded:
+        try:
+            check_unicode(text)
+        except ValueError as error:
+            raise InputError(f"the text cannot be tokenized: {error}.") from None
+        found = self.files.tokenizer.encode(text, add_special_tokens=special)
+        tokens, weights = list(found.ids), weights_of(found.offsets, spans)
+        end = self.files.tokenizer.token_to_id(str(self.files.special.get("eos_token", "")))
+        if special and len(tokens) > 1 and tokens[-1] == tokens[-2] == end:
+            tokens, weights = tokens[:-1], weights[:-1]  # the tokenizer adds one by itself
+        return Encoded(tokens, weights)
+
+    def _rendered(self, messages: Messages, tools: Any, *asks: Ask) -> list[str]:
+        return self._template(tools).render(messages, self._names(tools), *asks)
+
+    def _names(self, tools: Any) -> dict[str, Any]:
+        return {**self.files.special, "tools": tools}
+
+    def _template(self, tools: Any) -> Template:
+        texts = self.files.templates
+        name = "tool_use" if tools is not None and "tool_use" in texts else "default"
+        if name not in texts:
+            names = f"it has only {', '.join(texts)}" if texts else "it has none"
+            raise UsageError(
+                f"the tokenizer in {self.files.path} needs a default template for chats; {names}.\n"
+                f"  Write it to {TEMPLATE} there, or give rows of texts: prompt and completion."
+            )
+        if name not in self._templates:
+            self._templates[name] = Template(texts[name], str(self.files.path), self._date)
+        return self._templates[name]
+
+
+def _checked(messages: Any) -> list[dict[str, Any]]:
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not is_list or not messages:
+        raise InputError(f"messages must be a list with one message or more; found {messages!r:.60}.")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InputError(
+                f'message {number} is not one: expected {{"role": "user", "content": "…"}}, found '
+                f"{message!r:.60}."
+            )
+        if message.get("content") is None and not (message["role"] == ASSISTANT and len(message) > 1):
+            raise InputError(f"message {number}, of {message['role']}, has no content.")
+    return _plain(list(messages), 0)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Return a copy of a value that has JSON's types alone, as a template must get no other objects."""
+    if depth > _DEEPEST:
+        raise InputError(f"messages are nested more than {_DEEPEST} levels deep.")
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, depth + 1) for inner in value]
+    raise InputError(f"messages hold a value of type {type(value).__name__}, which JSON does not have.")

@@ -1,0 +1,173 @@
+"""The files of a tokenizer, as `save_pretrained` of `transformers` writes them.
+
+tokenizer.json            the vocabulary and the rules, read by the package `tokenizers`
+tokenizer_config.json     the special tokens, and often the template of chats
+special_tokens_map.json   special tokens that tokenizer_config.json lacks, of older versions
+chat_template.jinja       the template, before the one in tokenizer_config.json
+generation_config.json    tokens that end a text, before those in config.json; how they are drawn is not taken
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.base._internal import local_path, parse_object, read_file
+from meshwright.data._tokens._known_keys import check_keys
+from meshwright.errors import UsageError, listed
+
+CONFIG, TEMPLATE, TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
+ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
+GENERATION, MODEL = "generation_config.json", "config.json"
+_LARGEST_TEMPLATE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the files of a tokenizer say."""
+
+    path: Path
+    """The folder."""
+    tokenizer: Any
+    """The `tokenizers.Tokenizer`, without truncation and padding."""
+    special: Mapping[str, Any]
+    """The special tokens by their usual names, such as `eos_token`, as templates use them."""
+    templates: Mapping[str, str]
+    """The templates by name. One that has no name is "default"."""
+
+
+def read_folder(path: str | Path) -> Files:
+    """Read the files of a tokenizer.
+
+    Raises:
+      UsageError: A file is missing, is damaged or has unknown keys, files contradict each other, the path is
+        a URL, or `tokenizers` is not installed.
+    """
+    place = local_path(path, "Copy the tokenizer to a disk.")
+    config, tokenizer = _object(place / CONFIG), _tokenizer(place)
+    _check_added(place, config, tokenizer)
+    return Files(place, tokenizer, _special(place, config), _templates(place, config))
+
+
+def end_tokens(path: str | Path) -> tuple[int, ...]:
+    """Return the tokens that end a text: that of the tokenizer, and those that generation stops at.
+
+    The latter are `eos_token_id` of `generation_config.json`, else of `config.json`. It does without
+    the package `tokenizers`.
+
+    Args:
+      path: The folder of a model or of a tokenizer.
+
+    Raises:
+      UsageError: A file is damaged or has unknown keys, or the path is a URL.
+
+    Example:
+      >>> place = mw.data.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
+      >>> mw.data._internal.end_tokens(place) == tuple(mw.lm.tokenizer_of(place).encode("<end>"))
+      True
+    """
+    place = local_path(path, "Copy the tokenizer to a disk.")
+    end = _special(place, _object(place / CONFIG)).get("eos_token")
+    tokenizer = _object(place / TOKENIZER)
+    vocabulary = (tokenizer.get("model") or {}).get("vocab")
+    named = dict(vocabulary) if isinstance(vocabulary, Mapping) else {}
+    named |= {
+        x.get("content"): x.get("id") for x in tokenizer.get("added_tokens") or [] if isinstance(x, Mapping)
+    }
+    ends = [] if end not in named else [named[end]]
+    for file in (place / GENERATION, place / MODEL):
+        said = _object(file).get("eos_token_id")
+        if said is not None:
+            ends += said if isinstance(said, list) else [said]
+            break
+    if wrong := [x for x in ends if not isinstance(x, int) or isinstance(x, bool) or x < 0]:
+        raise UsageError(
+            f"the files in {place} say that {wrong[0]!r} ends a text; expected a token's number."
+        )
+    return tuple(dict.fromkeys(ends))
+
+
+def needed(package: str, what: str) -> Any:
+    """Return an optional package.
+
+    Raises:
+      UsageError: It is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{what} needs the package {package}, which is not installed.\n"
+            "  Install it: pip install 'meshwright[text]'."
+        ) from None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no file."""
+    try:
+        config = parse_object(read_file(file))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        kind = {CONFIG: "a tokenizer's config", TOKENIZER: "a tokenizer"}.get(file.name, "a model's config")
+        raise UsageError(f"{file} is not {kind}: {error}.") from None
+    check_keys(file, config)
+    return config
+
+
+def _tokenizer(place: Path) -> Any:
+    package, file = needed("tokenizers", f"the tokenizer in {place}"), place / TOKENIZER
+    try:
+        found = package.Tokenizer.from_buffer(read_file(file))
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}.\n"
+            f"  Give a folder with a {TOKENIZER}; `save_pretrained` of a fast tokenizer writes it."
+        ) from None
+    except Exception as error:  # the package raises no class of its own
+        raise UsageError(f"{file} is not a tokenizer of the package tokenizers: {error}.") from None
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _check_added(place: Path, config: Mapping[str, Any], tokenizer: Any) -> None:
+    """Check that the tokens that other files add are those of `tokenizer.json`."""
+    decoder = config.get("added_tokens_decoder") or {}
+    said = [*_object(place / ADDED).items(), *((_text(token), id_) for id_, token in decoder.items())]
+    wrong = [f"{x!r} is {id_}" for x, id_ in said if str(tokenizer.token_to_id(str(x))) != str(id_)]
+    if wrong:
+        raise UsageError(
+            f"{place / TOKENIZER} has not the tokens that {CONFIG} or {ADDED} say: {listed(wrong)}.\n"
+            "  Save the tokenizer anew: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+        )
+
+
+def _special(place: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special tokens; those that the config lacks are in a file of older versions."""
+    said = _object(place / SPECIAL) | {name: value for name, value in config.items() if value is not None}
+    named = {name: _text(value) for name, value in said.items() if name.endswith("_token")}
+    return {name: text for name, text in named.items() if isinstance(text, str)}
+
+
+def _text(value: Any) -> Any:
+    return value.get("content") if isinstance(value, Mapping) else value
+
+
+def _templates(place: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    said = config.get("chat_template")
+    listed = said if isinstance(said, list) else [{"name": "default", "template": said}]
+    pairs = [(each.get("name"), each.get("template")) for each in listed if isinstance(each, Mapping)]
+    found = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    try:
+        found["default"] = read_file(place / TEMPLATE).decode()
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{place / TEMPLATE} cannot be read: {error}.") from None
+    if too_long := [name for name, text in found.items() if len(text) > _LARGEST_TEMPLATE]:
+        raise UsageError(f"the template {too_long[0]!r} in {place} is larger than a megabyte.")
+    return found

@@ -1,0 +1,266 @@
+"""One level of a program run equation by equation, which keeps what is not finite."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshwright.program._internal import Equation, Operation, Value, bind, evaluate, jaxprs_in, rule_of
+
+_VIEWS = (
+    *("convert_element_type", "copy", "reshape", "transpose", "squeeze", "slice", "dynamic_slice", "split"),
+    *("broadcast_in_dim", "sharding_constraint", "reduce_precision", "optimization_barrier", "stop_gradient"),
+)
+"""Primitives whose results are parts or other forms of their first operand, and keep its name."""
+_MOST_NBYTES = 2**30
+"""The largest number of bytes of values on a way that are copied to the host."""
+_FAR = 60
+"""The largest number of equations that are searched for the name of a parameter."""
+
+
+class Candidate(NamedTuple):
+    """An operand of an equation that is not finite at one of the elements that a result is made from."""
+
+    atom: Any
+    """The operand, a variable or a literal of the jaxpr."""
+    index: tuple[int, ...]
+    """The element."""
+    value: Any
+    """Its value."""
+
+
+class Level:
+    """The equations of a jaxpr, without those of the jaxprs inside it, run on arguments.
+
+    A compiled program says which values are not finite. Only those on the way from a result backwards are
+    then copied to the host, as after a NaN nearly all others are not finite, too.
+
+    Args:
+      jaxpr: The jaxpr, closed or not.
+      arguments: The inputs.
+      names: The names of some inputs, by number.
+    """
+
+    def __init__(self, jaxpr: Any, arguments: Sequence[Any], names: Mapping[int, str]):
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        self.jaxpr, self._closed, self._arguments = inner, jaxpr, arguments
+        constants = zip(getattr(inner, "constvars", ()), getattr(jaxpr, "consts", ()), strict=False)
+        self._given = {**dict(constants), **dict(zip(inner.invars, arguments, strict=True))}
+        self.inputs = {var: number for number, var in enumerate(inner.invars)}
+        self.made = {var: number for number, eqn in enumerate(inner.eqns) for var in eqn.outvars}
+        self.names = {inner.invars[number]: name for number, name in names.items()}
+        for eqn in inner.eqns:
+            self._name(eqn)
+        self._kinds = self._found()
+        self._arrays: dict[Any, np.ndarray] = {}
+
+    def is_bad(self, atom: Any) -> bool:
+        """Return whether a value of the level is not finite."""
+        return atom in self._kinds if not hasattr(atom, "val") else not is_finite(atom.val)
+
+    def first_nan(self) -> Any:
+        """Return the variable of the first NaN that an equation makes; None if there is none."""
+        numbers = [number for var, number in self.made.items() if self._kinds.get(var) == _NAN]
+        at = min(numbers, default=None)
+        return (
+            None if at is None else next(v for v in self.jaxpr.eqns[at].outvars if self._kinds.get(v) == _NAN)
+        )
+
+    def look_at(self, atom: Any) -> Any:
+        """Copy the values on the way from a result backwards to the host, and return where the way begins.
+
+        That is the result or, if these values take too much memory, an earlier value on the way.
+        """
+        way = self._before(atom)
+        if sum(_nbytes(var) for var in way) > _MOST_NBYTES:
+            nans = [var for var in way if self._kinds[var] == _NAN] or way
+            atom = min(nans, key=lambda var: self.made.get(var, -1))
+            way = self._before(atom)
+        self._arrays = dict(zip(way, map(on_host, self._computed(way)), strict=True))
+        return atom
+
+    def array(self, atom: Any) -> np.ndarray | None:
+        """Return a value on the way that is not finite, and None for a finite one."""
+        if not hasattr(atom, "val"):
+            return self._arrays.get(atom)
+        return None if is_finite(atom.val) else on_host(atom.val)
+
+    def operands(self, number: int) -> list[Any]:
+        """Return the operands of an equation, for which those before it run again."""
+        atoms = self.jaxpr.eqns[number].invars
+        variables = [atom for atom in atoms if not hasattr(atom, "val")]
+        known = dict(zip(variables, self._computed(variables), strict=True))
+        return [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
+
+    def candidates(self, eqn: Equation, out: int, index: tuple[int, ...]) -> list[Candidate]:
+        """Return the elements that are not finite among those that an element of a result is made from.
+
+        Args:
+          eqn: The equation.
+          out: The number of the result.
+          index: The element of it.
+        """
+        found = []
+        for atom, part in zip(eqn.invars, parts_of(eqn, out, index), strict=True):
+            if (x := self.array(atom)) is not None and (at := first_bad(x[part])) is not None:
+                inner = np.arange(x.size).reshape(x.shape)[part][at]
+                where = tuple(int(i) for i in np.unravel_index(int(inner), x.shape))
+                found.append(Candidate(atom, where, x[where]))
+        return found
+
+    def near(self, eqn: Equation) -> list[str]:
+        """Return the names of the inputs that an equation reads; or else, of those read closest before."""
+        queue, seen = [eqn], 0
+        while queue and seen < _FAR:
+            at, seen = queue.pop(0), seen + 1
+            variables = [atom for atom in at.invars if not hasattr(atom, "val")]
+            if names := [self.names[var] for var in variables if var in self.names]:
+                return list(dict.fromkeys(names))
+            queue += [self.jaxpr.eqns[self.made[var]] for var in variables if var in self.made]
+        return []
+
+    def _before(self, atom: Any) -> list[Any]:
+        """Return the values that are not finite on all ways from a value backwards, with the value."""
+        way, queue = dict.fromkeys([atom]), [atom]
+        while queue:
+            number = self.made.get(queue.pop())
+            for var in () if number is None else self.jaxpr.eqns[number].invars:
+                if not hasattr(var, "val") and var in self._kinds and var not in way:
+                    way[var] = None
+                    queue.append(var)
+        return list(way)
+
+    def _found(self) -> dict[Any, int]:
+        """Return the values that are not finite, each with its kind."""
+        variables = [var for var in (*self._given, *self.made) if _is_inexact(var)]
+        kinds = jax.device_get(self._run(variables, lambda x: _kind(x)))
+        return {var: int(kind) for var, kind in zip(variables, kinds, strict=True) if kind != _FINITE}
+
+    def _computed(self, variables: Sequence[Any]) -> list[Any]:
+        return self._run(variables, lambda x: x) if variables else []
+
+    def _run(self, variables: Sequence[Any], of: Callable[[Any], Any]) -> list[Any]:
+        """Return a function of some values. XLA leaves out the equations that they do not need."""
+
+        def run(given: Sequence[Any]) -> list[Any]:
+            known = dict(zip(self._given, given, strict=True))
+
+            def results(eqn: Equation, operands: list[Any]) -> Sequence[Any]:
+                made = bind(eqn, operands)
+                known.update(zip(eqn.outvars, made, strict=True))
+                return made
+
+            arguments = [known[var] for var in self.jaxpr.invars]
+            evaluate(self._closed, arguments, results)
+            return [of(known[var]) for var in variables]
+
+        # With excess precision an overflow in float16 would not be one.
+        options = {"xla_allow_excess_precision": False}
+        return jax.jit(run, compiler_options=options)(list(self._given.values()))
+
+    def _name(self, eqn: Equation) -> None:
+        first = eqn.invars[0] if eqn.invars else None
+        if eqn.primitive.name in _VIEWS and not hasattr(first, "val") and first in self.names:
+            self.names.update(dict.fromkeys(eqn.outvars, self.names[first]))
+
+
+_FINITE, _INFINITE, _NAN = 0, 1, 2
+
+
+def _kind(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(x).any(), _NAN, jnp.where(jnp.isfinite(x).all(), _FINITE, _INFINITE))
+
+
+def _is_inexact(var: Any) -> bool:
+    dtype = getattr(var.aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _nbytes(var: Any) -> int:
+    return int(np.prod(var.aval.shape, dtype=np.int64)) * var.aval.dtype.itemsize
+
+
+def is_finite(x: Any) -> bool:
+    """Return whether all elements of a value are finite; integers and keys are."""
+    if not jnp.issubdtype(getattr(x, "dtype", np.result_type(type(x))), jnp.inexact):
+        return True
+    return bool(_all_finite(x))
+
+
+@jax.jit
+def _all_finite(x: jax.Array) -> jax.Array:
+    return jnp.isfinite(x).all()
+
+
+def on_host(x: Any) -> np.ndarray:
+    """Return a value as a NumPy array of a dtype that NumPy's functions know."""
+    x = np.asarray(x)
+    return x if x.dtype.kind in "fc" else x.astype(np.float32)
+
+
+def first_bad(x: np.ndarray) -> tuple[int, ...] | None:
+    """Return the first element that is not a number or, if there is none, the first infinite one."""
+    for wrong in (np.isnan(x), ~np.isfinite(x)):
+        if wrong.any():
+            return tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), x.shape))
+    return None
+
+
+def called(eqn: Equation) -> Any:
+    """Return the jaxpr that an equation calls with all its operands, for all its results; None for others."""
+    if eqn.primitive.name in ("scan", "while", "cond", "shard_map", "pallas_call"):
+        return None
+    for jaxpr in jaxprs_in(eqn.params):
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        if _shapes(inner.invars) == _shapes(eqn.invars) and _shapes(inner.outvars) == _shapes(eqn.outvars):
+            return jaxpr
+    return None
+
+
+def _shapes(atoms: Sequence[Any]) -> list[Any]:
+    return [getattr(atom.aval, "shape", None) for atom in atoms]
+
+
+def parts_of(eqn: Equation, out: int, index: tuple[int, ...]) -> list[tuple[slice, ...]]:
+    """Return for each operand the part that an element of a result is made from, as far as it is known."""
+    shapes = [getattr(atom.aval, "shape", ()) for atom in eqn.invars]
+    if eqn.primitive.name == "concatenate":
+        return _joined(eqn.params["dimension"], shapes, index)
+    if eqn.primitive.name == "select_n":  # the predicate is finite, and the cases have one shape
+        return [tuple(slice(i, i + 1) for i in index) if shape else () for shape in shapes]
+    inputs, outputs = [[Value(shape, 0) for shape in each] for each in (shapes, _outs(eqn))]
+    rule = rule_of(Operation(eqn, eqn.primitive.name, inputs, outputs))
+    letters = {
+        letters[0]: (at, size)
+        for letters, at, size in zip(rule.outputs[out], index, _outs(eqn)[out], strict=True)
+        if len(letters) == 1 and rule.known
+    }
+    return [
+        tuple(_place(letters.get(dim[0]) if len(dim) == 1 else None, size) for dim, size in zip(dims, shape))  # noqa: B905
+        for dims, shape in zip(rule.inputs, shapes, strict=True)
+    ]
+
+
+def _joined(
+    dimension: int, shapes: Sequence[tuple[int, ...]], index: tuple[int, ...]
+) -> list[tuple[slice, ...]]:
+    parts, start = [], 0
+    for shape in shapes:
+        at = list(index)
+        at[dimension] -= start
+        inside = 0 <= at[dimension] < shape[dimension]
+        parts.append(tuple(slice(i, i + 1) if inside else slice(0, 0) for i in at))
+        start += shape[dimension]
+    return parts
+
+
+def _outs(eqn: Equation) -> list[tuple[int, ...]]:
+    return [getattr(var.aval, "shape", ()) for var in eqn.outvars]
+
+
+def _place(known: tuple[int, int] | None, size: int) -> slice:
+    if known is None or known[1] != size:
+        return slice(None)
+    return slice(known[0], known[0] + 1)

@@ -1,0 +1,342 @@
+"""The operation that made a value of a program that is not finite, found from the result backwards.
+
+A level of the program (a function, the body of a loop) runs equation by equation. From a result that is not
+finite the way leads back along operands that are not finite, element by element as far as shapes tell, to the
+equation whose operands are finite. An infinity that is on no such way, such as that of a mask, is harmless,
+and is not blamed. If the way ends in a call or in a loop, it goes on inside, in the iteration where it began.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.debug._level import Candidate, Level, called, first_bad, is_finite, on_host, parts_of
+from meshwright.program._internal import Equation, bind, evaluate
+
+
+@dataclass(frozen=True)
+class Around:
+    """A call or a loop that an equation is in."""
+
+    eqn: Equation
+    """The equation of the call or the loop."""
+    turn: int | None = None
+    """The number of the slice that a scan works on, or of the iteration of another loop; None for a call."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that is not finite and that no operation made: it is in an input, or a constant."""
+
+    number: int | None
+    """The number of the input; None for a constant."""
+    index: tuple[int, ...]
+    """The element."""
+    value: float
+    """Its value."""
+    name: str = ""
+    """The name of the input, if it has one."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An operation that made a value that is not finite of finite ones, or NaN of infinite ones."""
+
+    eqn: Equation
+    """The equation."""
+    operands: Sequence[Any]
+    """Its operands."""
+    index: tuple[int, ...]
+    """The element of its result."""
+    value: float
+    """The value of this element."""
+    results: Sequence[Any]
+    """Its results."""
+    out: int = 0
+    """The number of this result."""
+    around: tuple[Around, ...] = ()
+    """The calls and loops that it is in, the outermost first."""
+    near: Sequence[str] = ()
+    """The names of the program's inputs that it reads or, if it reads none, of those read closest before."""
+    because: "Origin | Given | None" = None
+    """The source of an infinite operand, of which it made NaN; None if its operands are finite."""
+
+    @property
+    def elements(self) -> list[np.ndarray]:
+        """The elements of each operand that the element is made from, as far as shapes tell."""
+        parts = parts_of(self.eqn, self.out, self.index)
+        return [np.asarray(x)[part] for x, part in zip(self.operands, parts, strict=True) if _is_array(x)]
+
+
+Source = Origin | Given
+
+
+def origin(
+    jaxpr: Any,
+    arguments: Sequence[Any],
+    results: Sequence[tuple[int, tuple[int, ...] | None]],
+    names: Mapping[int, str] = {},
+) -> Source | None:
+    """Return the source of the first result that is not finite; None if all are finite.
+
+    Args:
+      jaxpr: A jaxpr, closed or not.
+      arguments: The inputs.
+      results: The numbers of the results to look at, in this order, each with an element of it, or with None
+        for any element.
+      names: The names of some inputs, by number.
+
+    Example:
+      >>> jaxpr = jax.make_jaxpr(lambda x: jnp.log(x - 1) * 2)(0.0)
+      >>> found = mw.debug._internal.origin(jaxpr, [jnp.float32(0)], [(0, None)])
+      >>> print(found.eqn.primitive.name, found.value)
+      log nan
+    """
+    level = Level(jaxpr, arguments, names)
+    for number, element in results:
+        atom = level.jaxpr.outvars[number]
+        if level.is_bad(atom) and (found := _from(level, atom, element, ())) is not None:
+            return found
+    return None
+
+
+def first_made(jaxpr: Any, arguments: Sequence[Any], names: Mapping[int, str] = {}) -> Source | None:
+    """Return the source of the first NaN that any operation makes, used or not; None if there is none.
+
+    Args:
+      jaxpr: A jaxpr, closed or not.
+      arguments: The inputs.
+      names: The names of some inputs, by number.
+    """
+    level = Level(jaxpr, arguments, names)
+    first = level.first_nan()
+    return None if first is None else _from(level, first, None, ())
+
+
+def _from(
+    level: Level, atom: Any, element: tuple[int, ...] | None, around: tuple[Around, ...]
+) -> Source | None:
+    """Return the source of a value of a level that is not finite; None if the given element of it is."""
+    begin = level.look_at(atom)
+    x = level.array(begin)
+    assert x is not None
+    if begin is atom and element is not None:
+        return _trace(level, atom, element, around) if not np.isfinite(x[element]) else None
+    index = first_bad(x)
+    return None if index is None else _trace(level, begin, index, around)
+
+
+def _is_array(x: Any) -> bool:
+    """Return whether a value is an array that NumPy can hold: a PRNG key is none."""
+    return not (hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended))
+
+
+def _trace(level: Level, atom: Any, index: tuple[int, ...], around: tuple[Around, ...]) -> Source:
+    """Return the source of an element of a value of a level, from there backwards."""
+    while True:
+        x = level.array(atom)
+        assert x is not None
+        value = x[index]
+        if hasattr(atom, "val") or atom not in level.made:
+            number = None if hasattr(atom, "val") else level.inputs.get(atom)
+            return Given(number, index, value, "" if number is None else level.names.get(atom, ""))
+        number = level.made[atom]
+        eqn = level.jaxpr.eqns[number]
+        out = eqn.outvars.index(atom)
+        if _has_body(eqn):
+            found = _inside(level, number, out, index, around)
+            if not isinstance(found, Given):
+                return found
+            if found.number is None:
+                return found
+            atom, index = eqn.invars[found.number], found.index
+            continue
+        chosen = _chosen(level.candidates(eqn, out, index), value)
+        if chosen is None or (np.isnan(value) and not np.isnan(chosen.value)):
+            return _made_here(level, number, out, index, around, chosen)
+        atom, index = chosen.atom, chosen.index
+
+
+def _chosen(candidates: Sequence[Candidate], value: Any) -> Candidate | None:
+    """Return the candidate that a value most likely comes from: an equal one, rather than a constant."""
+
+    def rank(each: Candidate) -> tuple[bool, bool]:
+        is_same = bool(np.isnan(each.value)) if np.isnan(value) else each.value == value
+        return not is_same, hasattr(each.atom, "val")
+
+    return min(candidates, key=rank, default=None)
+
+
+def _made_here(
+    level: Level, number: int, out: int, index: tuple[int, ...], around: tuple[Around, ...],
+    infinite: Candidate | None,
+) -> Origin:  # fmt: skip
+    eqn, operands = level.jaxpr.eqns[number], level.operands(number)
+    x = level.array(eqn.outvars[out])
+    assert x is not None
+    because = None if infinite is None else _trace(level, infinite.atom, infinite.index, around)
+    results = jax.jit(lambda *given: bind(eqn, given))(*operands)
+    return Origin(eqn, operands, index, x[index], results, out, around, level.near(eqn), because)
+
+
+def _has_body(eqn: Equation) -> bool:
+    return eqn.primitive.name in ("scan", "while", "cond") or called(eqn) is not None
+
+
+def _inside(
+    level: Level, number: int, out: int, index: tuple[int, ...], around: tuple[Around, ...]
+) -> Source:
+    """Return the source inside a call or a loop; a `Given` has the number of an operand of the equation."""
+    eqn, operands = level.jaxpr.eqns[number], level.operands(number)
+    names = {
+        i: level.names[x] for i, x in enumerate(eqn.invars) if not hasattr(x, "val") and x in level.names
+    }
+    name = eqn.primitive.name
+    if name in ("scan", "while"):
+        found = (_scan if name == "scan" else _while)(eqn, operands, out, index, around, names)
+    elif name == "cond":
+        found = _of_branch(eqn, operands, out, index, around, names)
+    else:
+        found = _of_body(called(eqn), operands, out, index, (*around, Around(eqn)), names)
+    if found is None:  # inside, run in pieces, everything is finite
+        return _made_here(level, number, out, index, around, None)
+    if isinstance(found, Origin) and not found.near:
+        return replace(found, near=level.near(eqn))
+    return found
+
+
+def _of_body(
+    jaxpr: Any,
+    operands: Sequence[Any],
+    out: int,
+    index: tuple[int, ...] | None,
+    around: tuple[Around, ...],
+    names: Mapping[int, str],
+) -> Source | None:
+    level = Level(jaxpr, operands, names)
+    atom = level.jaxpr.outvars[out]
+    if not level.is_bad(atom):
+        return None
+    return _from(level, atom, index, around) or _from(level, atom, None, around)
+
+
+def _of_branch(
+    eqn: Equation, operands: Sequence[Any], out: int, index: tuple[int, ...], around: tuple[Around, ...],
+    names: Mapping[int, str],
+) -> Source | None:  # fmt: skip
+    branches = eqn.params["branches"]
+    branch = branches[int(np.clip(int(operands[0]), 0, len(branches) - 1))]
+    names = {number - 1: name for number, name in names.items()}
+    found = _of_body(branch, operands[1:], out, index, (*around, Around(eqn)), names)
+    return _moved(found, 1)
+
+
+def _moved(found: Source | None, by: int) -> Source | None:
+    """Return a source in an input with the number that the input has among the operands of the equation."""
+    is_input = isinstance(found, Given) and found.number is not None
+    return replace(found, number=found.number + by) if is_input else found  # type: ignore[union-attr]
+
+
+def _scan(
+    eqn: Equation, operands: Sequence[Any], out: int, index: tuple[int, ...], around: tuple[Around, ...],
+    names: Mapping[int, str],
+) -> Source | None:  # fmt: skip
+    body, length = eqn.params["jaxpr"], eqn.params["length"]
+    inner = getattr(body, "jaxpr", body)
+    # Shapes show what is carried and what is sliced: JAX's parameters for it change.
+    num_whole = sum(
+        len(x.aval.shape) == len(y.aval.shape) for x, y in zip(eqn.invars, inner.invars, strict=True)
+    )
+    carried = sum(
+        len(x.aval.shape) == len(y.aval.shape) for x, y in zip(eqn.outvars, inner.outvars, strict=True)
+    )
+    turns = list(reversed(range(length))) if eqn.params["reverse"] else list(range(length))
+    if out >= carried:
+        turns, index = turns[: turns.index(index[0]) + 1], index[1:]
+    slices = operands[num_whole:]
+    loop = _Loop(
+        eqn, body, operands[: num_whole - carried], operands[num_whole - carried : num_whole],
+        turns, lambda turn: [x[turn] for x in slices], around, names,
+    )  # fmt: skip
+    return loop.source(out, index)
+
+
+def _while(
+    eqn: Equation, operands: Sequence[Any], out: int, index: tuple[int, ...], around: tuple[Around, ...],
+    names: Mapping[int, str],
+) -> Source | None:  # fmt: skip
+    params = eqn.params
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition = jax.jit(lambda *given: evaluate(params["cond_jaxpr"], given, bind)[0])
+    body, consts = params["body_jaxpr"], operands[num_cond : num_cond + num_body]
+    run = jax.jit(lambda *given: evaluate(body, given, bind))
+    carry, turns = list(operands[num_cond + num_body :]), 0
+    while bool(condition(*operands[:num_cond], *carry)):
+        carry, turns = run(*consts, *carry), turns + 1
+        if not is_finite(carry[out]):
+            break
+    names = {number - num_cond: name for number, name in names.items()}
+    start = operands[num_cond + num_body :]
+    loop = _Loop(eqn, body, consts, start, list(range(turns)), lambda turn: [], around, names)
+    return _moved(loop.source(out, None), num_cond)
+
+
+class _Loop:
+    """A loop that runs iteration by iteration, and keeps what was carried into each."""
+
+    def __init__(
+        self,
+        eqn: Equation,
+        body: Any,
+        consts: Sequence[Any],
+        start: Sequence[Any],
+        turns: Sequence[int],
+        slices: Any,
+        around: tuple[Around, ...],
+        names: Mapping[int, str],
+    ):
+        self._eqn, self._body, self._consts, self._turns = eqn, body, list(consts), turns
+        self._slices, self._around, self._names = slices, around, names
+        run = jax.jit(lambda *given: evaluate(body, given, bind))
+        self._carries = [list(start)]
+        for turn in turns[:-1]:
+            self._carries.append(run(*consts, *self._carries[-1], *slices(turn))[: len(start)])
+
+    def source(self, out: int, index: tuple[int, ...] | None) -> Source | None:
+        """Return the source of a result: a carried value after the last iteration, or a slice of it."""
+        position, num_consts = len(self._turns) - 1, len(self._consts)
+        while position >= 0:
+            if out < len(self._carries[0]):
+                position, index = self._begin(position, out, index)
+            turn = self._turns[position]
+            found = _of_body(
+                self._body,
+                [*self._consts, *self._carries[position], *self._slices(turn)],
+                out,
+                index,
+                (*self._around, Around(self._eqn, turn)),
+                self._names,
+            )
+            if not isinstance(found, Given) or found.number is None or found.number < num_consts:
+                return found
+            carry = found.number - num_consts
+            if carry >= len(self._carries[0]):
+                return replace(found, index=(turn, *found.index))
+            if position == 0:
+                return found
+            position, out, index = position - 1, carry, found.index
+        return None
+
+    def _begin(
+        self, position: int, out: int, index: tuple[int, ...] | None
+    ) -> tuple[int, tuple[int, ...] | None]:
+        """Return the iteration in which a carried value, not finite at the end, was first not finite."""
+        before = position
+        while position > 0 and not is_finite(self._carries[position][out]):
+            position -= 1
+        if position == before:
+            return position, index
+        return position, first_bad(on_host(self._carries[position + 1][out]))

@@ -1,0 +1,94 @@
+"""One evaluation of a state: its averages, its metric function and its output files together."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshwright.engine._evaluation._interruption import BeforeBatch, calling_before_each
+from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._metric import Metric
+from meshwright.training._internal import nothing
+
+
+class Scoring:
+    """The scores of a state over some examples, the same on all processes. Collective.
+
+    Args:
+      mean: A function `(state, batches) -> scores` that averages over the examples, such as a `Measured` or a
+        `AverageLoss`; None for no averages.
+      read: A function that returns the batches of all examples, in the form that `mean` takes.
+      metric: The metric function's scores, or None.
+      outputs: A function `(directory, step, state, before_batch)` that writes files of outputs, such as an
+        `OutputFiles`; None for no files.
+      num_examples: The number of examples, or None if it is not known.
+      check: A function that traces with structs of the state and returns the names of the averages. It
+        returns None if the names are not known before there is a state.
+    """
+
+    def __init__(
+        self,
+        mean: Callable[[Any, Iterable[Any]], Scores] | None,
+        read: Callable[[], Iterator[Any]],
+        metric: Metric | None,
+        *,
+        outputs: Callable[[Path, int, Any, BeforeBatch], None] | None = None,
+        num_examples: int | None = None,
+        check: Callable[[Any], Sequence[str] | None] = lambda target: None,
+    ):
+        self._mean, self._read, self._metric, self._outputs = mean, read, metric, outputs
+        self._check = check
+        self.num_examples = num_examples
+        self.names: tuple[str, ...] | None = None
+        """The names of the scores; None until they are known."""
+
+    def __call__(
+        self, state: Any, step: int = 0, directory: Path | None = None, before_batch: BeforeBatch = nothing
+    ) -> Scores:
+        """Return the scores over all examples, and write the output files.
+
+        Args:
+          state: The state to evaluate.
+          step: The step for the names of the output files.
+          directory: The directory of the output files; None writes none.
+          before_batch: A function that is called before each batch.
+
+        Raises:
+          EvaluationInterrupted: `before_batch` interrupted the evaluation.
+        """
+        scores = self._scores(state, before_batch, is_trial=False)
+        if self._outputs is not None and directory is not None:
+            self._outputs(directory, step, state, before_batch)
+        return scores
+
+    def check(self, target: Any) -> bool:
+        """Trace with structs of the state, and return whether anything could be traced.
+
+        Raises:
+          UsageError: A function does not fit the state or the examples.
+        """
+        names = self._check(target)
+        if names is not None and self._metric is None:
+            self.names = tuple(names)
+        return names is not None
+
+    def first(self, state: Any) -> Scores:
+        """Return the scores over the first batch of examples, as a trial.
+
+        Raises:
+          UsageError: A function does not fit the state or the examples.
+        """
+        scores = self._scores(state, nothing, is_trial=True)
+        self.names = tuple(scores)
+        return scores
+
+    def _scores(self, state: Any, before_batch: BeforeBatch, *, is_trial: bool) -> Scores:
+        scores: Scores = {}
+        if self._mean is not None:
+            batches = self._read()
+            if is_trial:  # the second one may show that the first is no whole batch
+                batches = iter(list(itertools.islice(batches, 2))[:1])
+            scores = self._mean(state, calling_before_each(batches, before_batch))
+        if self._metric is None:
+            return scores
+        return scores | self._metric(state, scores, before_batch, is_trial=is_trial)

@@ -1,0 +1,67 @@
+"""A checkpoint's model, ready to be served."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshwright.data import _internal as tokens
+from meshwright.engine._experiment._evaluate import state_of_checkpoint
+from meshwright.engine._experiment._experiment import Experiment
+from meshwright.engine._experiment._texts import how_it_generates
+from meshwright.lm._internal import Served, tokenizer_of
+from meshwright.training._internal import eval_params, narrowing
+
+Prompt = Callable[[Sequence[Any]], Sequence[int]]
+
+
+def served_of_checkpoint(
+    experiment: Experiment,
+    name: str,
+    *,
+    run: str | Path | None = None,
+    checkpoint: int | str | None = None,
+) -> tuple[int, Served]:
+    """Return the step of a checkpoint, and its model as `mw.lm.serve` takes it.
+
+    Args:
+      experiment: The description of the run.
+      name: The name that clients ask for.
+      run: The run, as in `mw.evaluate`.
+      checkpoint: The checkpoint, as in `mw.evaluate`.
+
+    Raises:
+      UsageError: It is not known how the model generates.
+      CheckpointError: As `mw.evaluate`.
+    """
+    given = how_it_generates(experiment)
+    tokenizer, (chat, ends) = tokenizer_of(given.tokenizer), _chat_of(given.tokenizer)
+    new = tuple((end,) for end in ends if (end,) not in given.decoding.stop)
+    decoding = dataclasses.replace(given.decoding, stop=(*given.decoding.stop, *new))
+    state = state_of_checkpoint(experiment, run, checkpoint)
+    params = narrowing(experiment.compute_dtype)(eval_params(state))
+    return int(state.step), Served(name, given.model, params, tokenizer, decoding, chat)
+
+
+def _chat_of(tokenizer: Any) -> tuple[Prompt | None, Sequence[int]]:
+    """Return the function that makes a prompt of messages, None without a template, and the end tokens."""
+    if isinstance(tokenizer, str | Path):
+        place = Path(tokenizer)
+        place = place.parent if place.name == "tokenizer.json" else place  # as in runs of `meshwright tune`
+        known = (place / name for name in ("tokenizer_config.json", "chat_template.jinja"))
+        ends = tokens.end_tokens(place) if place.is_dir() else ()
+        if not any(path.is_file() for path in known):
+            return None, ends
+        chats = tokens.chat(place)
+        encode = functools.partial(
+            chats.files.tokenizer.encode, add_special_tokens=False
+        )  # the template writes them
+        prompt = lambda messages: encode(chats.text(messages, reply=True)).ids  # noqa: E731
+        return prompt if chats.has_template else None, ends
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None, ()
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    end = getattr(tokenizer, "eos_token_id", None)
+    prompt = functools.partial(tokenizer.apply_chat_template, **options)
+    return prompt, () if end is None else (end,)

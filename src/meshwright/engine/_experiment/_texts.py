@@ -1,0 +1,109 @@
+"""What a checkpoint's model writes: texts for prompts, as `meshwright sample` prints them."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.engine._experiment._evaluate import state_of_checkpoint
+from meshwright.engine._experiment._experiment import Experiment
+from meshwright.engine._experiment._generation import Generation
+from meshwright.errors import UsageError
+from meshwright.lm._internal import (
+    Decoding,
+    Piece,
+    Tokenizer,
+    decoder,
+    gpt2,
+    stop_sequences,
+    stream,
+    t5,
+    tokenizer_of,
+    with_cache,
+)
+from meshwright.training._internal import eval_params, narrowing
+
+_INITS = (decoder.init, gpt2.init, t5.init)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The tokens that a model writes, as they come, and its tokenizer."""
+
+    step: int
+    """The step of the checkpoint."""
+    tokenizer: Tokenizer
+    """The tokenizer of the run."""
+    pieces: Iterator[Piece]
+    """The new tokens; see `mw.lm.stream`."""
+    stops: tuple[str, ...] = ()
+    """Texts after which a result ends; they may come in other tokens than those at which `pieces` end."""
+
+
+def texts_of_checkpoint(
+    experiment: Experiment,
+    prompts: Sequence[str],
+    *,
+    run: str | Path | None = None,
+    checkpoint: int | str | None = None,
+    decoding: Decoding | None = None,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    every: int = 4,
+) -> Texts:
+    """Return what the model of a checkpoint writes after each prompt. Collective.
+
+    Args:
+      experiment: The description of the run. If it has no `generation`, its `model` must be the `init` of a
+        reference model, and prompts are tokens such as "5 12".
+      prompts: The prompts.
+      run: The run, as in `mw.evaluate`.
+      checkpoint: The checkpoint, as in `mw.evaluate`.
+      decoding: How tokens are chosen; None for the experiment's own settings.
+      stop: Texts that end the result, beside the stop sequences of `decoding`.
+      seed: The seed of the draws.
+      every: The number of tokens after which they are yielded.
+
+    Raises:
+      UsageError: It is not known how the model generates, or a prompt is empty.
+      CheckpointError: As `mw.evaluate`.
+    """
+    given = how_it_generates(experiment)
+    tokenizer = tokenizer_of(given.tokenizer)
+    encoded = [list(tokenizer.encode(prompt)) for prompt in prompts]
+    decoding = given.decoding if decoding is None else decoding
+    if stop:
+        ends = stop_sequences(tokenizer, stop)
+        decoding = dataclasses.replace(decoding, stop=tuple(dict.fromkeys((*decoding.stop, *ends))))
+    state = state_of_checkpoint(experiment, run, checkpoint)
+    params = narrowing(experiment.compute_dtype)(eval_params(state))
+    pieces = stream(
+        given.model, params, encoded, decoding, seed=seed, slots=max(1, len(encoded)), every=every
+    )
+    return Texts(int(state.step), tokenizer, pieces, () if given.tokenizer is None else tuple(stop))
+
+
+def how_it_generates(experiment: Experiment) -> Generation:
+    """Return how a run's model generates.
+
+    Raises:
+      UsageError: It is not known.
+    """
+    given = generation_of_run(experiment)
+    if given is None:
+        raise UsageError(
+            "the experiment does not say how its model generates. Add to it:\n"
+            "    generation=mw.engine.Generation(model, tokenizer=…)\n"
+            "  where model is a mw.lm.Model, or mw.lm.without_cache(logits)."
+        )
+    return given
+
+
+def generation_of_run(experiment: Experiment) -> Generation | None:
+    """Return how a run's model generates, if it is known: a reference model does without a tokenizer."""
+    model: Any = experiment.model
+    if experiment.generation is None and isinstance(model, functools.partial):
+        return Generation(with_cache(model.args[0])) if model.func in _INITS and model.args else None
+    return experiment.generation

@@ -1,0 +1,220 @@
+"""`export`: a function and its weights as a file that JAX alone runs."""
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export as jax_export
+
+from meshwright.base._internal import fsync_directory, tree, write_whole
+from meshwright.checkpoints._internal import (
+    SAFETENSORS_DTYPES,
+    TreeSource,
+    local,
+    staged,
+    type_name,
+    write_safetensors,
+)
+from meshwright.engine._exports._file import crc32_of, packed
+from meshwright.engine._exports._inputs import structs_of, told
+from meshwright.errors import UsageError, listed
+from meshwright.processes._internal import on_lead
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""The platforms that programs can be exported for."""
+_LARGEST_INSIDE = 1_900_000_000  # a flatbuffer has at most 2 GiB
+
+
+def export(
+    function: Callable[[tree.PyTree, tree.PyTree], tree.PyTree],
+    params: tree.PyTree,
+    inputs: tree.PyTree,
+    to: str | Path,
+    *,
+    platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+    arrays: Literal["inside", "beside"] = "inside",
+    constraints: Sequence[str] = (),
+) -> Path:
+    """Write a function and its weights as a program that runs without Meshwright, and return its path.
+
+    `jax.export.deserialize(content).call(inputs)` runs it, and `mw.engine.load_program(path)` checks it
+    first. See the how-to "Exporting a model". Collective: process 0 writes.
+
+    Args:
+      function: A pure function of the parameters and the inputs. It returns arrays, or dictionaries, lists
+        and tuples of them.
+      params: The parameters, a tree of arrays that this process holds whole.
+      inputs: What the function takes beside them: a text such as `"int32[batch, length]"`, in which names
+        stand for sizes that may be any number, or a tree of such texts, structs or arrays.
+      to: The path of the file, which ends with `.jaxexport`.
+      platforms: The platforms that the program is for, of `mw.engine.PLATFORMS`. They need not be here.
+      arrays: "inside" writes the parameters into the program, up to 1.9 GB. "beside" writes them as
+        safetensors with the same name, and the program takes them as its first argument, by their names
+        there.
+      constraints: What must hold of the sizes, such as `"length <= 1024"`.
+
+    Raises:
+      UsageError: A file exists already, an argument is invalid, or `flatbuffers` is not installed.
+
+    Example:
+      >>> params = {"w": jnp.ones((4, 2))}
+      >>> product = lambda params, x: x @ params["w"]
+      >>> path = mw.engine.export(product, params, "float32[batch, 4]", "sum.jaxexport")
+      >>> program = jax.export.deserialize(bytearray(path.read_bytes()))
+      >>> program.call(np.ones((3, 4), np.float32)).shape
+      (3, 2)
+    """
+    _check(platforms, arrays)
+    place, held = _place(to, ".jaxexport"), TreeSource(params)
+    beside = place.with_suffix(".safetensors") if arrays == "beside" else None
+    if beside is None and (nbytes := tree.nbytes(held.arrays())) > _LARGEST_INSIDE:
+        raise UsageError(
+            f"the parameters have {nbytes / 1e9:.1f} GB, and a program holds 1.9 GB: give arrays='beside'."
+        )
+    structs = structs_of(inputs, constraints)
+
+    def write() -> str:
+        names = [_in_file(name) for name in held.arrays()]
+        _refuse_existing(place, *([beside] if beside else []))
+        values = [held.read(name, ()) for name in held.arrays()]
+        called = partial(_called, function, jax.tree.structure(params))
+        exported = _exported(called, names, values, structs, platforms, inside=beside is None)
+        about: dict[str, Any] = {
+            "platforms": list(exported.platforms),
+            "inputs": told(structs),
+            "outputs": told(jax.tree.unflatten(exported.out_tree, exported.out_avals)),
+            "constraints": list(constraints),
+            "arrays": None,
+            "jax": jax.__version__,
+        }
+        program = _serialized(exported)
+        with staged(place) as unfinished:
+            if beside is not None:
+                about["arrays"] = _write_weights(held, unfinished / beside.name)
+            write_whole(unfinished / place.name, packed(program, about))
+            for path in [*([beside] if beside else []), place]:
+                (unfinished / path.name).rename(path)
+            fsync_directory(place.parent)
+        return str(place)
+
+    return Path(on_lead(write))
+
+
+def export_params(params: tree.PyTree, to: str | Path) -> Path:
+    """Write parameters as one safetensors file, and return its path. Collective: process 0 writes.
+
+    Args:
+      params: The parameters, a tree of arrays that this process holds whole.
+      to: The path of the file, which ends with `.safetensors`.
+
+    Raises:
+      UsageError: The file exists already, or the format lacks the dtype of an array.
+
+    Example:
+      >>> path = mw.engine._internal.export_params({"layer": {"w": jnp.ones(3)}}, "model.safetensors")
+      >>> list(mw.checkpoints.open_source(path).arrays())
+      ['layer.w']
+    """
+    place, held = _place(to, ".safetensors"), TreeSource(params)
+
+    def write() -> str:
+        _refuse_existing(place)
+        with staged(place) as unfinished:
+            _write_weights(held, unfinished / place.name)
+            (unfinished / place.name).rename(place)
+            fsync_directory(place.parent)
+        return str(place)
+
+    return Path(on_lead(write))
+
+
+def _check(platforms: Sequence[str], arrays: str) -> None:
+    if isinstance(platforms, str) or not platforms or (unknown := [*{*platforms} - {*PLATFORMS}]):
+        given = platforms if isinstance(platforms, str) or not platforms else ", ".join(sorted(unknown))
+        raise UsageError(f"platforms: {given!r} is not among {', '.join(PLATFORMS)}; give a list of these.")
+    if arrays not in ("inside", "beside"):
+        raise UsageError(f"arrays={arrays!r}: expected 'inside' or 'beside'.")
+    try:
+        importlib.import_module("flatbuffers")
+    except ModuleNotFoundError:
+        raise UsageError(
+            "programs are written with the package flatbuffers, which is not installed.\n"
+            "  Install it: pip install 'meshwright[export]'."
+        ) from None
+
+
+def _place(to: str | Path, suffix: str) -> Path:
+    place = local(to)
+    if place.suffix != suffix:
+        raise UsageError(f"{to}: the name of the file must end with {suffix}.")
+    return place
+
+
+def _refuse_existing(*paths: Path) -> None:
+    if there := [str(path) for path in paths if path.exists()]:
+        raise UsageError(f"{listed(there)} exists already; give another name, or move it away.")
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+
+
+def _in_file(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _called(function: Callable[..., Any], structure: Any, leaves: Sequence[Any], inputs: tree.PyTree) -> Any:
+    return function(jax.tree.unflatten(structure, leaves), inputs)
+
+
+def _exported(
+    called: Callable[[Sequence[Any], tree.PyTree], Any],
+    names: Sequence[str],
+    arrays: Sequence[np.ndarray],
+    structs: tree.PyTree,
+    platforms: Sequence[str],
+    *,
+    inside: bool,
+) -> jax_export.Exported:
+    """Return the exported program of the inputs alone, or of the weights by name and the inputs."""
+    one = lambda inputs: called([jnp.asarray(x) for x in arrays], inputs)  # noqa: E731
+    two = lambda weights, inputs: called([weights[name] for name in names], inputs)  # noqa: E731
+    of_weights = {name: tree.abstract(x) for name, x in zip(names, arrays, strict=True)}
+    given = (structs,) if inside else (of_weights, structs)
+    try:
+        return jax_export.export(jax.jit(one if inside else two), platforms=platforms)(*given)
+    except Exception as error:
+        error.add_note(
+            f"This was raised while the function was exported for {', '.join(platforms)}, for inputs "
+            f"{json.dumps(told(structs))}.\n  If it needs to know a size, give a number in place of its "
+            "name, or say in `constraints` what holds of it."
+        )
+        raise
+
+
+def _serialized(exported: jax_export.Exported) -> bytes:
+    try:
+        return bytes(exported.serialize())
+    except ValueError as error:
+        raise UsageError(
+            f"the program cannot be written: {error}\n"
+            "  Inputs and outputs must be arrays, or dictionaries, lists and tuples of them."
+        ) from None
+
+
+def _write_weights(held: TreeSource, path: Path) -> dict[str, Any]:
+    """Write the arrays of a tree to a file, and return what the description says of it."""
+    arrays = held.arrays()
+    names = {_in_file(name): name for name in arrays}
+    unfit = [f"{n} of {type_name(x)}" for n, x in arrays.items() if x.dtype.name not in SAFETENSORS_DTYPES]
+    if unfit or len(names) < len(arrays):
+        raise UsageError(
+            f"these weights cannot be written as safetensors: {listed(unfit or arrays)}. The format lacks "
+            "their dtype, or two would have one name.\n  Write them into the program: arrays='inside'."
+        )
+    structs = {new: arrays[name] for new, name in names.items()}
+    write_safetensors(path, structs, lambda new: iter([held.read(names[new], ())]), {"format": "pt"})
+    return {"file": path.name, "bytes": path.stat().st_size, "crc32": crc32_of(path)}

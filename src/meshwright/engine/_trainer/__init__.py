@@ -1,0 +1,1 @@
+"""`Trainer`: examples, a loss and an optimizer in; a trained model out."""

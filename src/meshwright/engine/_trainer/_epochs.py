@@ -1,0 +1,172 @@
+"""Batches of several epochs. The examples at the end of an epoch that do not fill a batch are left out."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from jax.sharding import NamedSharding
+
+from meshwright.base._internal import PyTree
+from meshwright.data._internal import (
+    Batches,
+    Collate,
+    batches,
+    num_epochs_of,
+    num_examples,
+    of_epoch,
+    readable_again,
+)
+from meshwright.errors import ExamplesError, InputError
+
+
+class Epochs:
+    """An iterator over the batches of all epochs. Its state is the epoch and the position in it.
+
+    Args:
+      examples: The examples, in any form that `batches` takes.
+      batch_size: The number of examples in a batch.
+      sharding: The sharding of the batches.
+      collate: A function that makes a dictionary of arrays from a list of examples; None stacks them.
+      seed: The seed of the order of each epoch, and of the random numbers of mapping functions.
+      num_epochs: The number of epochs; None means without end.
+      first_step: The number of updates before the first epoch. It changes the order and the random numbers.
+      shuffle: True to read each epoch in a new random order, False to keep the order of the examples.
+    """
+
+    def __init__(
+        self,
+        examples: Any,
+        batch_size: int,
+        sharding: NamedSharding,
+        *,
+        collate: Collate | None = None,
+        seed: int,
+        num_epochs: int | None,
+        first_step: int = 0,
+        shuffle: bool = True,
+    ):
+        examples = readable_again(examples, num_epochs)
+
+        def open_epoch(epoch: int, drawn_from: int) -> Batches:
+            of_call = _seed_of(seed, 0, drawn_from) if drawn_from else seed
+            order = _seed_of(of_call, epoch) if shuffle else None
+            options = {"collate": collate, "seed": order, "epochs": 1, "map_seed": (of_call, epoch)}
+            return batches(of_epoch(examples, epoch), batch_size, sharding, **options)
+
+        self._open: Callable[[int, int], Batches] = open_epoch
+        self._drawn_from = first_step
+        self._batch_size, self._num_epochs = batch_size, num_epochs_of(examples, num_epochs)
+        self._num_examples = num_examples(examples)
+        self.epoch = 0
+        """The number of the epoch that is being read, from 0."""
+        self.wait_seconds = 0.0
+        """The total number of seconds spent waiting for examples."""
+        self._batches = open_epoch(0, first_step)
+        self.state_is_global = self._batches.state_is_global
+        """True if the state is the same on all processes; see `Batches.state_is_global`."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PyTree:
+        """Return the next batch.
+
+        Raises:
+          StopIteration: The last epoch has ended.
+          ExamplesError: An epoch does not fill one batch.
+        """
+        if self.is_empty():
+            raise StopIteration
+        if self.at_end_of_epoch():
+            self._turn_to(self.epoch + 1)
+            self.peek()
+        return next(self._batches)
+
+    def peek(self) -> PyTree:
+        """Return this process's rows of the next batch of this epoch, without moving on.
+
+        Raises:
+          ExamplesError: The epoch has no further batch.
+        """
+        if self.at_end_of_epoch():
+            batched = "If the examples are batches already, wrap them: mw.data.Batched(loader)."
+            smaller = "Make the batch smaller."
+            hints = (smaller, batched) if self._num_examples is not None else (batched, smaller)
+            raise ExamplesError(
+                f"epoch {self.epoch} has too few examples to fill one batch of {self._batch_size}.\n"
+                f"  {' Otherwise: '.join(hints)}"
+            )
+        return self._batches.peek()
+
+    def shapes(self) -> list[PyTree]:
+        """Return rows of the other shapes that batches may have; see `Batches.shapes`."""
+        return self._batches.shapes()
+
+    def facts(self) -> dict[str, str]:
+        """Return the facts about this epoch that must be the same on all processes; see `Batches.facts`."""
+        return {"epoch": str(self.epoch), **self._batches.facts()}
+
+    def at_end_of_epoch(self) -> bool:
+        """Return True if the last returned batch was the last of its epoch. It reads the next batch."""
+        started = time.perf_counter()
+        try:
+            return self._batches.is_empty()
+        finally:
+            self.wait_seconds += time.perf_counter() - started
+
+    def is_empty(self) -> bool:
+        """Return True if there are no more batches in any epoch."""
+        if self._num_epochs is None or self.epoch + 1 < self._num_epochs:
+            return False
+        return self.epoch >= self._num_epochs or self.at_end_of_epoch()
+
+    def num_left(self) -> int | None:
+        """Return the number of batches left; None if it is not known or there is no end."""
+        if self._num_examples is None or self._num_epochs is None:
+            return None
+        later_epochs = self._num_epochs - self.epoch - 1
+        left_of_this = self._num_examples - self._batches.get_state()["samples"]
+        return left_of_this // self._batch_size + later_epochs * (self._num_examples // self._batch_size)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position after the last returned batch."""
+        return {
+            "epoch": self.epoch,
+            "drawn_from": self._drawn_from,
+            "in_epoch": self._batches.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any], /) -> None:
+        """Continue from a state that `get_state` or `start_of` returned.
+
+        Raises:
+          InputError: The state has another seed or number of examples, or comes from another kind of run.
+        """
+        if "in_epoch" not in state:
+            raise InputError(
+                f"cannot continue from the data state {state} of this checkpoint: it was not saved by a "
+                "Trainer.\n  Continue the run with the program that started it, or give another workdir."
+            )
+        self._drawn_from = int(state.get("drawn_from", 0))  # before version 0.2, all calls had one order
+        self._turn_to(int(state["epoch"]))
+        if state["in_epoch"] is not None:
+            self._batches.set_state(state["in_epoch"])
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._batches.close()
+
+    def _turn_to(self, epoch: int) -> None:
+        self._batches.close()
+        self.epoch, self._batches = epoch, self._open(epoch, self._drawn_from)
+
+
+def start_of(epoch: int) -> dict[str, Any]:
+    """Return the position before the first batch of an epoch."""
+    return {"epoch": epoch, "in_epoch": None}
+
+
+def _seed_of(*numbers: int) -> int:
+    """Return a seed for some numbers. It differs from the seeds of all other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

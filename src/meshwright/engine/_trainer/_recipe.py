@@ -1,0 +1,141 @@
+"""The parts of a trainer that do not depend on the examples: losses, optimizer, rules, first state."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any
+
+import optax
+
+from meshwright.base._internal import PyTree, tree
+from meshwright.data._internal import Collate
+from meshwright.engine._adapters._functional import Functional
+from meshwright.engine._compiler import StepOptions
+from meshwright.engine._deployer._deployer import Deployer
+from meshwright.engine._evaluation._loss import AverageLoss
+from meshwright.engine._functions import loss_of
+from meshwright.engine._trainer._start import Start
+from meshwright.errors import UsageError
+from meshwright.parallel._internal import Layout, Rules, as_rules, in_mesh
+from meshwright.training._internal import (
+    ComputeDtype,
+    Step,
+    TrainState,
+    Tx,
+    abstract_state,
+    inferred_rules,
+    make_step,
+)
+
+
+@dataclass
+class Recipe:
+    """The arguments of a `Trainer`, checked, and the objects that are made from them once."""
+
+    deployer: Deployer
+    model: Functional | None
+    start: Start
+    tx: Tx
+    losses: Mapping[bool, Callable[..., Any]]
+    """The loss for training (key True) and for evaluation (key False); empty if none is given."""
+    train_step: Callable[..., Any] | None
+    collate: Collate | None
+    rules: Rules
+    compute_dtype: ComputeDtype
+    accumulate: int
+    lr_schedule: optax.Schedule | None
+    compiler: StepOptions
+    """The options of the compiler for the step, each of which it knows."""
+    _layout: Layout | None = None
+    _steps: dict[str | None, Step] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the arrays on the mesh."""
+        return self.lay_out()
+
+    def lay_out(self, *batch: PyTree) -> Layout:
+        """Return the layout of the arrays. The first call decides it.
+
+        Args:
+          batch: A batch as structs, if one is known. Rules are inferred from the use that the loss makes of
+            it.
+        """
+        if self._layout is None:
+            with in_mesh(self.deployer.mesh):  # sharding constraints of the loss may need the mesh
+                axes = self.model.axes if self.model else {}
+                outline = self.start.outline()
+                rules = as_rules(self.rules, outline.params)
+                named, mesh = tree.named_leaves({"params": outline.params}), self.deployer.mesh
+                if not all(any(rule(*of, mesh) is not None for rule in rules) for of in named.items()):
+                    rules += inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
+            self._layout = self.deployer.layout(*rules)
+        return self._layout
+
+    @cached_property
+    def target(self) -> TrainState:
+        """The state of the trainer, as structs with shardings."""
+        return abstract_state(self.start.init, self.tx, self.layout)
+
+    def step(self, norms: str | None) -> Step:
+        """Return the function that makes one update. It is compiled once for each shape of batches.
+
+        Args:
+          norms: A pattern for names of parameters whose norms are among the metrics, or None.
+
+        Raises:
+          UsageError: Norms are asked for, but the update is the user's `train_step`.
+        """
+        if norms not in self._steps:
+            self._steps[norms] = self._step(norms)
+        return self._steps[norms]
+
+    def _step(self, norms: str | None) -> Step:
+        step = self._made(norms)
+        step.compiles_late = self.compiler.settings.late == "tell"
+        return step
+
+    def _made(self, norms: str | None) -> Step:
+        built = {"idle": self.deployer.tell_idle, "compiler_options": self.compiler.options}
+        if self.train_step is not None:
+            if norms is not None:
+                raise UsageError(
+                    "Logging.norms has no effect on a train_step: return the norms from it, as metrics."
+                )
+            return Step(self.train_step, self.layout, **built)
+        options = {"microbatches": self.accumulate, "compute_dtype": self.compute_dtype, "norms": norms}
+        return make_step(self.losses[True], self.tx, self.layout, **built, **options)
+
+    @cached_property
+    def average_loss(self) -> AverageLoss:
+        """The function that averages the loss over the examples of an evaluation. There must be a loss."""
+        loss = _advising(self.losses[False])
+        return AverageLoss(loss, self.layout, self.deployer.seed, self.compute_dtype)
+
+
+def both_losses(
+    loss: Callable[..., Any], model: Functional | None, has_state: bool
+) -> dict[bool, Callable[..., Any]]:
+    """Return a user's loss for training (key True) and for evaluation (key False).
+
+    Raises:
+      UsageError: The loss names an argument that does not exist.
+    """
+    return {train: loss_of(loss, model, train=train, has_state=has_state) for train in (True, False)}
+
+
+def _advising(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss for evaluation whose errors say how to evaluate without the loss."""
+
+    @wraps(loss)
+    def advised(*arguments: Any, **named: Any) -> Any:
+        try:
+            return loss(*arguments, **named)
+        except Exception as error:
+            error.add_note(
+                "The error is from the loss in evaluation. If the loss cannot be computed on eval_examples, "
+                "for example without labels, give eval_loss=False with eval_predictor and eval_metric_fn."
+            )
+            raise
+
+    return advised

@@ -1,0 +1,140 @@
+"""Beam search: the most likely rows of several that are kept for each prompt.
+
+The search is that of `transformers` with its defaults. Of the candidates of a step, those that end may be
+among the best rows that have ended, if they are among the first K. A prompt's search ends when its best
+running row would be no better than the worst of these.
+
+Dimensions: B prompts, K beams, M candidates, S positions of a row, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.base._internal import PyTree
+from meshwright.lm._generation._decoding import Decoding
+from meshwright.lm._generation._logits import adjusted, ended
+from meshwright.lm._generation._model import Model
+from meshwright.lm._generation._rows import Prompts, Rows, begun, next_logits
+
+_WORST = -1e9
+"""Below the score of any row; finite, so that sums and quotients stay numbers."""
+
+
+class _Beams(NamedTuple):
+    rows: Rows
+    """The running rows, [B × K]."""
+    scores: jax.Array
+    """The log probability of each running row, [B, K]."""
+    ended: jax.Array
+    """The best rows that have ended, [B, K, S]."""
+    ended_lengths: jax.Array
+    """The length of each, [B, K]."""
+    ended_scores: jax.Array
+    """The score of each, [B, K]."""
+    has_ended: jax.Array
+    """True where there is such a row, [B, K]."""
+    is_open: jax.Array
+    """True for prompts whose search goes on, [B]."""
+
+
+class _Candidates(NamedTuple):
+    tokens: jax.Array
+    """The rows, [B, M, S]."""
+    lengths: jax.Array
+    """The length of each, [B, M]."""
+    scores: jax.Array
+    """The log probability of each, [B, M]."""
+    parents: jax.Array
+    """The beam that each continues, [B, M]."""
+    is_end: jax.Array
+    """True for those that end here, [B, M]."""
+
+
+def beam_search(
+    model: Model, decoding: Decoding, params: PyTree, prompts: Prompts
+) -> tuple[jax.Array, jax.Array]:
+    """Return the best row of each prompt, int32[B, S], and its length with the prompt, int32[B]."""
+    beams = jax.lax.while_loop(
+        lambda beams: beams.is_open.any(),
+        lambda beams: _stepped(model, decoding, params, beams),
+        _first(decoding, begun(model, params, prompts)),
+    )
+    return beams.ended[:, 0], beams.ended_lengths[:, 0]
+
+
+def _first(decoding: Decoding, rows: Rows) -> _Beams:
+    """Return K copies of each row. All but the first have a score so low that the first step drops them."""
+    (B, S), K = rows.tokens.shape, decoding.beams
+    worst_BK = jnp.full((B, K), _WORST)
+    copies = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), rows)
+    tokens_BKS, lengths_BK = copies.tokens.reshape(B, K, S), copies.lengths.reshape(B, K)
+    nothing_BK = jnp.zeros((B, K), bool)
+    scores_BK = worst_BK.at[:, 0].set(0)
+    return _Beams(copies, scores_BK, tokens_BKS, lengths_BK, worst_BK, nothing_BK, ~rows.is_done)
+
+
+def _stepped(model: Model, decoding: Decoding, params: PyTree, beams: _Beams) -> _Beams:
+    K = decoding.beams
+    logits, cache = next_logits(model, params, beams.rows)
+    found = _candidates(decoding, beams, logits)
+    running_BM = found.scores + jnp.where(found.is_end, _WORST, 0)
+    scores_BK, pick_BK = jax.lax.top_k(running_BM, K)
+    rows = _continued(beams, cache, found, pick_BK)
+    tokens_BKS, lengths_BK, ended_scores_BK, has_ended_BK = _best_ended(decoding, beams, found)
+    counts_B = (rows.lengths - rows.begins).reshape(-1, K)[:, 0]
+    best_B1 = scores_BK[:, :1] / jnp.maximum(counts_B, 1)[:, None] ** decoding.length_penalty
+    worst_BK = jnp.where(has_ended_BK, ended_scores_BK.min(-1, keepdims=True), _WORST)
+    is_open_B = beams.is_open & (best_B1 > worst_BK).any(-1) & ~found.is_end.all(-1)
+    return _Beams(rows, scores_BK, tokens_BKS, lengths_BK, ended_scores_BK, has_ended_BK, is_open_B)
+
+
+def _candidates(decoding: Decoding, beams: _Beams, logits: jax.Array) -> _Candidates:
+    """Return the most likely continuations of each prompt's rows, so many that K of them go on."""
+    (B, K), (rows, V) = beams.scores.shape, (beams.rows, logits.shape[-1])
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    log_probs = adjusted(decoding, log_probs, rows.tokens, rows.lengths, rows.begins)
+    total = (log_probs.reshape(B, K, V) + beams.scores[:, :, None]).reshape(B, K * V)
+    ends = len(decoding.stop) + len(decoding.choices)
+    scores_BM, index_BM = jax.lax.top_k(total, min(max(2, 1 + ends) * K, K * V))
+    parents_BM, M = index_BM // V, index_BM.shape[1]
+    of_parents = lambda x: jnp.take_along_axis(x.reshape(B, K), parents_BM, axis=1)  # noqa: E731
+    at_BM, begins_BM, limits_BM = map(of_parents, (rows.lengths, rows.begins, rows.limits))
+    tokens = jnp.take_along_axis(rows.tokens.reshape(B, K, -1), parents_BM[:, :, None], axis=1)
+    places = jnp.arange(B)[:, None], jnp.arange(M), at_BM
+    tokens_BMS = tokens.at[places].set((index_BM % V).astype(jnp.int32), mode="drop")
+    lengths_BM = at_BM + 1
+    flat = tokens_BMS.reshape(B * M, -1), lengths_BM.reshape(-1), begins_BM.reshape(-1)
+    is_end_BM = ended(decoding, *flat).reshape(B, M) | (lengths_BM >= limits_BM)
+    return _Candidates(tokens_BMS, lengths_BM, scores_BM, parents_BM, is_end_BM)
+
+
+def _continued(beams: _Beams, cache: PyTree, found: _Candidates, pick_BK: jax.Array) -> Rows:
+    """Return the running rows after a step: the picked candidates, with the caches of their parents."""
+    (B, K), rows = pick_BK.shape, beams.rows
+    parents_BK = jnp.take_along_axis(found.parents, pick_BK, axis=1)
+    parents = (jnp.arange(B)[:, None] * K + parents_BK).reshape(-1)
+    tokens = jnp.take_along_axis(found.tokens, pick_BK[:, :, None], axis=1).reshape(B * K, -1)
+    lengths = rows.lengths + jnp.repeat(beams.is_open, K)
+    return rows._replace(cache=jax.tree.map(lambda x: x[parents], cache), tokens=tokens, lengths=lengths)
+
+
+def _best_ended(
+    decoding: Decoding, beams: _Beams, found: _Candidates
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return tokens, lengths and scores of the K best rows that have ended, and whether each has."""
+    (B, M), K = found.scores.shape, decoding.beams
+    begins_B1 = beams.rows.begins.reshape(B, K)[:, :1]
+    may_BM = found.is_end & (jnp.arange(M) < K) & beams.is_open[:, None]
+    scores_BM = found.scores / (found.lengths - begins_B1) ** decoding.length_penalty
+    scores = jnp.concatenate([beams.ended_scores, jnp.where(may_BM, scores_BM, _WORST)], axis=1)
+    scores_BK, pick_BK = jax.lax.top_k(scores, K)
+
+    def picked(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(jnp.concatenate([old, new], axis=1), pick_BK, axis=1)
+
+    tokens = jnp.concatenate([beams.ended, found.tokens], axis=1)
+    tokens_BKS = jnp.take_along_axis(tokens, pick_BK[:, :, None], axis=1)
+    lengths_BK = picked(beams.ended_lengths, found.lengths)
+    return tokens_BKS, lengths_BK, scores_BK, picked(beams.has_ended, may_BM)

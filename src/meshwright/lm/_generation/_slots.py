@@ -1,0 +1,204 @@
+"""The loop on the host: rows advance some tokens at a time, and those that have ended get new prompts."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.base._internal import PyTree
+from meshwright.lm._generation._beams import beam_search
+from meshwright.lm._generation._decoding import Decoding
+from meshwright.lm._generation._model import Model
+from meshwright.lm._generation._rows import Prompts, Rows, advanced, begun
+from meshwright.parallel._internal import Layout
+
+ANY_LENGTH = 2**30
+"""`max_new_tokens` of the settings that programs are compiled for: rows have limits of their own."""
+
+Queue = Iterator[tuple[int, np.ndarray]]
+"""The prompts with their numbers."""
+
+
+class Piece(NamedTuple):
+    """New tokens of one row."""
+
+    number: int
+    """The number of the prompt, from 0."""
+    tokens: np.ndarray
+    """The tokens after those of the piece before, int32[n]."""
+    is_last: bool
+    """True if the row has ended."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shapes that programs are compiled for."""
+
+    row: int
+    """The length of rows."""
+    inputs: int
+    """The length of an encoder-decoder's inputs; 0 for others."""
+    longest: int
+    """The length of the longest prompt."""
+    new: int
+    """The largest number of new tokens of a row."""
+    slots: int
+    """The number of rows."""
+    refilled: int
+    """The number of rows that get new prompts at a time: a quarter, as prompts are computed for that many."""
+
+    @classmethod
+    def of(cls, mesh: Mesh | None, row: int, inputs: int, longest: int, new: int, slots: int) -> "Sizes":
+        """Return the sizes for a mesh, which must divide the rows: `slots` is rounded up."""
+        ways = Layout(mesh).batch_ways if mesh else 1
+        per_way = -(-slots // ways)
+        return cls(row, inputs, longest, new, per_way * ways, max(1, per_way // 4) * ways)
+
+
+def pieces_of(
+    model: Model,
+    decoding: Decoding,
+    params: PyTree,
+    mesh: Mesh | None,
+    sizes: Sizes,
+    queue: Queue,
+    key: jax.Array,
+    every: int,
+) -> Iterator[Piece]:
+    """Yield the new tokens of all prompts."""
+    first = list(itertools.islice(queue, sizes.slots))
+    if not first:
+        return
+    settings = dataclasses.replace(decoding, max_new_tokens=ANY_LENGTH)
+    rows = beginning(model, mesh)(params, padded_prompts(model, sizes, first, sizes.slots))
+    placed = Placed.of(rows)
+    owners: list[int | None] = [number for number, _ in first] + [None] * (sizes.slots - len(first))
+    are_more = len(first) == sizes.slots
+    while any(owner is not None for owner in owners):
+        shown = np.asarray(jax.device_get(rows.lengths))
+        limits = np.int32(every), np.int32(sizes.refilled if are_more else sizes.slots)
+        rows = advancing(model, settings, mesh, placed)(params, rows, key, *limits)
+        tokens, lengths, is_done = jax.device_get((rows.tokens, rows.lengths, rows.is_done))
+        for slot, owner in enumerate(owners):
+            if owner is not None:
+                yield Piece(owner, tokens[slot, shown[slot] : lengths[slot]].copy(), bool(is_done[slot]))
+                owners[slot] = None if is_done[slot] else owner
+        free = [slot for slot, owner in enumerate(owners) if owner is None]
+        while free and are_more:
+            into, free = free[: sizes.refilled], free[sizes.refilled :]
+            taken = list(itertools.islice(queue, len(into)))
+            are_more = len(taken) == len(into)
+            if taken:
+                rows = refilling(model, mesh, placed)(params, rows, *_into(model, sizes, taken, into))
+            for slot, (number, _) in zip(into, taken, strict=False):
+                owners[slot] = number
+
+
+def _into(
+    model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], slots: list[int]
+) -> tuple[Prompts, np.ndarray]:
+    """Return prompts and the slot of each; rows without a prompt get a slot that does not exist."""
+    used = slots[: len(taken)]
+    places = np.array(used + [sizes.slots] * (sizes.refilled - len(used)), np.int32)
+    return padded_prompts(model, sizes, taken, sizes.refilled), places
+
+
+def searched(
+    model: Model, decoding: Decoding, params: PyTree, mesh: Mesh | None, sizes: Sizes, queue: Queue
+) -> Iterator[Piece]:
+    """Yield the best row of each prompt by beam search; the arguments are those of `pieces_of`."""
+    settings = dataclasses.replace(decoding, max_new_tokens=ANY_LENGTH)
+    while taken := list(itertools.islice(queue, sizes.slots)):
+        prompts = padded_prompts(model, sizes, taken, sizes.slots)
+        tokens, lengths = jax.device_get(_search(model, settings, mesh)(params, prompts))
+        for slot, (number, _) in enumerate(taken):
+            yield Piece(number, tokens[slot, prompts.lengths[slot] : lengths[slot]].copy(), True)
+
+
+def padded_prompts(model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], count: int) -> Prompts:
+    """Return prompts as padded arrays of `count` rows; those without a prompt have ended."""
+    length = sizes.inputs or sizes.row
+    padded, lengths = np.zeros((count, length), np.int32), np.ones(count, np.int32)
+    numbers, is_used = np.zeros(count, np.uint32), np.arange(count) < len(taken)
+    for slot, (number, prompt) in enumerate(taken):
+        padded[slot, : len(prompt)], lengths[slot], numbers[slot] = prompt, len(prompt), number % 2**32
+    if model.encode is None:
+        return Prompts(padded, lengths, np.where(is_used, lengths + sizes.new, 0), numbers)
+    ones, starts = np.ones(count, np.int32), np.full((count, sizes.row), model.start, np.int32)
+    inputs = padded, np.arange(length) < lengths[:, None]
+    return Prompts(starts, ones, np.where(is_used, 1 + sizes.new, 0).astype(np.int32), numbers, inputs)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The shardings of rows, the same before and after each program, so that each is compiled once."""
+
+    leaves: tuple[Any, ...]
+    structure: Any
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Placed":
+        leaves, structure = jax.tree.flatten(rows)
+        return cls(tuple(x.sharding for x in leaves), structure)
+
+    @property
+    def shardings(self) -> Rows:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+
+@functools.lru_cache(maxsize=32)
+def beginning(model: Model, mesh: Mesh | None) -> Callable[..., Rows]:
+    """Return the program `(params, prompts) -> rows`."""
+
+    def begin(params: PyTree, prompts: Prompts) -> Rows:
+        rows = begun(model, params, prompts)
+        if mesh is None:
+            return rows
+        replicated = NamedSharding(mesh, P())
+        fetched = {name: x for name, x in rows._asdict().items() if name != "cache"}
+        return rows._replace(**jax.lax.with_sharding_constraint(fetched, replicated))
+
+    return inside(mesh, jax.jit(begin))
+
+
+@functools.lru_cache(maxsize=32)
+def advancing(model: Model, decoding: Decoding, mesh: Mesh | None, placed: Placed) -> Callable[..., Rows]:
+    """Return the program `(params, rows, key, num_tokens, num_ends) -> rows`."""
+    advance = functools.partial(advanced, model, decoding)
+    return inside(mesh, jax.jit(advance, out_shardings=placed.shardings, donate_argnums=1))
+
+
+@functools.lru_cache(maxsize=32)
+def refilling(model: Model, mesh: Mesh | None, placed: Placed) -> Callable[..., Rows]:
+    """Return the program `(params, rows, prompts, slots) -> rows`, with new prompts in some slots."""
+
+    def refill(params: PyTree, rows: Rows, prompts: Prompts, slots: jax.Array) -> Rows:
+        new = begun(model, params, prompts)
+        return jax.tree.map(lambda x, row: x.at[slots].set(row, mode="drop"), rows, new)
+
+    return inside(mesh, jax.jit(refill, out_shardings=placed.shardings, donate_argnums=1))
+
+
+@functools.lru_cache(maxsize=32)
+def _search(model: Model, decoding: Decoding, mesh: Mesh | None) -> Callable[..., Any]:
+    shardings = None if mesh is None else NamedSharding(mesh, P())
+    search = functools.partial(beam_search, model, decoding)
+    return inside(mesh, jax.jit(search, out_shardings=shardings))
+
+
+def inside(mesh: Mesh | None, program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a program inside the mesh, for models that constrain by bare specs."""
+
+    def call(*arguments: Any) -> Any:
+        with nullcontext() if mesh is None else jax.set_mesh(mesh):
+            return program(*arguments)
+
+    return call

@@ -1,0 +1,195 @@
+"""`generate` and `stream`: many prompts in a fixed number of rows, which get new prompts when they end."""
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from meshwright.base._internal import PyTree
+from meshwright.errors import UsageError
+from meshwright.lm._generation._batch import check_positions
+from meshwright.lm._generation._decoding import GREEDY, Decoding
+from meshwright.lm._generation._model import Model, check_tokens, prompt_vocabulary
+from meshwright.lm._generation._slots import Piece, Sizes, pieces_of, searched
+from meshwright.processes import _internal as processes
+from meshwright.training._internal import as_seed, key_of
+
+Prompt = Sequence[int] | np.ndarray
+
+
+def generate(
+    model: Model,
+    params: PyTree,
+    prompts: Iterable[Prompt],
+    decoding: Decoding = GREEDY,
+    *,
+    seed: int = 0,
+    length: int | None = None,
+    slots: int = 8,
+) -> list[np.ndarray]:
+    """Return the new tokens of each prompt, int32[n] each, in order; a stop sequence is at their end.
+
+    It runs on the mesh that the parameters are on, and each process gets all results. Rows are split over
+    the axes of a batch, heads over `tensor`. Two programs are compiled, for prompts of all lengths up to
+    `length`, and a third if there are more prompts than `slots`. A later call with the same model, decoding,
+    `length` and `slots` compiles nothing.
+
+    Args:
+      model: The model: `mw.lm.with_cache(cfg)`, or a `mw.lm.Model` of your own.
+      params: Its parameters.
+      prompts: The prompts, each a sequence of tokens; of an encoder-decoder, its inputs. An iterator is read
+        as rows become free.
+      decoding: How tokens are chosen, and when rows end. The default is greedy.
+      seed: The seed of all draws. What a prompt gets depends on the seed, its number and its tokens only.
+      length: The bound of the length of rows, prompt and new tokens; of an encoder-decoder, of its inputs.
+        None takes a power of two that holds the longest.
+      slots: The number of rows that are computed together.
+
+    Raises:
+      UsageError: A prompt is empty or not of the model's tokens, or is too long for `length` or the model; an
+        iterator is given without `length`; or processes give different prompts or settings.
+
+    Example:
+      >>> cfg = mw.lm.decoder.Config(vocabulary=16, model=8, layers=2, heads=2, feed_forward=16)
+      >>> params = mw.lm.decoder.init(cfg, mw.training.key_of(0))
+      >>> decoding = mw.lm.Decoding(max_new_tokens=5, temperature=0.8, top_p=0.9)
+      >>> rows = mw.lm.generate(mw.lm.with_cache(cfg), params, [[1], [2, 3, 4]], decoding, seed=1)
+      >>> [len(row) for row in rows]
+      [5, 5]
+    """
+    found: dict[int, list[np.ndarray]] = {}
+    options = {"seed": seed, "length": length, "slots": slots, "every": 64}
+    for piece in stream(model, params, prompts, decoding, **options):
+        found.setdefault(piece.number, []).append(piece.tokens)
+    return [np.concatenate(found[number]) for number in range(len(found))]
+
+
+def stream(
+    model: Model,
+    params: PyTree,
+    prompts: Iterable[Prompt],
+    decoding: Decoding = GREEDY,
+    *,
+    seed: int = 0,
+    length: int | None = None,
+    slots: int = 8,
+    every: int = 16,
+    first: int = 0,
+) -> Iterator[Piece]:
+    """Yield the new tokens of all prompts as they are made, a `Piece` for a prompt after the other.
+
+    Beam search yields a whole row at once.
+
+    Args:
+      model: As in `generate`.
+      params: As in `generate`.
+      prompts: As in `generate`.
+      decoding: As in `generate`.
+      seed: As in `generate`.
+      length: As in `generate`.
+      slots: As in `generate`.
+      every: The number of tokens that each row gets before they are fetched and free rows get new prompts.
+      first: The number of the first prompt, if those before it were done by another call.
+
+    Raises:
+      UsageError: As `generate`.
+
+    Example:
+      >>> model = mw.lm.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
+      >>> pieces = mw.lm.stream(model, jnp.eye(4), [[1, 2]], mw.lm.Decoding(max_new_tokens=5), every=2)
+      >>> [(len(piece.tokens), piece.is_last) for piece in pieces]
+      [(2, False), (2, False), (1, True)]
+    """
+    key, mesh = key_of(as_seed(seed)), mesh_of(params)
+    sizes = _sizes(model, prompts, decoding, length, slots, mesh)
+    if mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1:
+        facts: dict[str, object] = {
+            "decoding": decoding,
+            "sizes": sizes,
+            "seed": seed,
+            "every": every,
+            "first": first,
+        }
+        processes.compare("what is generated", lambda: _facts(prompts, facts))
+    vocabulary = prompt_vocabulary(model, params, decoding)
+    queue = enumerate(_checked(prompts, sizes, first, vocabulary), first)
+    if decoding.beams > 1:
+        return searched(model, decoding, params, mesh, sizes, queue)
+    return pieces_of(model, decoding, params, mesh, sizes, queue, key, every)
+
+
+def _facts(prompts: Iterable[Prompt], facts: dict[str, object]) -> dict[str, str]:
+    """Return what all processes must agree on; an iterator's prompts are not read for it."""
+    read = [np.asarray(prompt).tolist() for prompt in prompts] if isinstance(prompts, Sized) else "iterator"
+    return {name: repr(value) for name, value in {"prompts": read, **facts}.items()}
+
+
+def mesh_of(params: PyTree) -> Mesh | None:
+    """Return the mesh that the parameters are on; None if they are on no mesh."""
+    placed = (x.sharding for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
+    named = (each.mesh for each in placed if isinstance(each, NamedSharding))
+    return next((mesh for mesh in named if isinstance(mesh, Mesh)), None)
+
+
+def length_for(model: Model, prompts: Iterable[Prompt], decoding: Decoding) -> int:
+    """Return the bound of the length of rows that holds the longest of these prompts, a power of two.
+
+    Args:
+      model: The model.
+      prompts: The prompts.
+      decoding: How many tokens follow each.
+    """
+    longest = max((len(prompt) for prompt in prompts if isinstance(prompt, Sized)), default=1)
+    length = longest if model.encode else longest + decoding.max_new_tokens
+    bound = max(64, 1 << (length - 1).bit_length())
+    if model.positions is not None and model.encode is None:
+        bound = max(length, min(bound, model.positions))
+    return bound
+
+
+def _sizes(
+    model: Model,
+    prompts: Iterable[Prompt],
+    decoding: Decoding,
+    length: int | None,
+    slots: int,
+    mesh: Mesh | None,
+) -> Sizes:
+    """Return the shapes that programs are compiled for."""
+    new = decoding.max_new_tokens
+    if length is None:
+        if not isinstance(prompts, Sized):
+            raise UsageError("an iterator of prompts needs the bound of their length: give length=1024.")
+        length = length_for(model, prompts, decoding)
+    if slots < 1:
+        raise UsageError(f"slots={slots}: expected at least 1.")
+    if model.encode is not None:
+        return Sizes.of(mesh, 1 + new, length, length, new, slots)
+    check_positions(model, length)
+    if length <= new:
+        raise UsageError(f"length={length} leaves no room for a prompt beside max_new_tokens={new}.")
+    return Sizes.of(mesh, length, 0, length - new, new, slots)
+
+
+def _checked(prompts: Iterable[Prompt], sizes: Sizes, first: int, vocabulary: int) -> Iterator[np.ndarray]:
+    """Yield the prompts as int32[n]."""
+    for number, prompt in enumerate(prompts, first):
+        array = np.asarray(prompt)
+        if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
+            raise UsageError(
+                f"prompt {number} must be a sequence of tokens, at least one; found {_short(prompt)}.\n"
+                "  Encode texts with the tokenizer; for nothing to begin with, give its first token."
+            )
+        if array.size > sizes.longest:
+            raise UsageError(
+                f"prompt {number} has {array.size} tokens; there is room for {sizes.longest} beside "
+                f"max_new_tokens={sizes.new}.\n  Give a larger length, or a shorter prompt."
+            )
+        check_tokens(f"prompt {number}", array, vocabulary)
+        yield array.astype(np.int32)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."

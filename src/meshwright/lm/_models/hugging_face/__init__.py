@@ -1,0 +1,270 @@
+"""Models saved by Hugging Face's `save_pretrained`: their configs, and maps of their parameters.
+
+cfg = hugging_face.config("Llama-3.2-1B")
+params = mw.restore(hugging_face.open_model("Llama-3.2-1B"), target)
+hugging_face.export_model(params, "tuned", "Llama-3.2-1B")
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.typing import DTypeLike
+
+from meshwright.base._internal import local_path, parse_object, read_file, tree
+from meshwright.checkpoints._internal import LazyArray, Source, export_safetensors, open_source, source_of
+from meshwright.errors import CheckpointError, UsageError
+from meshwright.lm._models import decoder, gpt2, t5
+from meshwright.lm._models._complete import check_whole
+from meshwright.lm._models._map import Map
+from meshwright.lm._models.hugging_face import _decoder, _gpt2, _t5
+from meshwright.lm._models.hugging_face._companions import (
+    check_companions,
+    companions,
+    copy_companions,
+    write_companions,
+)
+from meshwright.lm._models.hugging_face._keys import check_keys
+from meshwright.processes._internal import on_lead
+
+__all__ = [
+    "config",
+    "config_json",
+    "copy_companions",
+    "export_model",
+    "open_model",
+    "parameter_map",
+    "to_ours",
+]
+
+Config = decoder.Config | gpt2.Config | t5.Config
+
+HEAD = "lm_head.weight"
+_TIED = {HEAD, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+"""Names that a file may have for copies of the embedding."""
+_FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2}
+_FAMILIES |= dict.fromkeys(_t5.MODEL_TYPES, _t5)
+MODEL_TYPES = tuple(_FAMILIES)
+
+
+def config(described: str | Path | Mapping[str, Any]) -> Config:
+    """Return the config of a model, from its `config.json`.
+
+    Args:
+      described: The path of a `config.json`, of a directory with one, or of a weight file beside one; or the
+        content of one.
+
+    Raises:
+      CheckpointError: The file does not exist, its `model_type` is not known, or it needs a feature that the
+        model here lacks.
+
+    Example:
+      >>> sizes = {"vocab_size": 100, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4}
+      >>> mw.lm.hugging_face.config({"model_type": "gpt2", **sizes}).feed_forward
+      256
+    """
+    said = described if isinstance(described, Mapping) else _read(local_path(described))
+    kind = said.get("model_type")
+    if kind not in MODEL_TYPES:
+        # No near name: a program wrote this one, so it is another model, as gemma3 is not gemma.
+        known = f"there is no model here for model_type {kind!r}; there are {', '.join(MODEL_TYPES)}."
+        text = said.get("text_config")
+        if isinstance(text, Mapping) and text.get("model_type") in MODEL_TYPES:
+            known += (
+                f"\n  Its part for text is a {text['model_type']}. Save that alone, as in transformers "
+                "Gemma3ForCausalLM.from_pretrained(path).save_pretrained(folder)."
+            )
+        raise CheckpointError(known)
+    _check(said, kind)
+    try:
+        return _FAMILIES[kind].config(said)
+    except KeyError as error:
+        raise CheckpointError(f"the config.json of a {kind} model lacks {error}.") from None
+    except UsageError as error:
+        raise CheckpointError(f"the config.json of a {kind} model is not valid: {error}") from None
+
+
+def config_json(cfg: t5.Config) -> dict[str, Any]:
+    """Return the content of a `config.json` for a T5, as `export_model` takes it.
+
+    It is for parameters that no folder of Hugging Face's came with, such as those of a checkpoint of T5X.
+
+    Args:
+      cfg: The config of the model.
+
+    Example:
+      >>> mw.lm.hugging_face.config_json(mw.lm.t5.Config())["feed_forward_proj"]
+      'gated-gelu'
+    """
+    return _t5.described(cfg)
+
+
+def _check(said: Mapping[str, Any], kind: str) -> None:
+    """Check the sizes and keys of a `config.json`, and that the model is not quantized."""
+    sizes = {name: said.get(name) for name in _FAMILIES[kind].SIZES}
+    missing = [repr(name) for name, size in sizes.items() if size is None]
+    if missing:
+        raise CheckpointError(f"the config.json of a {kind} model lacks {', '.join(missing)}.")
+    wrong = [f"{name} is {x!r}" for name, x in sizes.items() if not isinstance(x, int) or x < 1]
+    if wrong:
+        raise CheckpointError(
+            f"in the config.json of a {kind} model, {', '.join(wrong)}; expected whole numbers from 1."
+        )
+    if said.get("quantization_config"):
+        how = said["quantization_config"]
+        raise CheckpointError(
+            f"the model is quantized ({how}), which is not supported. Use the original model."
+        )
+    check_keys(said, _FAMILIES[kind].KEYS[kind], _FAMILIES[kind].ALIKE)
+
+
+def parameter_map(cfg: Config) -> Map:
+    """Return the map between a model's parameters in Hugging Face's libraries and here.
+
+    Args:
+      cfg: The config of the model, as `config` returns it.
+    """
+    match cfg:
+        case decoder.Config():
+            return _decoder.parameter_map(cfg)
+        case gpt2.Config():
+            return _gpt2.parameter_map(cfg)
+        case t5.Config():
+            return _t5.parameter_map(cfg)
+
+
+def open_model(path: str | Path) -> Source:
+    """Open the parameters of a model saved by `save_pretrained`, with the names and shapes of the model here.
+
+    Args:
+      path: The directory of the model, with `config.json` and safetensors files.
+
+    Raises:
+      CheckpointError: As `config` and `open_source`; or the head is not the embedding, though `config.json`
+        says that it is.
+    """
+    return _named(open_source(path), config(path))
+
+
+def to_ours(source: Source, cfg: Config) -> Source:
+    """Return a source with our names, given one with Hugging Face's, and check that it fits the model.
+
+    Args:
+      source: The parameters with Hugging Face's names.
+      cfg: The config of the model.
+
+    Raises:
+      CheckpointError: Parameters are missing, have other shapes, or do not belong to the model; all of them
+        are listed.
+    """
+    ours = _named(source, cfg)
+    check_whole(ours, cfg)
+    return ours
+
+
+def _named(source: Source, cfg: Config) -> Source:
+    ours = parameter_map(cfg).to_ours(source)
+    _check_tied(source, ours)
+    return ours
+
+
+def _check_tied(source: Source, ours: Source) -> None:
+    """Check that what the map leaves out as tied to the embedding equals it."""
+    theirs, embedding = source.arrays(), ours.arrays().get("embedding")
+    tied = theirs.keys() & _TIED - ({HEAD} if "head" in ours.arrays() else set())
+    for name in sorted(tied):
+        if embedding is not None and not _equal(theirs[name], embedding):
+            raise CheckpointError(
+                f"{source}: {name} is not the embedding, though config.json says that they are tied. "
+                + ("Set tie_word_embeddings to false there." if name == HEAD else "Such a model is not read.")
+            )
+
+
+def _equal(one: LazyArray, other: LazyArray) -> bool:
+    """Return whether all values are equal; some thousand rows are read at a time."""
+    return one.shape == other.shape and all(
+        np.array_equal(np.asarray(one[rows]), np.asarray(other[rows]))
+        for rows in (slice(start, start + 4096) for start in range(0, one.shape[0], 4096))
+    )
+
+
+def export_model(
+    params: tree.PyTree | Source,
+    directory: str | Path,
+    described: str | Path | Mapping[str, Any],
+    *,
+    dtype: DTypeLike | None = None,
+) -> list[Path]:
+    """Write a model so that Hugging Face's `from_pretrained` loads it, and return the paths of its files.
+
+    Collective, like `export_safetensors`.
+
+    Args:
+      params: All parameters of the model, and nothing else: a tree, `state.params`, whose arrays this process
+        holds whole; or those of a checkpoint, `subtree(open_source(run), "params")`.
+      directory: The local directory to write to; it is created if needed.
+      described: The directory of the model that this one began from. Its `config.json` is copied unchanged,
+        and so are the files of its tokenizer and its `generation_config.json`, except links. Or the path of a
+        `config.json`, which is copied alone; or the content of one, as `config_json` makes it.
+      dtype: The dtype to cast floating-point arrays to.
+
+    Raises:
+      CheckpointError: As `config`; or the parameters do not fit the model.
+      UsageError: The directory has another `config.json`; or as `export_safetensors`.
+
+    Example:
+      >>> import json, pathlib
+      >>> sizes = {"vocab_size": 10, "n_positions": 4, "n_embd": 8, "n_layer": 1, "n_head": 2}
+      >>> described = {"model_type": "gpt2", **sizes}
+      >>> _ = pathlib.Path("config.json").write_text(json.dumps(described))
+      >>> params = mw.lm.gpt2.init(mw.lm.hugging_face.config(described), mw.training.key_of(0))
+      >>> [path.name for path in mw.lm.hugging_face.export_model(params, "exported", "config.json")]
+      ['model.safetensors', 'config.json']
+    """
+    cfg, said, source = config(described), _content(described), source_of(params, "params")
+    check_whole(source, cfg)
+    place = local_path(directory, "Export to a disk, and copy the files.")
+    copied = place / "config.json"
+    others = {} if isinstance(described, Mapping) else _beside(local_path(described))
+    check_companions(place, others)
+    if copied.exists() and read_file(copied) != said:
+        raise UsageError(f"{copied} exists already, and differs from the model's: choose another directory.")
+    written = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
+    if not copied.exists():
+        copied.write_bytes(said)
+    on_lead(lambda: write_companions(place, others))
+    return [*written, copied, *(place / name for name in others)]
+
+
+def _content(described: str | Path | Mapping[str, Any]) -> bytes:
+    if isinstance(described, Mapping):
+        return json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"
+    return read_file(_file(local_path(described)))
+
+
+def _beside(described: Path) -> dict[str, bytes]:
+    """Return the model's other files by name, if `described` is its directory or one of its weight files."""
+    file = _file(described)
+    return {} if file == described.expanduser() else companions(file.parent)
+
+
+def _file(path: Path) -> Path:
+    """Return the path of the `config.json`: `path` itself, in a directory, or beside a weight file."""
+    place = path.expanduser()
+    if place.name.endswith((".safetensors", ".safetensors.index.json")):
+        place = place.parent
+    return place / "config.json" if place.is_dir() else place
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    file = _file(path)
+    try:
+        return parse_object(read_file(file))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file}, which describes the model, does not exist; `save_pretrained` writes it."
+        ) from None
+    except ValueError as error:
+        raise CheckpointError(f"{file} does not describe a model: {error}.") from None

@@ -1,0 +1,295 @@
+"""Configs and maps of LLaMA, Mistral, Mixtral, Qwen and Gemma.
+
+Source: `transformers`, `modeling_rope_utils.py` and `models/{llama,mistral,mixtral,qwen2,qwen3,qwen3_moe,
+gemma,gemma2,gemma3}`. Its versions 4 and 5 store the settings of rotary positions under different keys.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from meshwright.errors import CheckpointError
+from meshwright.lm._models._map import Map, Row, Transpose
+from meshwright.lm._models.decoder import Config, Rope
+
+T = TypeVar("T")
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""The sizes that every `config.json` must have."""
+_LLAMA = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
+_QWEN = {**_LLAMA, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = {"rope_theta": 10_000.0, "tie_word_embeddings": True, "num_key_value_heads": 16, "head_dim": 256}
+_GEMMA2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {
+        **_LLAMA,
+        "rope_theta": 1e6,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen3_moe": {
+        **_QWEN,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
+    "gemma": _GEMMA,
+    "gemma2": {**_GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {**_GEMMA2, "rope_theta": 1e6, "rope_local_base_freq": 10_000.0},
+}
+"""The defaults of keys that a file lacks, by `model_type`. A key with the value null is not missing."""
+MODEL_TYPES = tuple(_LEFT_OUT)
+_MIXTURES = ("mixtral", "qwen3_moe")
+_GEMMAS = ("gemma", "gemma2", "gemma3_text")
+_OLD_GELUS = ("gelu", "gelu_pytorch_tanh")
+_OF_ALL = (
+    *(
+        *SIZES,
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_scaling",
+        "rope_parameters",
+    ),
+    *("is_decoder", "partial_rotary_factor"),
+    # `transformers` reads these in some families, and passes over them in the others.
+    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
+)
+_OF_MIXTURES = ("router_aux_loss_coef", "num_experts", "num_local_experts")
+_MORE = {
+    "mixtral": _OF_MIXTURES,
+    "qwen3_moe": (*_OF_MIXTURES, "decoder_sparse_step"),
+    "gemma": ("hidden_activation",),
+    "gemma2": ("hidden_activation", "sliding_window_size"),
+    "gemma3_text": (
+        # Not attn_logit_softcapping, which `transformers` passes over
+        *("hidden_activation", "final_logit_softcapping"),
+        *("sliding_window_pattern", "_sliding_window_pattern"),
+    ),
+}
+KEYS = {kind: {*_OF_ALL, *left_out, *_MORE.get(kind, ())} for kind, left_out in _LEFT_OUT.items()}
+"""The keys of a `config.json` that are known, by `model_type`."""
+ALIKE = {
+    "num_experts": "num_local_experts",
+    "sliding_window_size": "sliding_window",
+    "rope_scaling.type": "rope_scaling.rope_type",
+    "rope_parameters.type": "rope_parameters.rope_type",
+    "rope_parameters.rope_type": "rope_scaling.type",
+    "rope_scaling.rope_type": "rope_parameters.rope_type",
+    "rope_scaling.factor": "rope_parameters.factor",
+    "rope_theta": "rope_parameters.rope_theta",
+    "rope_parameters.full_attention.rope_theta": "rope_theta",
+    "rope_parameters.sliding_attention.rope_theta": "rope_local_base_freq",
+}
+"""Pairs of keys that mean the same."""
+
+
+def config(said: Mapping[str, Any]) -> Config:
+    """Return the config in a `config.json`."""
+    said = {**_LEFT_OUT[said["model_type"]], **said}
+    _check(said)
+    gemma = said["model_type"] in _GEMMAS
+    return Config(
+        vocabulary=said["vocab_size"],
+        model=said["hidden_size"],
+        layers=said["num_hidden_layers"],
+        heads=said["num_attention_heads"],
+        key_heads=said.get("num_key_value_heads"),
+        head=said.get("head_dim"),
+        feed_forward=said[
+            "moe_intermediate_size" if said["model_type"] == "qwen3_moe" else "intermediate_size"
+        ],
+        activation="gelu" if gemma else "silu",
+        norm_epsilon=said.get("rms_norm_eps", 1e-6),
+        norm_offset=1.0 if gemma else 0.0,
+        post_norms=said["model_type"] in _GEMMAS[1:],
+        ropes=_ropes(said),
+        windows=_windows(said),
+        tied=said["tie_word_embeddings"],
+        query_bias=said["model_type"] == "qwen2",
+        query_norm=said["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
+        query_scale=said["query_pre_attn_scalar"] ** -0.5 if said.get("query_pre_attn_scalar") else None,
+        embedding_scale=said["hidden_size"] ** 0.5 if gemma else 1.0,
+        attention_cap=said.get("attn_logit_softcapping"),
+        logit_cap=said.get("final_logit_softcapping"),
+        **_experts(said),
+    )
+
+
+def _experts(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config that say what its experts are; none without experts."""
+    if said["model_type"] not in _MIXTURES:
+        return {}
+    chosen = said["num_experts_per_tok"]
+    return {
+        "experts": said.get("num_local_experts") or said.get("num_experts") or 128,  # of version 5, and 4
+        "experts_per_token": chosen,
+        "normalize_experts": said.get("norm_topk_prob", True),
+        # There an even load costs as much as there are experts of a token, and here 1.
+        "balance_factor": said.get("router_aux_loss_coef", 0.001) * chosen,
+    }
+
+
+def parameter_map(cfg: Config) -> Map:
+    """Return the map between the parameters in `transformers` and here."""
+    layer, rows = (
+        "model.layers.{}",
+        [Row("embedding", "model.embed_tokens.weight"), Row("norm", "model.norm.weight")],
+    )
+    matrices = {f"self_attn.{name}_proj": name for name in "qkvo"}
+    if cfg.experts is None:
+        matrices |= {f"mlp.{x}_proj": x for x in ("gate", "up", "down")}
+    else:
+        rows += _rows_of_experts(cfg, cfg.experts)
+    rows += [
+        Row(f"layers/{ours}", f"{layer}.{theirs}.weight", (Transpose(),)) for theirs, ours in matrices.items()
+    ]
+    rows += [Row(f"layers/{ours}", f"{layer}.{theirs}.weight") for theirs, ours in _norms(cfg).items()]
+    if cfg.query_bias:
+        rows += [Row(f"layers/{name}_bias", f"{layer}.self_attn.{name}_proj.bias") for name in "qkv"]
+    if not cfg.tied:
+        rows.append(Row("head", "lm_head.weight", (Transpose(),)))
+    ignore = r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if cfg.tied else "")
+    return Map(tuple(rows), ignore, prefix="model.")
+
+
+def _rows_of_experts(cfg: Config, experts: int) -> list[Row]:
+    """Return the rows of a router and its experts, whose names are Qwen's or Mixtral's."""
+    is_qwen = cfg.query_norm
+    layer = "model.layers.{}." + ("mlp" if is_qwen else "block_sparse_moe")
+    names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    names = names if is_qwen else {"gate": "w1", "up": "w3", "down": "w2"}
+    each = layer + ".experts.{}."
+    return [
+        Row("layers/router", f"{layer}.gate.weight", (Transpose(),)),
+        *(
+            Row(f"layers/experts/{ours}", f"{each}{theirs}.weight", (Transpose(),), num_experts=experts)
+            for ours, theirs in names.items()
+        ),
+    ]
+
+
+def _norms(cfg: Config) -> dict[str, str]:
+    """Return our name of each norm in a layer by theirs; `post_attention_layernorm` has two meanings."""
+    norms = {"input_layernorm": "attention_norm"}
+    if cfg.post_norms:
+        norms["post_attention_layernorm"] = "attention_post_norm"
+        norms["pre_feedforward_layernorm"] = "feed_forward_norm"
+        norms["post_feedforward_layernorm"] = "feed_forward_post_norm"
+    else:
+        norms["post_attention_layernorm"] = "feed_forward_norm"
+    if cfg.query_norm:
+        norms |= {f"self_attn.{name}_norm": f"{name}_norm" for name in "qk"}
+    return norms
+
+
+def _check(said: Mapping[str, Any]) -> None:
+    kind = said["model_type"]
+    if said.get("decoder_sparse_step", 1) != 1:
+        raise CheckpointError(f"the decoder does not support decoder_sparse_step of {kind}.")
+    wanted, activation = ("silu", "swish"), said.get("hidden_act") or "silu"
+    if kind in _GEMMAS:
+        old = said.get("hidden_act") in (None, *_OLD_GELUS)  # both names mean the tanh approximation there
+        wanted = ("gelu_pytorch_tanh",)
+        activation = said.get("hidden_activation") or (wanted[0] if old else said["hidden_act"])
+    if activation not in wanted:
+        raise CheckpointError(f"the decoder has no activation {activation!r} for {kind}; it has {wanted[0]}.")
+
+
+def _layer_types(said: Mapping[str, Any]) -> list[str]:
+    """Return the type of each layer, sliding or full attention; files of version 4 do not list them.
+
+    Mixtures, LLaMA, Mistral and the first Gemma have layers of one type, whatever the file lists.
+    """
+    layers = said["num_hidden_layers"]
+    if said["model_type"] in ("llama", "gemma", "mistral", "mixtral", "qwen3_moe"):
+        return [FULL if said["model_type"] in ("llama", "gemma") else SLIDING] * layers
+    if said.get("layer_types"):
+        return _checked(said["layer_types"], layers)
+    if said["model_type"] in ("gemma2", "gemma3_text"):
+        period = 2 if said["model_type"] == "gemma2" else said.get("sliding_window_pattern", 6)
+        return [FULL if (number + 1) % period == 0 else SLIDING for number in range(layers)]
+    first = said["max_window_layers"]
+    return ([FULL] * first + [SLIDING] * layers)[:layers]
+
+
+def _checked(layer_types: list[str], layers: int) -> list[str]:
+    if unknown := [kind for kind in layer_types if kind not in (SLIDING, FULL)]:
+        raise CheckpointError(f"layer_types has {unknown[0]!r}; the decoder knows {SLIDING} and {FULL}.")
+    if len(layer_types) != layers:
+        raise CheckpointError(f"layer_types has {len(layer_types)} entries for {layers} layers.")
+    return layer_types
+
+
+def _windows(said: Mapping[str, Any]) -> tuple[int | None, ...]:
+    unused = said["model_type"] in ("qwen2", "qwen3", "qwen3_moe") and not said.get("use_sliding_window")
+    size = None if unused else said.get("sliding_window")
+    return _shortened([size if kind == SLIDING else None for kind in _layer_types(said)])
+
+
+def _ropes(said: Mapping[str, Any]) -> tuple[Rope, ...]:
+    turned = {kind: _rope(_rope_of(said, kind)) for kind in {*_layer_types(said)}}
+    return _shortened([turned[kind] for kind in _layer_types(said)])
+
+
+def _rope_of(said: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return the settings of rotary positions for layers of a type."""
+    local = said["model_type"] == "gemma3_text" and kind == SLIDING
+    scaling = {} if local else _object(said, "rope_scaling")
+    parameters = _object(said, "rope_parameters")
+    return {
+        "rope_theta": said["rope_local_base_freq" if local else "rope_theta"],
+        "partial_rotary_factor": said.get("partial_rotary_factor", 1),
+        **(parameters.get(kind) or parameters or scaling),
+    }
+
+
+def _object(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = said.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{name} is {found!r}; it must be an object with a rope_type.")
+    return found
+
+
+def _rope(said: Mapping[str, Any]) -> Rope:
+    kind = said.get("rope_type", said.get("type", "default"))
+    known = (*_OF_ALL_ROPES, *_ROPES.get(kind, ()))
+    if (
+        kind not in _ROPES
+        or said.get("partial_rotary_factor", 1) != 1
+        or any(said[x] for x in said.keys() - known)
+    ):
+        raise CheckpointError(
+            f"the decoder does not support these rotary positions: {dict(said)}. Known types are "
+            f"{', '.join(_ROPES)}."
+        )
+    numbers = {name: said[name] for name in ("rope_theta", *_ROPES[kind])}
+    if wrong := [
+        f"{name} is {x!r}" for name, x in numbers.items() if not isinstance(x, int | float) or x <= 0
+    ]:
+        raise CheckpointError(f"{', '.join(wrong)}; rotary positions need positive numbers.")
+    return Rope(*numbers.values())
+
+
+_OF_ALL_ROPES = (
+    *("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"),
+)
+_ROPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+"""The keys that a type of rotary positions needs besides `rope_theta`, in the order of `Rope`'s fields."""
+
+
+def _shortened(pattern: list[T]) -> tuple[T, ...]:
+    """Return the pattern, shortened to one entry if all are the same."""
+    return tuple(pattern[:1]) if len(set(pattern)) == 1 else tuple(pattern)

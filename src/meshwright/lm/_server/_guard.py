@@ -1,0 +1,116 @@
+"""Bounds on what clients may send: the size of a body, the time it takes, where it comes from."""
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from meshwright.base._internal import print_line
+from meshwright.lm._server._answers import error
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+_UNWANTED_SECONDS = 1.0
+"""The time in which the body of a refused request may come."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None) -> App:
+    """Return an application that refuses large and slow bodies, and requests that pages of others send.
+
+    A page on another site may send requests to this machine. It cannot send JSON as such without asking
+    first, which is not answered, nor under another name of this machine if `names` are given. If the
+    application fails, the log says where, without the message of the error, which may quote a prompt.
+    """
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if problem := _problem(scope["method"], headers, max_bytes, names):
+            # What is not read when a connection closes makes the system reset it, and the answer is lost.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(seconds, _UNWANTED_SECONDS)):
+                    await _body(receive, max_bytes)
+            await _refuse(send, *problem)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                body = await _body(receive, max_bytes)
+        except TimeoutError:
+            await _refuse(send, 408, f"the request did not arrive within {seconds:g} s.")
+            return
+        if body is None:
+            return  # the client has gone
+        if len(body) > max_bytes:
+            await _refuse(send, 413, f"the request has more than {max_bytes} bytes.")
+            return
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replayed() -> MutableMapping[str, Any]:
+            return given.pop() if given else await receive()
+
+        try:
+            await app(scope, replayed, send)
+        except Exception as problem:  # the application has answered 500 already
+            log_failure("a request failed:", problem)
+
+    return call
+
+
+def log_failure(said: str, problem: Exception) -> None:
+    """Print where an error was raised, and its type. Its message may quote a prompt."""
+    where = traceback.format_tb(problem.__traceback__, limit=-3)
+    print_line("\n".join([said, *map(str.rstrip, where), type(problem).__name__]), sys.stderr)
+
+
+def _problem(
+    method: str, headers: dict[str, str], max_bytes: int, names: set[str] | None
+) -> tuple[int, str] | None:
+    """Return the status and the message for a request that is refused by its headers."""
+    host = headers.get("host", "")
+    host = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if names is not None and host.strip("[]").lower() not in names:
+        return 421, "this server answers under the names of this machine only: use 127.0.0.1 or localhost."
+    if method != "POST":
+        return None
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return 415, "expected a body of JSON: send the header Content-Type: application/json."
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 18 or int(length) > max_bytes:
+        return 413, f"the request has more than {max_bytes} bytes."
+    return None
+
+
+async def _body(receive: Receive, max_bytes: int) -> bytes | None:
+    """Return the body, or its beginning if it is too large; None if the client goes."""
+    body = bytearray()
+    while len(body) <= max_bytes:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            break
+    return bytes(body)
+
+
+async def _refuse(send: Send, status: int, message: str) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    body = json.dumps(error(message, status)).encode()
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,161 @@
+"""Direct preference optimisation: training on pairs of answers, one of which was preferred.
+
+Source: Rafailov et al., 2023 (arXiv 2305.18290), equation 7. With y the preferred answer, z the other one,
+and p and r the probabilities that the trained model and a fixed reference give them, the loss of a pair is
+
+    -log sigmoid(beta (log p(y) - log r(y) - log p(z) + log r(z)))
+
+The reference never changes. So its log-probabilities are computed once, before training, and are a part of
+the examples.
+"""
+
+import functools
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshwright.base._internal import PyTree, local_path, parse_object, read_file, tree, write_whole
+from meshwright.data._internal import facts_of, numbered_batches
+from meshwright.engine._internal import BatchedPredict, fingerprint
+from meshwright.errors import InputError, UsageError
+from meshwright.lm._tuning._families import Config, rows_score
+from meshwright.parallel._internal import Layout
+from meshwright.processes._internal import on_lead
+from meshwright.training._internal import Loss
+
+CHOSEN, REJECTED, REFERENCE = "chosen", "rejected", "reference"
+
+LogProbabilities = Callable[[PyTree, PyTree], jax.Array]
+"""A function `(params, rows)` that returns the log-probability of each row's answer, float32[rows]."""
+
+
+def log_probabilities(cfg: Config) -> LogProbabilities:
+    """Return the function that computes the log-probability of each row of a reference model.
+
+    Rows are as `read_rows` or, for T5, `read_pair_rows` returns them. Tokens with the weight 0, those of the
+    question, do not count.
+
+    Args:
+      cfg: The config of the model.
+    """
+    return functools.partial(_of_rows, cfg)
+
+
+def _of_rows(cfg: Config, params: PyTree, rows: Mapping[str, jax.Array]) -> jax.Array:
+    return -jnp.asarray(rows_score(cfg, params, rows)["loss"].total)
+
+
+def with_reference(
+    examples: Mapping[str, Any],
+    of: LogProbabilities,
+    params: PyTree,
+    layout: Layout,
+    *,
+    kept: str | Path,
+    batch_size: int = 8,
+) -> dict[str, Any]:
+    """Return pairs with the log-probabilities of the reference, computed once and kept in a file. Collective.
+
+    Args:
+      examples: `{"chosen": rows, "rejected": rows}`, arrays with a row for each pair.
+      of: The function that computes log-probabilities.
+      params: The parameters of the reference, usually those that training begins from.
+      layout: The mesh to compute on.
+      kept: A local file. If it exists, it is read and nothing is computed.
+      batch_size: The number of pairs that are computed at a time, over all devices.
+
+    Returns:
+      The examples with `"reference"`: `{"chosen": float32[pairs], "rejected": float32[pairs]}`.
+
+    Raises:
+      UsageError: The examples have other parts; or the file is of other examples or parameters.
+      InputError: The file is damaged.
+    """
+    if missing := {CHOSEN, REJECTED} - examples.keys():
+        raise UsageError(f"the pairs lack {', '.join(sorted(missing))}; they have {', '.join(examples)}.")
+    pairs, file = {name: examples[name] for name in (CHOSEN, REJECTED)}, local_path(kept)
+    said = json.dumps(facts_of(pairs), sort_keys=True)
+    made_from = {"examples": f"{zlib.crc32(said.encode()):08x}", "parameters": fingerprint(params, layout)}
+    found = on_lead(lambda: _kept(file, made_from))
+    if found is None:
+        found = _computed(pairs, of, params, layout, batch_size)
+        content = json.dumps({**made_from, **found}).encode()
+        on_lead(lambda: _write(file, content))
+    return {**examples, REFERENCE: {name: np.asarray(found[name], np.float32) for name in pairs}}
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, content)
+
+
+def _kept(file: Path, made_from: Mapping[str, str]) -> dict[str, list[float]] | None:
+    try:
+        said = parse_object(read_file(file))
+        found = {name: [float(x) for x in said[name]] for name in (CHOSEN, REJECTED)}
+        other = [name for name, digest in made_from.items() if said[name] != digest]
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{file} has no log-probabilities of a reference: {error!r}. Remove it.") from None
+    if other:
+        raise UsageError(
+            f"{file} has the log-probabilities of other {' and '.join(other)}. Give another file, or remove "
+            "it."
+        )
+    return found
+
+
+def _computed(
+    pairs: Mapping[str, Any], of: LogProbabilities, params: PyTree, layout: Layout, batch_size: int
+) -> dict[str, list[float]]:
+    def both(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> PyTree:
+        return {name: of(params, batch[name]) for name in (CHOSEN, REJECTED)}
+
+    batches = numbered_batches(pairs, batch_size, layout.batch_sharding)
+    parts = [made for _, made in BatchedPredict(both, layout, 0)(params, None, batches)]
+    return {name: np.concatenate([part[name] for part in parts]).tolist() for name in (CHOSEN, REJECTED)}
+
+
+def dpo(of: LogProbabilities, *, beta: float = 0.1) -> Loss:
+    """Return the loss of pairs with the log-probabilities of their reference.
+
+    Its metrics are `accuracy`, the share of pairs whose preferred answer has gained more than the other, and
+    `margin`, beta times how much more it has gained.
+
+    Args:
+      of: The function that computes log-probabilities.
+      beta: How much is lost by moving away from the reference.
+
+    Raises:
+      UsageError: `beta` is not above 0. Or, when it is called, the batch has no reference.
+
+    Example:
+      >>> of = lambda params, rows: params["w"] * rows["x"]
+      >>> reference = {"chosen": np.zeros(2), "rejected": np.zeros(2)}
+      >>> pairs = {"chosen": {"x": np.ones(2)}, "rejected": {"x": -np.ones(2)}, "reference": reference}
+      >>> loss, metrics = mw.lm.dpo(of)({"w": jnp.float32(5)}, pairs)
+      >>> print(round(float(loss), 4), metrics["accuracy"])
+      0.3133 1.0
+    """
+    if not beta > 0:
+        raise UsageError(f"dpo: beta is {beta}; it must be above 0.")
+
+    def loss(params: PyTree, batch: Mapping[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        if REFERENCE not in batch:
+            raise UsageError(
+                f"dpo: the batch has {', '.join(tree.leaf_names(batch))}, but no reference. `with_reference` "
+                "adds it to the examples."
+            )
+        gained = {name: of(params, batch[name]) - batch[REFERENCE][name] for name in (CHOSEN, REJECTED)}
+        margin = beta * (gained[CHOSEN] - gained[REJECTED])
+        metrics = {"accuracy": (margin > 0).mean(dtype=jnp.float32), "margin": margin.mean()}
+        return -jax.nn.log_sigmoid(margin).mean(), metrics
+
+    return loss

@@ -1,0 +1,163 @@
+"""Lines of a file of JSON as tokens, and how much each counts in the loss, as one that is predicted.
+
+    {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It is so."}]}
+    {"prompt": "Why?", "completion": " It is so."}
+    {"text": "It is so."}
+    {"tokens": [1, 9, 4, 8, 2], "weights": [0, 0, 0, 1, 1]}
+    {"inputs": [5, 9, 4, 1], "targets": [8, 2, 1]}
+
+Of messages the assistant's count, of a prompt with its completion the completion, and of a text all. Prompt
+and completion may be messages, too. `tools` beside messages are those that the assistant may call. The
+model's own tokenizer makes the tokens, by its own template. Models such as T5, which write targets, given
+inputs, take prompts with completions, and the last form.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+from meshwright.base._internal import local_path, parse_object, read_file
+from meshwright.data._internal import Chat, Encoded, chat
+from meshwright.errors import InputError, UsageError
+
+FORMS = '{"messages": […]}, {"prompt": …, "completion": …}, {"text": "…"} or {"tokens": [1, 15, 7]}'
+PAIR_FORMS = '{"prompt": "…", "completion": "…"} or {"inputs": [1, 15, 7], "targets": [9, 4]}'
+
+
+class Example(NamedTuple):
+    """A line of the file."""
+
+    tokens: list[int]
+    weights: list[float]
+
+    @property
+    def largest(self) -> int:
+        """Return the largest token."""
+        return max(self.tokens)
+
+
+class Pair(NamedTuple):
+    """A line of a file for models that write targets, given inputs."""
+
+    inputs: list[int]
+    targets: list[int]
+
+    @property
+    def largest(self) -> int:
+        """Return the largest token."""
+        return max(*self.inputs, *self.targets)
+
+
+Line = TypeVar("Line", Example, Pair)
+
+
+def read_examples(path: str | Path, model: str | Path | None, vocabulary: int | None) -> list[Example]:
+    """Return the examples of a file of JSON lines.
+
+    Raises:
+      InputError: There is no such file, or a line is none of the forms. The message has its number.
+      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
+    """
+    chats = functools.cache(lambda: _chats(model))
+
+    def parsed(said: dict[str, Any]) -> Example:
+        return Example(*_given(said)) if "tokens" in said else _encoded(said, chats)
+
+    return _each_line(path, parsed, vocabulary)
+
+
+def read_pairs(path: str | Path, model: str | Path | None, vocabulary: int | None) -> list[Pair]:
+    """Return the pairs of a file of JSON lines. The arguments and errors are those of `read_examples`."""
+    chats = functools.cache(lambda: _chats(model))
+
+    def parsed(said: dict[str, Any]) -> Pair:
+        prompt, completion = said.get("prompt"), said.get("completion")
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return Pair(chats().plain(prompt).tokens, chats().plain(completion).tokens)
+        inputs, targets = said.get("inputs"), said.get("targets")
+        if not (_are_tokens(inputs) and _are_tokens(targets)):
+            raise InputError(f"expected {PAIR_FORMS}, found the keys {', '.join(said) or 'none'}.")
+        return Pair(inputs, targets)
+
+    return _each_line(path, parsed, vocabulary)
+
+
+def _each_line(
+    path: str | Path, parsed: Callable[[dict[str, Any]], Line], vocabulary: int | None
+) -> list[Line]:
+    file = local_path(path)
+    try:
+        lines = read_file(file).splitlines()
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
+    found = [
+        _line(f"{file}, line {number}", line, parsed, vocabulary)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not found:
+        raise InputError(f"{file} has no examples.")
+    return found
+
+
+def _chats(model: str | Path | None) -> Chat:
+    if model is None:
+        raise InputError("this line needs a tokenizer: give the folder of the model.")
+    return chat(model)
+
+
+def _line(where: str, line: bytes, parsed: Callable[[dict[str, Any]], Line], vocabulary: int | None) -> Line:
+    try:
+        made = parsed(parse_object(line))
+    except (ValueError, InputError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise InputError(f"{where}: {str(error).rstrip('.')}.") from None
+    if vocabulary is not None and made.largest >= vocabulary:
+        raise InputError(
+            f"{where} has the token {made.largest}, but the model has {vocabulary}, numbered from 0. "
+            "Is it the tokenizer of another model?"
+        )
+    return made
+
+
+def _encoded(said: dict[str, Any], chats: Callable[[], Chat]) -> Example:
+    tools = said.get("tools")
+    if "messages" in said:
+        made = chats().encode(said["messages"], tools=tools)
+    elif "prompt" in said and "completion" in said:
+        made = chats().answer(said["prompt"], said["completion"], tools=tools)
+    elif isinstance(said.get("text"), str):
+        made = chats().plain(said["text"])
+    else:
+        raise InputError(f"expected {FORMS}, found the keys {', '.join(said) or 'none'}.")
+    return _counted(made)
+
+
+def _counted(made: Encoded) -> Example:
+    if len(made.tokens) < 2:
+        raise InputError(f"it has {len(made.tokens)} tokens, and nothing to predict.")
+    return Example(made.tokens, list(map(float, made.token_weights)))
+
+
+def _given(said: dict[str, Any]) -> tuple[list[int], list[float]]:
+    tokens = said["tokens"]
+    if not isinstance(tokens, list) or len(tokens) < 2 or not all(map(_is_token, tokens)):
+        raise InputError("tokens must be a list of two whole numbers or more, from 0.")
+    weights = said.get("weights", [1] * len(tokens))
+    if not isinstance(weights, list) or len(weights) != len(tokens) or not all(map(_is_weight, weights)):
+        raise InputError(f"weights must be {len(tokens)} numbers from 0, one for each token.")
+    return tokens, weights
+
+
+def _are_tokens(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(map(_is_token, value))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")

@@ -1,0 +1,142 @@
+"""An experiment that trains an adapter, made of one that trains all parameters."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from meshwright.engine._internal import (
+    Evaluation,
+    EvaluationFunction,
+    Experiment,
+    Functional,
+    Generation,
+    generation_of_run,
+)
+from meshwright.lm._tuning._lora import ADAPTER, BASE, Lora
+from meshwright.lm._tuning._quantised import Quantised
+from meshwright.training._internal import Builder, InitialArrays, TrainState
+
+
+def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
+    """Return an experiment that trains an adapter of the model, and freezes the model.
+
+    The model, loss, optimizer, rules, evaluations, builder and checkpoints are changed for it. If the
+    experiment has an `init_state_builder`, such as `mw.engine.from_checkpoint(path)`, checkpoints do not
+    contain the base. A run that continues reads the base again by the builder, from where the run says that
+    it began.
+
+    Args:
+      experiment: An experiment that trains all parameters of the model.
+      adapter: The adapter. For a model of Flax or Equinox (`mw.functional`) its form becomes "merged".
+
+    Raises:
+      UsageError: The optimizer is a `Trainable`; or the adapter has dropout, which "merged" lacks.
+
+    Example:
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/adapted",
+      ...     model=lambda key: {"w": jnp.ones((4, 2))},
+      ...     loss=lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(),
+      ...     optimizer=optax.adam(0.1),
+      ...     input=mw.Input({"x": np.ones((16, 4), np.float32)}, batch_size=8),
+      ...     max_steps=2,
+      ... )
+      >>> outcome = mw.run(mw.lm.adapted(experiment, mw.lm.lora("w", rank=1)))
+      >>> print(outcome.state.params["base"]["w"][0], mw.parallel.leaf_names(outcome.state.params["adapter"]))
+      [1. 1.] ['w/lora_a', 'w/lora_b']
+    """
+    model, builder, save = experiment.model, experiment.init_state_builder, experiment.save
+    if isinstance(model, Functional):
+        adapter = replace(adapter, form="merged")
+    return replace(
+        experiment,
+        model=adapter.init(model),
+        loss=adapter.loss(experiment.loss),
+        optimizer=adapter.optimizer(experiment.optimizer),
+        rules=None if experiment.rules is None else adapter.rules(experiment.rules),
+        evaluations={name: _evaluation(one, adapter) for name, one in experiment.evaluations.items()},
+        generation=_generation(experiment, adapter),
+        init_state_builder=None if builder is None else BaseBuilder(builder, adapter),
+        save=save if builder is None else replace(save, names=WithoutBase(save.names)),
+    )
+
+
+def _generation(experiment: Experiment, adapter: Lora) -> Generation | None:
+    given = generation_of_run(experiment)
+    if given is None:
+        return None
+    model = given.model
+    changed = replace(
+        model,
+        init_cache=_of_pair(model.init_cache, adapter),
+        apply=_of_pair(model.apply, adapter),
+        encode=None if model.encode is None else _of_pair(model.encode, adapter),
+        plain=adapter.merged,
+    )
+    return replace(given, model=changed)
+
+
+def _evaluation(one: Evaluation | EvaluationFunction, adapter: Lora) -> Evaluation | EvaluationFunction:
+    if isinstance(one, EvaluationFunction):
+        return replace(one, function=_of_pair(one.function, adapter))
+    changes = {name: getattr(one, name) for name in ("measure", "outputs", "predict")}
+    changed: Any = {name: None if f is None else _of_pair(f, adapter) for name, f in changes.items()}
+    return replace(one, **changed)
+
+
+def _of_pair(function: Callable[..., Any], adapter: Lora) -> Callable[..., Any]:
+    """Return a function of the model's parameters as one of those with the adapter."""
+
+    @functools.wraps(function)
+    def called(params: Any, *rest: Any, **named: Any) -> Any:
+        return function(adapter.effective(params), *rest, **named)
+
+    return called
+
+
+@dataclass(frozen=True)
+class WithoutBase:
+    """The names in checkpoints of a run with an adapter: the base has none."""
+
+    names: Callable[[str], str | None] | None
+
+    def __call__(self, name: str) -> str | None:
+        if name.startswith(f"params/{BASE}/"):
+            return None
+        return name if self.names is None else self.names(name)
+
+
+@dataclass(frozen=True)
+class BaseBuilder:
+    """A builder for the model's parameters, as one for those with an adapter."""
+
+    builder: Builder
+    adapter: Lora
+
+    def __call__(self, target: TrainState) -> InitialArrays:
+        given = self.builder(replace(target, params=target.params[BASE], opt_state=()))
+        moved = {name.replace("params/", f"params/{BASE}/", 1): x for name, x in given.items()}
+        return {**moved, **(self._magnitudes(target, moved) if self.adapter.dora else {})}
+
+    def _magnitudes(self, target: TrainState, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first magnitudes of DoRA, which are the norms of the given weights."""
+        found = {}
+        for name, weight in self.adapter.chosen(target.params[BASE]).items():
+            array = _given(f"params/{BASE}/{name}", weight, given)
+            if array is not None:
+                place = f"params/{ADAPTER}/{name}/magnitude"
+                found[place] = jax.jit(functools.partial(self.adapter.first_magnitude, name))(array)
+        return found
+
+
+def _given(name: str, weight: Any, given: Mapping[str, Any]) -> Any:
+    """Return a weight from arrays by name, given its struct; None if it is not among them."""
+    if not isinstance(weight, Quantised):
+        return given.get(name)
+    codes, scales = given.get(f"{name}/codes"), given.get(f"{name}/scales")
+    if codes is None or scales is None:
+        return None
+    return replace(weight, codes=codes, scales=scales)

@@ -1,0 +1,121 @@
+"""Examples as rows of one length."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.errors import InputError, UsageError
+from meshwright.lm._tuning._examples import read_examples, read_pairs
+
+Rows = dict[str, np.ndarray]
+"""`tokens`, `segments` and `weights`, all [rows, length]. Segments are 1, or 0 for padding; weights are whole
+numbers if they can be. Of pairs: `inputs`, `is_input`, `targets` and `is_target`."""
+log = logging.getLogger("meshwright")
+
+
+def read_rows(
+    path: str | Path, length: int, model: str | Path | None = None, *, vocabulary: int | None = None
+) -> Rows:
+    """Return the examples of a file of JSON lines, cut after `length` tokens and padded to the longest.
+
+    How many were cut is logged, and how many were left out because nothing of them counts in the loss.
+
+    Args:
+      path: A local file. Each line is `{"messages": […]}`, `{"prompt": …, "completion": …}`, `{"text": …}` or
+        `{"tokens": […], "weights": […]}`, of which the weights may be left out.
+      length: The largest number of tokens in a row.
+      model: The folder of the tokenizer, which all lines but those of tokens need.
+      vocabulary: The number of tokens that the model knows; None checks nothing.
+
+    Raises:
+      InputError: There is no such file, a line is of no such form, or nothing counts in any of them. The
+        message has the number of the line.
+      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
+    """
+    examples = read_examples(path, model, vocabulary)
+    counted = [each for each in examples if any(each.weights[1:length])]
+    if not counted:
+        raise InputError(f"{path}: in no example does one of the first {length} tokens count in the loss.")
+    _tell(path, length, [len(each.tokens) for each in examples], "tokens")
+    if left_out := len(examples) - len(counted):
+        log.warning(
+            "%s: %d of %d examples are left out, as none of their first %d tokens counts in the loss",
+            *(path, left_out, len(examples), length),
+        )
+    longest = min(length, max(len(each.tokens) for each in counted))
+    found: Rows = {
+        "tokens": np.zeros((len(counted), longest), np.int32),
+        "segments": np.zeros((len(counted), longest), np.int32),
+        "weights": np.zeros((len(counted), longest), np.float32),
+    }
+    for row, (tokens, weights) in enumerate(counted):
+        end = min(len(tokens), longest)
+        found["tokens"][row, :end], found["segments"][row, :end] = tokens[:end], 1
+        found["weights"][row, :end] = weights[:end]
+    if not np.any(found["weights"] % 1):  # a run warns of batches that are wider than what it computes in
+        found["weights"] = found["weights"].astype(np.int32)
+    return found
+
+
+def read_pair_rows(
+    path: str | Path, length: int, model: str | Path | None = None, *, vocabulary: int | None = None
+) -> Rows:
+    """Return the pairs of a file of JSON lines, for models such as T5, which write targets, given inputs.
+
+    Inputs and targets are each cut after `length` tokens and padded to the longest. How many were cut is
+    logged.
+
+    Args:
+      path: A local file. Each line is `{"prompt": "…", "completion": "…"}` or
+        `{"inputs": […], "targets": […]}`, of tokens.
+      length: The largest number of tokens of inputs, and of targets.
+      model: The folder of the tokenizer, which lines with a prompt need.
+      vocabulary: The number of tokens that the model knows; None checks nothing.
+
+    Raises:
+      InputError: There is no such file, or a line is of no such form. The message has the number of the line.
+      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
+    """
+    pairs = read_pairs(path, model, vocabulary)
+    found: Rows = {}
+    for name, each in (
+        ("input", [pair.inputs for pair in pairs]),
+        ("target", [pair.targets for pair in pairs]),
+    ):
+        _tell(path, length, list(map(len, each)), f"{name}s")
+        longest = min(length, max(map(len, each)))
+        found[f"{name}s"] = np.zeros((len(each), longest), np.int32)
+        found[f"is_{name}"] = np.arange(longest) < [[len(tokens)] for tokens in each]
+        for row, tokens in enumerate(each):
+            found[f"{name}s"][row, : min(len(tokens), longest)] = tokens[:longest]
+    return found
+
+
+def _tell(path: str | Path, length: int, sizes: Sequence[int], what: str) -> None:
+    if cut := [size for size in sizes if size > length]:
+        log.warning(
+            "%s: %d of %d examples have more than %d %s and are cut: %d of all %d %s are left out",
+            *(path, len(cut), len(sizes), length, what, sum(cut) - length * len(cut), sum(sizes), what),
+        )
+
+
+def split_rows(rows: Rows, held_out: float, seed: int) -> tuple[Rows, Rows]:
+    """Return the examples to train on and those that are held out, at least one of each.
+
+    Args:
+      rows: All examples.
+      held_out: The share that is held out.
+      seed: The seed of the choice.
+
+    Raises:
+      UsageError: The share is not between 0 and 1, or there is only one example.
+    """
+    size = len(next(iter(rows.values())))
+    if not 0 < held_out < 1 or size < 2:
+        raise UsageError(f"held_out={held_out} of {size} examples leaves none on one side.")
+    order = np.random.default_rng(seed).permutation(size)
+    number = min(max(round(held_out * size), 1), size - 1)
+    out, kept = np.sort(order[:number]), np.sort(order[number:])
+    return {name: x[kept] for name, x in rows.items()}, {name: x[out] for name, x in rows.items()}

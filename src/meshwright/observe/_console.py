@@ -1,0 +1,158 @@
+"""Progress of a run on the screen.
+
+On a terminal it is a panel (`_panel.py`), redrawn in place. In a notebook it is one line, replaced in place
+(`_notebook.py`). In a pipe, a file or a CI log, where nothing can
+be redrawn, each report is one line that makes sense alone. The first step has a line, too, as soon as its
+metrics are known:
+
+    2026-11-20T18:20:01 step=50/900 loss=1.235 examples_per_second=41300 input_wait=0.03 left=0:00:12
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Self, TextIO
+
+from meshwright.base._internal import local_time, print_line
+from meshwright.errors import printable
+from meshwright.observe._kinds import Values, numbers
+from meshwright.observe._notebook import NotebookLine, in_notebook
+from meshwright.observe._numbers import duration, number
+from meshwright.observe._progress import Progress, loss_first
+from meshwright.processes._internal import Tick
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+# Steps and reports each redraw at this interval, so ten times a second together. With one interval for both,
+# a report that follows right after a step would not be visible before the next step ends.
+_REDRAW_SECONDS = 0.2
+
+
+class Console:
+    """A writer that shows reports on the screen. Its `on_step` keeps the display alive between reports.
+
+        with Console(max_steps=900) as console:
+            fit(..., log=logger(console), on_step=console.on_step)
+
+    Inside `with`, on a UTF-8 terminal, it shows a live panel, redrawn at most ten times a second from the
+    caller's thread. On leaving, also by an exception, the last panel stays on the terminal. In a notebook it
+    shows the newest report in one line. In all other cases each report is a line.
+
+    Args:
+      max_steps: Number of steps in all; None if it depends on the data.
+      file: File to write to; None for stderr, or stdout in a notebook, which shows stderr as an error.
+      clock: Returns the time in seconds since 1970.
+
+    Example:
+      >>> import sys
+      >>> console = mw.observe.Console(max_steps=900, file=sys.stdout)
+      >>> console(50, {"loss": 0.25})
+      20...T... step=50/900 loss=0.25
+    """
+
+    def __init__(
+        self,
+        max_steps: int | None,
+        *,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
+        is_cell = file is None and in_notebook()
+        self._file = (sys.stdout if is_cell else sys.stderr) if file is None else file
+        self._cell = NotebookLine() if is_cell else None
+        self._newest = ""
+        self._clock = clock
+        self._progress = Progress(max_steps)
+        self._live: Live | None = None
+        self._drawn_at = self._report_drawn_at = -math.inf
+
+    def __call__(self, step: int, values: Values, /) -> None:
+        """Show a report: its step, and those of its values that are numbers."""
+        now = self._clock()
+        shown = _shown(values)
+        self._progress.reach(step, now)
+        self._progress.report(step, shown)
+        if self._live is None:
+            self._newest = self._line(step, shown, self._progress.seconds_left(now))
+            if self._cell is None:
+                self.say(self._newest)
+            elif _is_time(self._report_drawn_at, now):
+                self._report_drawn_at = now
+                self._cell(self._newest)
+        elif _is_time(self._report_drawn_at, now):
+            self._report_drawn_at = now
+            self._redraw(now)
+
+    def first(self, step: int, values: Values, /) -> None:
+        """Show the metrics of the first step alone. They are not a report."""
+        self(step, values)
+
+    def evaluated(self, step: int, scores: Values, /) -> None:
+        """Print the scores of an evaluation above the panel. Without a panel, the report's line has them."""
+        if self._live is not None:
+            self.say(self._line(step, _shown(scores)))
+
+    def expect(self, max_steps: int | None) -> None:
+        """Set the number of steps in all; None if it depends on the data."""
+        self._progress = Progress(max_steps)
+
+    def on_step(self, tick: Tick) -> None:
+        """Update the displayed step. Call this after every step, as the loop does with its `on_step`."""
+        now = self._clock()
+        self._progress.reach(tick.step, now)
+        if _is_time(self._drawn_at, now):
+            self._redraw(now)
+
+    def say(self, message: "RenderableType") -> None:
+        """Print a text, or anything that rich can render, above the panel or, without one, as lines."""
+        if self._live is None and isinstance(message, str):
+            print_line(message, self._file)
+            return
+        from meshwright.observe import _panel
+
+        if self._live is not None:
+            _panel.say(self._live.console, message)
+        elif self._file is not None:
+            print_line(_panel.text_of(message, self._file), self._file)
+
+    def __enter__(self) -> Self:
+        from meshwright.observe import _panel  # loads rich only if it is needed
+
+        self._live = None if self._cell or self._file is None else _panel.open_live(self, self._file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        if self._cell is not None and self._newest:
+            self._cell(self._newest)
+
+    def __rich__(self) -> "RenderableType":
+        """The panel, for rich."""
+        from meshwright.observe import _panel
+
+        return _panel.panel(self._progress, self._progress.seconds_left(self._clock()))
+
+    def _redraw(self, now: float) -> None:
+        self._drawn_at = now
+        if self._live is not None:
+            self._live.refresh()
+
+    def _line(self, step: int, values: Mapping[str, float], left: float | None = None) -> str:
+        fields = {"step": self._progress.reached(step)}
+        fields |= {name: number(value) for name, value in loss_first(values).items()}
+        fields |= {} if left is None else {"left": duration(left)}
+        return f"{local_time(self._clock())} {' '.join(f'{name}={text}' for name, text in fields.items())}"
+
+
+def _shown(values: Values) -> dict[str, float]:
+    return {printable(name, keep=""): value for name, value in numbers(values).items()}
+
+
+def _is_time(drawn_at: float, now: float) -> bool:
+    # Written such that a clock that is set back cannot stop the panel.
+    return not 0 <= now - drawn_at < _REDRAW_SECONDS

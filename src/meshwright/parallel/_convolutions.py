@@ -1,0 +1,215 @@
+"""Convolutions rewritten where XLA computes wrong sums on a mesh of several axes.
+
+If the operands of some convolutions are split over some mesh axes but not over others, XLA also sums over
+the devices that repeat each other: the result is too large by the size of the other axes
+(`docs/upstream-convolution-gradients.md`). This happens in two cases. The first is the gradient of the
+kernel of a depthwise or grouped convolution, which has a `batch_group_count`: it is rewritten so that each
+device computes an explicit part. The second is any convolution whose image or window is split: these
+dimensions are kept whole, as they are unless something asks for a split.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import LayoutError
+from meshwright.parallel._layout import PIPELINE, Layout, axes_of
+from meshwright.parallel._stages import layer_by_layer
+from meshwright.program._internal import CALLS, bind, equations, evaluate, is_stack, jaxprs_in
+
+T = TypeVar("T")
+
+
+class Axis(NamedTuple):
+    """A mesh axis that is larger than 1."""
+
+    size: int
+    """Number of devices along the axis."""
+    splits_batch: bool
+    """True if the axis splits the batch."""
+
+
+Axes = Mapping[str, Axis]
+
+
+def mended(jaxpr: Any, layout: Layout) -> Any:
+    """Return an equivalent closed jaxpr without convolutions that XLA computes wrongly.
+
+    `jaxpr` if it has none. Call it, and trace its result, inside the context of the layout's mesh.
+
+    Args:
+      jaxpr: A closed jaxpr.
+      layout: The layout that the program will run with.
+
+    Raises:
+      LayoutError: Such a convolution is inside a `shard_map` that leaves mesh axes to XLA.
+    """
+    splitting = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
+    sizes = {name: size for name, size in layout.mesh.shape.items() if size > 1}
+    in_order = sorted(sizes, key=lambda name: splitting.index(name) if name in splitting else len(splitting))
+    axes = {name: Axis(sizes[name], name in splitting) for name in in_order}
+    if len(axes) > 1 and any(map(_is_convolution, equations(jaxpr))):
+        jaxpr = _mended(jaxpr, axes)
+    if PIPELINE in axes and any(map(is_stack, equations(jaxpr))):
+        jaxpr = _unstacked(jaxpr)
+    return jaxpr
+
+
+def _unstacked(jaxpr: Any) -> Any:
+    """Return a closed jaxpr with the stacks of layers of its calls sent layer by layer."""
+
+    def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        if is_stack(eqn):
+            return layer_by_layer(eqn)(*operands)
+        within = (each for inner in jaxprs_in(eqn.params) for each in equations(inner))
+        if eqn.primitive.name in CALLS and any(map(is_stack, within)):
+            return evaluate(eqn.params["jaxpr"], operands, results)
+        return bind(eqn, operands)
+
+    avals = [var.aval for var in jaxpr.jaxpr.invars]
+    return jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, results))(*avals)
+
+
+def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]:
+    """Return `function` with its convolutions `mended` when it is traced.
+
+    Args:
+      function: A function of arrays, to be traced.
+      layout: The layout that it will run with.
+    """
+
+    def called(*arguments: Any) -> T:
+        inner = jax.jit(function)
+        traced = inner.trace(*arguments)
+        jaxpr = mended(traced.jaxpr, layout)
+        if jaxpr is traced.jaxpr:
+            return inner(*arguments)  # JAX does not trace it again
+        return as_function(jaxpr, traced.out_info)(*arguments)
+
+    return called
+
+
+def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
+    """Return a closed jaxpr as a function of pytrees.
+
+    Args:
+      jaxpr: A closed jaxpr.
+      out: A pytree with the structure of the result.
+    """
+    from jax.extend.core import jaxpr_as_fun  # here, as it loads Pallas, which takes some 40 ms
+
+    def called(*arguments: Any) -> Any:
+        leaves = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(out), leaves)
+
+    return called
+
+
+def _mended(jaxpr: Any, axes: Axes) -> Any:
+    """Return a jaxpr mended, closed or not as it was; JAX 0.12 has one class for both."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    eqns = [_mended_equation(eqn, axes) if _has(eqn, _is_convolution) else eqn for eqn in inner.eqns]
+    new = inner.replace(eqns=eqns)
+    return new if inner is jaxpr else jaxpr.replace(jaxpr=new)
+
+
+def _mended_equation(eqn: Any, axes: Axes) -> Any:
+    if _is_convolution(eqn):
+        right = _by_parts(eqn, axes) if _is_grouped_gradient(eqn) else _whole_in_space(eqn)
+        call = jax.make_jaxpr(jax.jit(right))(*(var.aval for var in eqn.invars)).eqns[0]
+        return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
+    if eqn.primitive.name == "shard_map":  # it splits by itself over the axes that it names
+        _check_manual(eqn, axes)
+        return eqn
+    return eqn.replace(params={name: _mended_within(value, axes) for name, value in eqn.params.items()})
+
+
+def _mended_within(value: Any, axes: Axes) -> Any:
+    """Return a parameter of an equation with all jaxprs in it mended."""
+    if hasattr(value, "eqns"):
+        return _mended(value, axes)
+    if not isinstance(value, tuple) or not any(jaxprs_in({"": value})):
+        return value
+    parts = [_mended_within(each, axes) for each in value]
+    return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+
+
+def _whole_in_space(eqn: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return a convolution in which no device has only a part of an image or a window."""
+
+    def whole(x: jax.Array, dims: tuple[int, ...]) -> jax.Array:
+        spec = P(*(P.UNCONSTRAINED if d in dims[:2] else None for d in range(x.ndim)))
+        return jax.lax.with_sharding_constraint(x, spec)
+
+    def called(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        of_image, of_kernel, of_out = eqn.params["dimension_numbers"]
+        out = eqn.primitive.bind(whole(image, of_image), whole(kernel, of_kernel), **eqn.params)
+        return whole(out, of_out)
+
+    return called
+
+
+def _by_parts(eqn: Any, axes: Axes) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return a convolution in which each device computes a part of the sum, or some of the groups.
+
+    In a gradient the sum runs over the examples. These and the channels are split already, so only the sum
+    itself moves data.
+    """
+    numbers, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
+    (batch, summed, *_), (made, contracted, *_), (_, features, *_) = numbers
+    of_sum, of_groups = _dealt_out(axes, eqn.invars[0].aval.shape[summed], groups)
+
+    def part(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        left = groups // math.prod(axes[axis].size for axis in of_groups)
+        out = eqn.primitive.bind(image, kernel, **{**eqn.params, "batch_group_count": left})
+        return jax.lax.psum(out, of_sum)
+
+    def spec(dims: Mapping[int, tuple[str, ...]]) -> P:
+        return P(*(dims.get(d) for d in range(len(numbers.lhs_spec))))
+
+    return jax.shard_map(
+        part,
+        in_specs=(spec({summed: of_sum, batch: of_groups}), spec({contracted: of_sum, made: of_groups})),
+        out_specs=spec({features: of_groups}),
+        check_vma=False,
+    )
+
+
+def _dealt_out(axes: Axes, num_summed: int, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes that split the sum and the axes that split the groups, as far as they divide."""
+    of_sum: tuple[str, ...] = ()
+    of_groups: tuple[str, ...] = ()
+    for name, axis in axes.items():
+        fits_sum, fits_groups = num_summed % axis.size == 0, num_groups % axis.size == 0
+        if fits_sum and (axis.splits_batch or not fits_groups):
+            of_sum, num_summed = (*of_sum, name), num_summed // axis.size
+        elif fits_groups:
+            of_groups, num_groups = (*of_groups, name), num_groups // axis.size
+    return of_sum, of_groups
+
+
+def _check_manual(eqn: Any, axes: Axes) -> None:
+    left = [axis for axis in axes if axis not in eqn.params["newly_manual_axes"]]
+    if left and _has(eqn, _is_grouped_gradient):
+        raise LayoutError(
+            "the gradient of a depthwise or grouped convolution is inside a shard_map that leaves mesh axis "
+            f"{left[0]!r} to XLA. XLA computes a wrong sum there.\n"
+            "  Give the shard_map all axes of the mesh, or move the convolution out of it."
+        )
+
+
+def _has(eqn: Any, what: Callable[[Any], bool]) -> bool:
+    """Return whether `what` holds for an equation or for any equation inside it."""
+    within = (each for jaxpr in jaxprs_in(eqn.params) for each in equations(jaxpr))
+    return what(eqn) or any(map(what, within))
+
+
+def _is_convolution(eqn: Any) -> bool:
+    return eqn.primitive.name == "conv_general_dilated"
+
+
+def _is_grouped_gradient(eqn: Any) -> bool:
+    return _is_convolution(eqn) and eqn.params["batch_group_count"] > 1

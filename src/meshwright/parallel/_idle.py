@@ -1,0 +1,108 @@
+"""A check for mesh axes that a traced program does not use: all devices along one compute the same."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.base._internal import PyTree
+from meshwright.errors import AxisError, LayoutError, did_you_mean
+from meshwright.parallel._layout import AXES, BATCH_AXES, EXPERT, PIPELINE, SEQUENCE, Layout, axes_of
+from meshwright.program._internal import equations
+
+_FOR_BATCHES = tuple(axis for axis in BATCH_AXES if axis not in (PIPELINE, EXPERT))
+"""The axes that do nothing but split batches, and states with them."""
+_USED_BY = {
+    SEQUENCE: ("rows along their length", "mw.nn.attention"),
+    EXPERT: ("the experts of a mixture", "mw.nn.moe"),
+}
+"""What an axis splits, and the function that does it."""
+_COLLECTIVE = ("axes", "axis_name")
+"""Parameters of JAX's collectives that name axes."""
+
+
+def refused(error: LayoutError) -> None:
+    """Raise `error`.
+
+    Args:
+      error: The error about an unused mesh axis.
+    """
+    raise error
+
+
+def check_axes(
+    layout: Layout,
+    arrays: PyTree,
+    trace: Callable[[], jax.stages.Traced],
+    idle: Callable[[LayoutError], None] = refused,
+) -> None:
+    """Report a mesh axis along which all devices only repeat the same work, if there is one.
+
+    An axis is used if it splits the batch or an array, or if an equation names it: a constraint, a
+    `shard_map` or a collective.
+
+    Args:
+      layout: The mesh, and the split of the batch.
+      arrays: All inputs besides the batch, as arrays or structs.
+      trace: Traces the program; called only if the shardings leave an axis unused.
+      idle: Receives the error; raises it by default.
+    """
+    # `pipeline` and `expert` also split batches, and `sequence` the state, but that is not what they are for.
+    asked = set(layout.batch_axis_names or ())
+    used = {
+        axis for axis in _axes_in(layout.batch_sharding) if axis in asked or axis not in (PIPELINE, EXPERT)
+    }
+    shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
+    used |= {axis for sharding in shardings for axis in _axes_in(sharding)} - {SEQUENCE}
+    if layout.batch_axis_names == ():  # asked for: batches stay whole, as those of a meta-learner must
+        used |= {*_FOR_BATCHES}
+    unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
+    if unused:
+        named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
+        unused = [axis for axis in unused if axis not in named]
+    if unused:
+        idle(AxisError(_error_text(layout, unused[0]), unused[0]))
+
+
+def _error_text(layout: Layout, axis: str) -> str:
+    size, hint = layout.mesh.shape[axis], "" if axis in AXES else did_you_mean(axis, AXES)
+    if axis in _USED_BY:
+        what, function = _USED_BY[axis]
+        return (
+            f"mesh axis {axis!r} of size {size} only repeats work: it splits {what} in `{function}`, which "
+            f"this program does not call.\n  Call `{function}` in the model, or give the devices to an axis "
+            f"that splits the batch ({' or '.join(_FOR_BATCHES)})."
+        )
+    return (
+        f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
+        f"of the state, and no operation of the program names it.{hint}\n"
+        f"  Give its devices to an axis that splits the batch ({' or '.join(_FOR_BATCHES)}), or use it: in "
+        "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model. "
+        "If all devices are to compute the same, of whole batches, write batch_axis_names=()."
+    )
+
+
+def _named_by(eqn: Any) -> Iterator[str]:
+    """Yield the axes of an equation's constraints, and the axes of a collective."""
+    for name, value in eqn.params.items():
+        yield from (x for x in _flat(value) if isinstance(x, str)) if name in _COLLECTIVE else _axes_in(value)
+    for var in eqn.outvars:  # explicit axes are part of the type
+        yield from _axes_in(getattr(var.aval, "sharding", None))
+
+
+def _axes_in(value: Any) -> Iterator[str]:
+    """Yield the axes in a sharding or a spec, or in a tuple of these."""
+    for each in _flat(value):
+        spec = each.spec if isinstance(each, NamedSharding) else each
+        if isinstance(spec, P):
+            yield from (axis for entry in spec if entry is not P.UNCONSTRAINED for axis in axes_of(entry))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple) and not isinstance(value, P):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value

@@ -1,0 +1,46 @@
+"""The names of `parallel` that other packages use. They are loaded when they are first used."""
+
+from typing import TYPE_CHECKING
+
+from meshwright._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from meshwright.parallel._activations import (
+        axes_dividing,
+        axes_splitting,
+        embedding_lookup,
+        gather_sequence_dim,
+        in_microbatch,
+        sequence_ways,
+        shard_sequence_dim,
+        shard_tensor_dim,
+    )
+    from meshwright.parallel._auto import auto
+    from meshwright.parallel._convolutions import adding_right, as_function, mended
+    from meshwright.parallel._copies import compare_given, copy_to, move_to
+    from meshwright.parallel._explain import device_bytes, explain
+    from meshwright.parallel._foreign import as_arrays
+    from meshwright.parallel._idle import check_axes, refused
+    from meshwright.parallel._layout import (
+        AXES,
+        EXPERT,
+        MICROBATCH,
+        PIPELINE,
+        SEQUENCE,
+        STACK,
+        Layout,
+        axes_of,
+        place,
+    )
+    from meshwright.parallel._logical import LOGICAL_AXES, logical
+    from meshwright.parallel._meeting import APART, meeting
+    from meshwright.parallel._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
+    from meshwright.parallel._mesh_rules import MeshRule, apply_mesh_rules, hardware, mesh_rule
+    from meshwright.parallel._optimizer import beside_params, parameter_of
+    from meshwright.parallel._rules import Rule, fsdp, match, stages
+    from meshwright.parallel._sequence import splitting_sequences
+    from meshwright.parallel._stages import indivisible
+    from meshwright.parallel._stated import stated
+    from meshwright.parallel._user_rules import Rules, as_rules
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -1,0 +1,128 @@
+"""Whether the rows of a batch meet in a loss: whether it is more than a mean of values of single rows.
+
+A contrastive loss compares rows with each other, and batch normalisation takes a mean of rows from each. A
+batch that is computed in pieces then has another loss than the whole. The walk of `_trace.py` tells which
+dimensions count rows. Each value gets the highest of these levels that its operands lead to:
+
+    free      it does not depend on the batch
+    row       it depends on one row
+    sum       it is a sum over rows, perhaps times a number or plus another sum
+    quotient  it is a quotient of sums, such as a mean with weights of the batch
+    met       it is any other function of several rows
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from meshwright.parallel._factors import Product
+from meshwright.parallel._trace import Walk
+from meshwright.program._internal import Operation, Tie, Value, influences, program_of, rule_of
+
+APART = "rows_apart"
+"""The scope of an operation of rows that sorts them only to compute each by itself, as `mw.nn.moe` does."""
+_FREE, _ROW, _SUM, _QUOTIENT, _MET = range(5)
+_SUMS = ("reduce_sum", "dot_general", "ragged_dot_general", "conv_general_dilated", "scatter_add", "psum")
+_EXTREMES = ("reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin")
+_ALONG = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+_BILINEAR = ("mul", "dot_general", "ragged_dot_general", "conv_general_dilated")
+_CURVED = "abs cos erf exp exp2 expm1 integer_pow log log1p logistic pow rsqrt sign sin sqrt square tanh"
+
+
+def meeting(jaxpr: Any, batch: slice, results: slice) -> str:
+    """Return the first operation of a program in which rows of the batch meet, by name; "" if none do.
+
+    Args:
+      jaxpr: A closed jaxpr.
+      batch: The inputs that are the arrays of the batch. Their first dimensions count rows.
+      results: The results that count, such as the total and the count of a loss.
+    """
+    program, walk = program_of(jaxpr), Walk()
+    of_batch, counted = [x for x in program.inputs[batch] if x.shape], program.outputs[results]
+    rows = [walk.array(value).dims[0] for value in of_batch]
+    walk.run(program)
+    levels = _Levels(walk, rows)
+    levels.of.update(dict.fromkeys(of_batch, _ROW))
+    needed = influences(program, counted)
+    levels.run([each for each in program.operations if not needed.isdisjoint(each.outputs)])
+    return levels.first if any(levels.of[value] == _MET for value in counted) else ""
+
+
+class _Levels:
+    def __init__(self, walk: Walk, rows: Iterable[Product]) -> None:
+        self._walk, self.of, self.first = walk, defaultdict[Value, int](int), ""
+        flat = walk.factors.flat
+        self._rows = {factor for product in rows for factor in flat(product)[:1]}
+        pairs = [(flat(whole)[:1], flat(piece)[:1]) for whole, piece in walk.slices if piece]
+        for _ in pairs:  # rows joined to others, and parts of them, are rows
+            self._rows.update(*(pair[0] + pair[1] for pair in pairs if self._rows & {*pair[0], *pair[1]}))
+
+    def run(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            if operation.entering or operation.leaving:
+                self._loop(operation)
+            elif operation.kind == "optimization_barrier":
+                self._pass(map(Tie, operation.inputs, operation.outputs))
+            else:
+                level = self._level(operation)
+                self.first = self.first or (operation.kind if level == _MET else "")
+                self.of.update(dict.fromkeys(operation.outputs, level))
+
+    def _loop(self, loop: Operation) -> None:
+        self._pass(loop.entering)
+        is_new = True
+        while is_new:
+            for body in loop.bodies:
+                self.run(body.operations)
+            is_new = self._pass(loop.carried)
+        self._pass(loop.leaving)
+
+    def _pass(self, ties: Iterable[Tie]) -> bool:
+        """Raise targets to the levels of their sources, and return whether one was lower."""
+        lower = [tie for tie in ties if self.of[tie.target] < self.of[tie.source]]
+        self.of.update({tie.target: self.of[tie.source] for tie in lower})
+        return bool(lower)
+
+    def _num_rows(self, value: Value) -> int:
+        """Return how many dimensions of a value count rows."""
+        return sum(map(self._counts_rows, self._walk.array(value).dims))
+
+    def _counts_rows(self, dim: Product) -> bool:
+        return not self._rows.isdisjoint(self._walk.factors.flat(dim))
+
+    def _level(self, operation: Operation) -> int:
+        kind, levels = operation.kind, [self.of[value] for value in operation.inputs]
+        highest = max(levels, default=_FREE)
+        if highest in (_FREE, _MET) or APART in operation.scope:
+            return min(highest, _ROW) if APART in operation.scope else highest
+        before = max(map(self._num_rows, (x for x in operation.inputs if self.of[x])))
+        after = max(map(self._num_rows, operation.outputs), default=0)
+        if after > max(before, 1):
+            return _MET  # pairs of rows
+        if highest == _ROW:
+            if after < before and kind in (*_SUMS, *_EXTREMES):
+                return _SUM if kind in _SUMS else _MET
+            return _MET if self._is_along_rows(operation) else _ROW
+        return self._level_of_sums(operation, levels, highest)
+
+    def _level_of_sums(self, operation: Operation, levels: Sequence[int], highest: int) -> int:
+        kind = operation.kind
+        has_rows = any(self.of[x] == _ROW and self._num_rows(x) for x in operation.inputs)
+        is_inverse = kind == "integer_pow" and operation.eqn.params["y"] == -1
+        if is_inverse or (kind == "div" and levels[1] >= _SUM):
+            return _QUOTIENT
+        if kind in _BILINEAR and min(levels) > _FREE:
+            return _QUOTIENT if kind == "mul" and _QUOTIENT in levels else _MET
+        return _MET if has_rows or kind in _CURVED.split() else highest
+
+    def _is_along_rows(self, operation: Operation) -> bool:
+        """Return whether an operation sorts rows or adds them up, or looks them up by values of the batch."""
+        if operation.kind != "gather" and operation.kind not in _ALONG:
+            return False
+        rule, (array, *indices) = rule_of(operation), operation.inputs
+        dims = zip(rule.inputs[0], self._walk.array(array).dims, strict=True)
+        of_rows = {letter for letters, dim in dims if self._counts_rows(dim) for letter in letters}
+        if operation.kind == "gather":
+            is_row = len(rule.summed) == 1  # not x[arange(n), labels]
+            return is_row and of_rows >= rule.summed and self.of[array] == self.of[indices[0]] == _ROW
+        return not of_rows.isdisjoint(rule.whole)

@@ -1,0 +1,175 @@
+"""Rules that split arrays over the mesh: functions `(name, array, mesh) -> PartitionSpec or None`.
+
+The first rule that does not return None decides. Any function with this signature is a rule.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from meshwright.base._internal import Table, compiled, judge, optional
+
+_ANY = optional("(?!)")
+"""Pattern of a rule without a pattern: it matches nothing, and need not."""
+
+Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
+"""Given the name, shape and mesh of an array, its spec, or None where the rule says nothing about it."""
+
+
+@runtime_checkable
+class Reasoned(Protocol):
+    """A rule that gives a reason for its decision, which `Layout.explain` shows."""
+
+    def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh, /) -> str: ...
+
+
+@runtime_checkable
+class Patterned(Protocol):
+    """A rule for names that match its pattern; `Layout.check` raises an error if there are none."""
+
+    @property
+    def pattern(self) -> str: ...
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A rule for arrays by their whole names; `Layout.check` calls its `check`, which looks for them."""
+
+    def check(self, names: Sequence[str], /) -> None: ...
+
+
+AxisEntry = str | tuple[str, ...] | None
+
+
+def tables_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[Table, Sequence[str]]:
+    """Return the patterns of rules with the names of all arrays, for `patterns.judge`."""
+    patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in rules)
+    return {Table("rules", tuple(patterns)): names}
+
+
+def check_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
+    """Raise a `UsageError` that lists all rules that decide none of the arrays with these names."""
+    judge(tables_of(rules, names))
+    for rule in rules:
+        if isinstance(rule, Named):
+            rule.check(names)
+
+
+@dataclass(frozen=True)
+class Match:
+    """The rule that `match` makes."""
+
+    pattern: str
+    """Regular expression for a whole name or its last components."""
+    spec: tuple[AxisEntry, ...]
+    """Entries of the `PartitionSpec`."""
+
+    def __post_init__(self) -> None:
+        Table("match", (self.pattern,))
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        return P(*self.spec) if compiled(self.pattern)(name) else None
+
+
+def match(pattern: str, *spec: AxisEntry) -> Rule:
+    """Return a rule that splits arrays with a matching name as `PartitionSpec(*spec)` says.
+
+    A pattern that decides no array is an error when arrays are laid out, even if the mesh lacks the axes.
+    `mw.parallel.match(mw.parallel.optional("head"), "tensor")` may decide none.
+
+    Args:
+      pattern: Regular expression for a whole name or its last components; see `meshwright.base._patterns`.
+      spec: For each dimension the mesh axis that splits it, several of them in a tuple, or None.
+
+    Raises:
+      UsageError: `pattern` is not a regular expression.
+
+    Example:
+      >>> rules = (mw.parallel.match("wo|down", "tensor", "fsdp"), mw.parallel.match(".*", "fsdp"))
+      >>> layout = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), rules)
+      >>> layout.spec("layer/down", jnp.ones((512, 128)))
+      P('tensor', 'fsdp')
+    """
+    return Match(pattern, spec)
+
+
+def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
+    """Return a rule that splits the longest dimension divisible by a mesh axis over that axis.
+
+    The axis `fsdp` and `sequence` do this together, as if they were one: the parts of a row, like rows, need
+    all weights, but no device needs to hold them. On a mesh without the axis the rule splits nothing.
+
+    Args:
+      axis: The mesh axis.
+      min_size: Arrays with fewer elements are left whole: gathering them costs more than it saves.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("fsdp=8"), (mw.parallel.fsdp(),))
+      >>> layout.spec("w", jnp.ones((128, 1024))), layout.spec("bias", jnp.ones(1024))
+      (P(None, 'fsdp'), P())
+    """
+    return Fsdp(axis, min_size)
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """The rule that `fsdp` makes."""
+
+    axis: str
+    min_size: int
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        if x.size < self.min_size:
+            return None
+        for axes in state_axes(mesh, self.axis):
+            ways = math.prod(mesh.shape[axis] for axis in axes)
+            longest = max(
+                (d for d in range(x.ndim) if x.shape[d] % ways == 0), key=lambda d: x.shape[d], default=None
+            )
+            if longest is not None:
+                return P(*[None] * longest, axes if len(axes) > 1 else axes[0])
+        return None
+
+
+def state_axes(mesh: Mesh, axis: str = "fsdp") -> list[tuple[str, ...]]:
+    """Return the axes that split arrays by size, the best first: `fsdp` with `sequence`, or one alone."""
+    found = tuple(
+        each for each in (axis, *(["sequence"] if axis == "fsdp" else [])) if mesh.shape.get(each, 1) > 1
+    )
+    return [found, *((each,) for each in found if len(found) > 1)] if found else []
+
+
+def stages(pattern: str = "layers/.*") -> Rule:
+    """Return a rule that splits stacked layers, the first dimension, over the mesh axis `pipeline`.
+
+    On a mesh without the axis it decides nothing, so that a later rule does. `auto` finds stacked layers
+    itself.
+
+    Args:
+      pattern: Regular expression for a whole name or its last components; see `meshwright.base._patterns`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("pipeline=4,fsdp=2"), (mw.parallel.stages(), mw.parallel.fsdp()))
+      >>> layout.spec("layers/w", jnp.ones((8, 256, 256))), layout.spec("head", jnp.ones((256, 512)))
+      (P('pipeline',), P(None, 'fsdp'))
+    """
+    return Stages(pattern)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The rule that `stages` makes."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        Table("stages", (self.pattern,))
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        is_stacked = x.ndim > 0 and compiled(self.pattern)(name)
+        return P("pipeline") if is_stacked and mesh.shape.get("pipeline", 1) > 1 else None

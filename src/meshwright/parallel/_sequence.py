@@ -1,0 +1,221 @@
+"""Sequence parallelism for a loss that states no split of its activations (Korthikanti et al., 2022).
+
+Between the products that the axis `tensor` splits, activations are split by position: norms, additions and
+what layers keep for the gradient. A loss is traced, and its products with split weights are found by the walk
+of `_trace.py`:
+
+    columns  x [B, T, D] × w [D, F / n]  -> [B, T, F / n]     x is gathered before
+    rows     x [B, T, F / n] × w [F / n, D] -> [B, T / n, D]  the sum over devices is scattered by position
+    a table  w [V / n, D] at [B, T]      -> [B, T / n, D]     likewise
+
+The loss then runs with constraints at these places, as if its author had written them.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.base._internal import PyTree, tree
+from meshwright.parallel._activations import in_microbatch
+from meshwright.parallel._auto import Auto
+from meshwright.parallel._factors import Factor
+from meshwright.parallel._layout import PIPELINE, TENSOR, Layout, axes_of, canonical
+from meshwright.parallel._replay import Place, replayed
+from meshwright.parallel._trace import Walk
+from meshwright.program._internal import Operation, Rule, known_of, program_of, rule_of
+from meshwright.program._internal import walk as operations_of
+
+
+class Product(NamedTuple):
+    """A product or lookup with a weight that the axis `tensor` splits."""
+
+    operation: Operation
+    weight: int
+    """Number of the operand that is the weight."""
+    dim: int
+    """The dimension of the weight that is split."""
+    rule: Rule
+
+    @property
+    def letter(self) -> int:
+        return self.rule.inputs[self.weight][self.dim][0]
+
+    @property
+    def is_lookup(self) -> bool:
+        return self.operation.kind == "gather"
+
+    @property
+    def is_summed(self) -> bool:
+        return self.letter in self.rule.summed
+
+
+def splitting_sequences(
+    function: Callable[..., Any], layout: Layout, batch_at: int = 1
+) -> Callable[..., Any]:
+    """Return `function` with its activations split by position over the axis `tensor`.
+
+    Without that axis it is returned as it is. Without `auto` among the rules, or if the function itself
+    states a split over `tensor`, no activation is split. Some weights of loops are gathered; see `gathered`.
+
+    Args:
+      function: A function `(params, *arguments)` to be traced inside the context of the layout's mesh.
+      layout: The layout that it will run with.
+      batch_at: The position of the batch among all arguments.
+    """
+    ways = layout.mesh.shape.get(TENSOR, 1)
+    others = [size for axis, size in layout.mesh.shape.items() if axis not in ("data", TENSOR)]
+    is_auto = any(isinstance(rule, Auto) for rule in layout.rules)
+    is_gathered = ways in others and layout.mesh.size > ways**2
+    if ways == 1 or not (is_auto or is_gathered):
+        return function
+
+    def called(params: PyTree, *arguments: Any) -> Any:
+        inner = jax.jit(function)
+        traced = inner.trace(params, *arguments)
+        before = sum(len(jax.tree.leaves(each)) for each in (params, *arguments[: batch_at - 1]))
+        batch = jax.tree.leaves(arguments[batch_at - 1])
+        walked = _Places(traced.jaxpr, params, slice(before, before + len(batch)), layout)
+        places, specs = walked.found() if is_auto else {}, walked.gathered() if is_gathered else {}
+        if not places and not specs:
+            return inner(params, *arguments)  # JAX does not trace it again
+        weights = [
+            jax.lax.with_sharding_constraint(x, specs[name]) if name in specs else x
+            for name, x in tree.named_leaves(params).items()
+        ]
+        leaves = replayed(traced.jaxpr, places)(*weights, *jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
+
+    return called
+
+
+class _Places:
+    """The products of a program, and the constraints around them."""
+
+    def __init__(self, jaxpr: Any, params: PyTree, batch: slice, layout: Layout) -> None:
+        self._layout, self._walk = layout, Walk()
+        self._ways = layout.mesh.shape[TENSOR]
+        batch_axes = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
+        if in_microbatch():  # `pipeline` splits the microbatches, and the others the rows of each
+            batch_axes = [axis for axis in batch_axes if axis != PIPELINE]
+        self._batch_axes = tuple(batch_axes)
+        self._batch_ways = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
+        self._program = program_of(jaxpr)
+        self._weights = tree.named_leaves(tree.abstract(params))
+        inputs = dict(zip(self._weights, self._program.inputs, strict=False))
+        arrays = {name: self._walk.array(value) for name, value in inputs.items()}
+        for name, value in inputs.items():
+            self._walk.arrays[value] = arrays[name]._replace(weight=name)
+        rows = [self._walk.array(value).dims[:1] for value in self._program.inputs[batch]]
+        self._walk.run(self._program)
+        flat = self._walk.factors.flat
+        self._examples = {flat(dims[0])[0] for dims in rows if dims and dims[0]}
+        self._split = {name: self._split_factor(name, array.dims) for name, array in arrays.items()}
+
+    def found(self) -> Mapping[tuple[int, ...], Place]:
+        """Return the constraints around each product, by the identities of its equation and its callers."""
+        if any(map(self._is_stated, operations_of(self._program))):
+            return {}
+        products = list(self._products())
+        lengths = {self._length(each) for each in products if each.is_summed} - {None}
+        places = {}
+        for each in products:
+            if self._length(each) in lengths:
+                chain = tuple(map(id, (*each.operation.callers, each.operation.eqn)))
+                places[chain] = self._place(each)
+        return places
+
+    def gathered(self) -> Mapping[str, P]:
+        """Return, by name, how to split weights that each iteration of a loop reads: over `tensor` alone.
+
+        If such weights, or several side by side, are split along two dimensions by axes of one size, and the
+        mesh has another axis, a constraint on what comes out of the loop makes XLA compute wrong gradients
+        (jax 0.10 and 0.12, Shardy and GSPMD). Gathered before the loop, weights are also sent only once.
+        """
+        specs = {}
+        for name in sorted(self._walk.repeated):
+            spec = self._layout.spec(f"params/{name}", self._weights[name])
+            if any(entry and TENSOR not in axes_of(entry) for entry in spec):
+                specs[name] = P(*(entry if TENSOR in axes_of(entry) else None for entry in spec))
+        return specs
+
+    def _is_stated(self, operation: Operation) -> bool:
+        """Return whether an operation is the author's own split of activations over `tensor`."""
+        if operation.kind != "sharding_constraint" or self._walk.array(operation.inputs[0]).weight:
+            return False
+        spec = operation.eqn.params["sharding"].spec
+        return any(TENSOR in axes_of(entry) for entry in spec if entry is not P.UNCONSTRAINED)
+
+    def _split_factor(self, name: str, dims: Sequence[Any]) -> Factor | None:
+        """Return the factor of a weight that `tensor` splits."""
+        spec = self._layout.spec(f"params/{name}", self._weights[name])
+        split = [d for d, entry in enumerate(spec) if axes_of(entry)[:1] == (TENSOR,)]
+        flat = self._walk.factors.flat(dims[split[0]]) if split else []
+        return flat[0] if flat else None
+
+    def _products(self) -> Iterator[Product]:
+        for operation in operations_of(self._program):
+            is_lookup = operation.kind == "gather"
+            if not is_lookup and known_of(operation).product != "dot":
+                continue
+            arrays = [self._walk.array(value) for value in operation.inputs[: 1 if is_lookup else 2]]
+            weights = [i for i, array in enumerate(arrays) if array.weight]
+            if len(weights) != 1:
+                continue
+            array, rule = arrays[weights[0]], rule_of(operation)
+            factor = self._split.get(array.weight or "")
+            dims = [d for d, dim in enumerate(array.dims) if self._walk.factors.flat(dim)[:1] == [factor]]
+            product = Product(operation, weights[0], dims[0], rule) if dims else None
+            if product and rule.inputs[weights[0]][dims[0]] and (not is_lookup or product.is_summed):
+                yield product
+
+    def _example_dim(self, product: Product) -> int | None:
+        """Return the dimension of a product's result that counts examples."""
+        dims = self._walk.array(product.operation.outputs[0]).dims
+        flats = map(self._walk.factors.flat, dims)
+        found = [d for d, flat in enumerate(flats) if flat and flat[0] in self._examples]
+        return found[0] if found and self._fits(product, found[0], self._batch_ways) else None
+
+    def _length(self, product: Product) -> tuple[Factor, ...] | None:
+        """Return the factors of the positions of a product's result, if it has examples and positions."""
+        found = self._position_dim(product)
+        if found is None:
+            return None
+        return tuple(self._walk.factors.flat(self._walk.array(product.operation.outputs[0]).dims[found]))
+
+    def _position_dim(self, product: Product) -> int | None:
+        examples = self._example_dim(product)
+        weight = {letter for dim in product.rule.inputs[product.weight] for letter in dim}
+        dims = product.rule.outputs[0]
+        free = [d for d, dim in enumerate(dims) if d != examples and dim and weight.isdisjoint(dim)]
+        fits = bool(free) and self._fits(product, free[0], self._ways)
+        return free[0] if examples is not None and fits else None
+
+    def _fits(self, product: Product, dim: int, ways: int) -> bool:
+        return product.operation.outputs[0].shape[dim] % ways == 0
+
+    def _place(self, product: Product) -> Place:
+        """Return the constraints of a product on its activations."""
+        made = product.rule.outputs[0]
+        examples, positions = self._example_dim(product), self._position_dim(product)
+        assert examples is not None
+        assert positions is not None
+        axes = dict.fromkeys(made[examples], self._batch_axes)
+        split = axes | dict.fromkeys(made[positions], (TENSOR,))
+        features = axes | {product.letter: (TENSOR,)}
+        if product.is_lookup:
+            table = P(
+                *(P.UNCONSTRAINED if d == product.dim else None for d in range(len(product.rule.inputs[0])))
+            )
+            return Place(0, (table,), (_spec(made, split),))
+        activations = product.rule.inputs[1 - product.weight]
+        if product.is_summed:
+            return Place(1 - product.weight, (_spec(activations, features),), (_spec(made, split),))
+        before = (_spec(activations, split), _spec(activations, axes))
+        return Place(1 - product.weight, before, (_spec(made, features),))
+
+
+def _spec(dims: Sequence[tuple[int, ...]], axes: Mapping[int, tuple[str, ...]]) -> P:
+    return canonical(P(*(next((axes[letter] for letter in dim if letter in axes), None) for dim in dims)))

@@ -1,0 +1,238 @@
+"""A walk that follows every dimension of a model through its program and takes notes.
+
+Dimensions that are added, contracted or reshaped into each other become one (`_factors.py`). The operation's
+rule says which dimensions correspond, see the room `program`. The notes record the weights that read and
+write each dimension, and which dimensions are heads, experts, stacked layers or rows of tables.
+`_traced.py` turns them into the structure of a model. Names play no part.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
+from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
+
+from meshwright.parallel._factors import Factor, Factors, Product
+from meshwright.program._internal import Dims, Operation, Program, Rule, Value, known_of, rule_of
+
+_SAME = ("convert_element_type", "copy", "reduce_precision")
+"""Operations whose result is the array that they are given, perhaps cast."""
+
+
+class Lookup(NamedTuple):
+    """A lookup of matrices in a parameter, such as those of experts."""
+
+    weight: str
+    """The parameter."""
+    rows: Product
+    """Its dimension that is looked up by."""
+    places: frozenset[Product]
+    """The dimensions of the result that count lookups."""
+
+
+class Array(NamedTuple):
+    """The dimensions of an array, and the parameter that it comes from."""
+
+    dims: tuple[Product, ...]
+    weight: str | None = None
+    """The parameter that it is, perhaps cast, transposed or sliced."""
+    lookup: Lookup | None = None
+    """The lookup whose result it is, perhaps cast."""
+
+
+class Walk:
+    """A walk through a program, with its notes."""
+
+    def __init__(self) -> None:
+        self.factors = Factors()
+        self.arrays: dict[Value, Array] = {}
+        self.weights: list[str] = []
+        """Weights in the order of their first use."""
+        self.convolutions: set[str] = set()
+        """Weights that are kernels of convolutions."""
+        self.repeated: set[str] = set()
+        """Weights that every iteration of a loop reads whole, as in a recurrent network."""
+        self.read: dict[Factor, set[str]] = defaultdict(set)
+        """Weights that are contracted over a factor or looked up by it."""
+        self.written: dict[Factor, set[str]] = defaultdict(set)
+        """Weights whose outputs have a factor."""
+        self.marked: dict[str, list[Product]] = defaultdict(list)
+        """Dimensions marked as `input`, `layers`, `experts`, `rows` or `indexed`. If two activations are
+        multiplied, as in attention, contracted dimensions are `inner` and batch dimensions `outer`."""
+        self.together: list[tuple[Product, Product]] = []
+        """Pairs that a weight is contracted over together: heads and head size, or experts and features."""
+        self.slices: list[tuple[Product, Product]] = []
+        """Pairs of a dimension and another that is a slice of it."""
+
+    def array(self, value: Value) -> Array:
+        if value not in self.arrays:
+            self.arrays[value] = Array(tuple(map(self.factors.new, value.shape)))
+        return self.arrays[value]
+
+    def run(self, program: Program) -> None:
+        """Follow the dimensions of a program's inputs, and of the weights among them, to its outputs."""
+        for operation in program.operations:
+            if operation.entering or operation.leaving:
+                self._loop(operation)
+            elif operation.bodies and _is_alike(operation, operation.bodies[0]):
+                self._inside(operation, operation.bodies[0])
+            else:
+                self._apply(operation)
+
+    def _loop(self, loop: Operation) -> None:
+        for source, target, is_stacked, _ in loop.entering:
+            array = self.array(source)
+            self.arrays[target] = Array(array.dims[is_stacked:], array.weight)
+            if is_stacked and array.weight:
+                self.marked["layers"].append(array.dims[0])
+            elif array.weight:
+                self.repeated.add(array.weight)
+        for body in loop.bodies:
+            self.run(body)
+        for source, target, *_ in loop.carried:
+            self._unify(self.array(source).dims, self.array(target).dims)
+        turns = self.factors.new(loop.turns)
+        for source, target, _, is_stacked in loop.leaving:
+            array = self.array(source)
+            dims = (turns, *array.dims) if is_stacked else array.dims
+            self._unify(self.arrays.setdefault(target, Array(dims, array.weight)).dims, dims)
+
+    def _inside(self, mapped: Operation, body: Program) -> None:
+        """Follow a `shard_map` that leaves all dimensions as they are."""
+        self.arrays |= zip(body.inputs, map(self.array, mapped.inputs), strict=True)
+        self.run(body)
+        self.arrays |= zip(mapped.outputs, map(self.array, body.outputs), strict=True)
+
+    def _apply(self, operation: Operation) -> None:
+        rule, arrays = rule_of(operation), [self.array(value) for value in operation.inputs]
+        letters, weight = self._letters(rule, arrays), _weight(operation, arrays)
+        lookup = arrays[0].lookup if operation.kind in _SAME else None
+        for value, dims in zip(operation.outputs, rule.outputs, strict=True):
+            sized = zip(dims, value.shape, strict=True)
+            found = tuple([self._product(letters, rule, *dim) for dim in sized])
+            self.arrays[value] = Array(found, weight, lookup)
+        for whole, piece in rule.pieces:
+            self._note_slice(letters[whole], () if piece is None else letters[piece])
+        if operation.kind == "gather":
+            self._note_lookup(operation.outputs[0], rule, arrays[0], letters)
+        elif known_of(operation).product:
+            self._note_product(operation, rule, arrays, letters)
+
+    def _letters(self, rule: Rule, arrays: Sequence[Array]) -> dict[int, Product]:
+        """Return the dimension of each letter of a rule; dimensions that share a letter become one."""
+        letters: dict[int, Product] = {}
+        for array, dims in zip(arrays, rule.inputs, strict=True):
+            for product, dim in zip(array.dims, dims, strict=True):
+                if len(dim) == 1:
+                    other = letters.setdefault(dim[0], product)
+                else:
+                    other = self._product(letters, rule, dim) if dim else product
+                if other is not product:
+                    self.factors.unify(product, other)
+        return letters
+
+    def _product(
+        self, letters: dict[int, Product], rule: Rule, dim: tuple[int, ...], size: int = 1
+    ) -> Product:
+        """Return the dimension made of these letters, with new factors for unknown letters."""
+        if len(dim) == 1 and dim[0] in letters:
+            return letters[dim[0]]
+        for letter in dim:
+            if letter not in letters:
+                letters[letter] = self.factors.new(size if len(dim) == 1 else rule.sizes[letter])
+        return tuple(chain(*(letters[letter] for letter in dim))) if dim else self.factors.new(size)
+
+    def _unify(self, some: Iterable[Product], others: Iterable[Product]) -> None:
+        for one, other in zip(some, others, strict=True):
+            self.factors.unify(one, other)
+
+    def _note_weight(self, weight: str, *, reads: list[Product], writes: list[Product]) -> None:
+        """Note the dimensions that `weight` is contracted over or looked up by, and those of its outputs."""
+        self.weights.append(weight)
+        for record, dims in ((self.read, reads), (self.written, writes)):
+            for factor in (dim[0] for dim in dims if dim):
+                record[factor].add(weight)
+
+    def _note_slice(self, whole: Product, piece: Product) -> None:
+        if piece:
+            self.slices.append((whole, piece))
+        else:
+            self.marked["indexed"].append(whole)
+
+    def _note_lookup(self, found: Value, rule: Rule, table: Array, letters: dict[int, Product]) -> None:
+        if table.weight and not _is_slice(rule):
+            rows = [letters[letter] for letter in sorted(rule.summed)]
+            kept = set(chain(*rule.inputs[0])) - rule.summed.union(*rule.inputs[1])
+            self._note_weight(table.weight, reads=rows, writes=_only(table, rule.inputs[0], kept))
+            self.marked["rows"].extend(rows)
+            if len(rows) == 1 and len(kept) > 1:
+                places = frozenset(_only(self.array(found), rule.outputs[0], {*chain(*rule.inputs[1])}))
+                self.arrays[found] = self.array(found)._replace(lookup=Lookup(table.weight, rows[0], places))
+
+    def _note_product(
+        self, operation: Operation, rule: Rule, arrays: Sequence[Array], letters: dict[int, Product]
+    ) -> None:
+        """Note the contracted and the batch dimensions of a matrix product.
+
+        A convolution only has a kernel.
+        """
+        on_left, on_right, made = (set(chain(*dims)) for dims in (*rule.inputs[:2], rule.outputs[0]))
+        contracted, groups = rule.summed & on_left & on_right, rule.summed & on_right - on_left
+        batch, is_convolution = on_left & on_right & made, known_of(operation).product == "convolution"
+        self.marked["experts"].extend(letters[letter] for letter in groups)
+        if is_convolution and not contracted:
+            return
+        sides = list(zip(arrays[:2], rule.inputs[:2], strict=True))
+        weights = [_as_weight(array, dims, batch) for array, dims in sides]
+        both = list(zip(sides, weights, reversed(weights), strict=True))
+        for (array, dims), (weight, experts), (other, _) in both[is_convolution:]:
+            if weight and not other:
+                reads = _only(array, dims, contracted)
+                writes = _only(array, dims, {*chain(*dims)} - contracted - batch - groups)
+                self._note_weight(weight, reads=reads, writes=writes)
+                self.marked["experts"].extend(experts)
+                self.together.extend((reads[0], rest) for rest in reads[1:])
+                if is_convolution:
+                    self.convolutions.add(weight)
+        if not any(weight for weight, _ in weights) and not is_convolution:
+            self.marked["inner"].extend(letters[letter] for letter in contracted)
+            self.marked["outer"].extend(letters[letter] for letter in batch)
+
+
+def _as_weight(array: Array, dims: Dims, batch: Set[int]) -> tuple[str | None, list[Product]]:
+    """Return the parameter that a factor of a product is, and its dimensions that count experts.
+
+    A matrix may be looked up for each of some rows, as that of their expert.
+    """
+    of_batch = _only(array, dims, batch)
+    if array.lookup is not None and array.lookup.places <= set(of_batch):
+        return array.lookup.weight, [array.lookup.rows]
+    return array.weight, of_batch
+
+
+def _only(array: Array, dims: Dims, letters: Set[int]) -> list[Product]:
+    """Return the dimensions of an array that have some of `letters`."""
+    return [product for product, dim in zip(array.dims, dims, strict=True) if not letters.isdisjoint(dim)]
+
+
+def _weight(operation: Operation, arrays: Sequence[Array]) -> str | None:
+    """Return the parameter that the results are: the largest, if all operands but scalars are parameters."""
+    if not any(array.weight for array in arrays) or known_of(operation).product:
+        return None
+    if operation.kind == "gather":
+        return arrays[0].weight if _is_slice(rule_of(operation)) else None
+    sized = [(math.prod(x.shape), of) for x, of in zip(operation.inputs, arrays, strict=True)]
+    sized = [(size, array) for size, array in sized if array.dims] or sized
+    is_weight = all(array.weight for _, array in sized)
+    return max(sized, key=itemgetter(0))[1].weight if is_weight else None
+
+
+def _is_slice(rule: Rule) -> bool:
+    """Return whether a lookup is of a single place, such as the i-th layer."""
+    return len(rule.inputs[1]) == 1
+
+
+def _is_alike(operation: Operation, body: Program) -> bool:
+    shapes = [[value.shape for value in of] for of in (body.inputs, body.outputs)]
+    return shapes == [[value.shape for value in of] for of in (operation.inputs, operation.outputs)]

@@ -1,0 +1,226 @@
+"""The rendezvous of a run's processes: all connect to process 0, which finds out whether some are missing.
+
+`jax.distributed.initialize` aborts in C++ if a process does not come: with exit code 134, a stack trace, and
+no process ids. So process 0 first listens itself, at the address where JAX's coordinator will listen:
+
+    process 3 -> 0   {"process": 3, "of": 8, "token": "5e0c..."}
+    0 -> process 3   {"go": true}    or   {"error": "5 of 8 processes arrived ..."}
+
+One line of JSON is sent in each direction. A launcher draws the token, for the environment of its processes.
+The connections stay open afterwards, for all further messages between the processes (`_connections.py`).
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from meshwright.base._internal import print_line
+from meshwright.errors import PeersError, ranges
+from meshwright.processes import _sockets
+from meshwright.processes._connections import Connections
+from meshwright.processes._exchange import LeadExchange, PeerExchange
+from meshwright.processes._sockets import LINE_SECONDS, connect, read_line, send_line
+
+_NOTICE_AFTER_SECONDS = 10
+_RETRY_SECONDS = 0.2
+_COORDINATOR_SECONDS = 30
+
+
+def rendezvous(
+    coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float, token: str = ""
+) -> LeadExchange | PeerExchange:
+    """Connect this process to process 0, and return when all have come. Collective, but uses no device.
+
+    Args:
+      coordinator: The address `host:port` at which process 0 listens.
+      num_processes: The number of processes.
+      process_id: The number of this process, from 0.
+      timeout_seconds: The seconds to wait for processes that have not come.
+      token: A text that only the processes of this run know.
+
+    Raises:
+      PeersError: On every process that came: if others did not come in time, if two processes have the same
+        id or were given different numbers of processes, or if process 0 cannot listen at `coordinator`.
+    """
+    wait = _Wait(timeout_seconds)
+    if process_id == 0:
+        return LeadExchange(Connections(_Arrivals(coordinator, num_processes, token).collect(wait)))
+    hello = {"process": process_id, "of": num_processes, "token": token}
+    return PeerExchange(process_id, Connections({0: _join(coordinator, hello, wait)}))
+
+
+def wait_for_coordinator(coordinator: str) -> None:
+    """Wait until JAX's coordinator listens. JAX's client would sleep for a second if it came too early.
+
+    Raises:
+      PeersError: Process 0 did not start the coordinator in time.
+    """
+    end = time.monotonic() + _COORDINATOR_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), connect(coordinator):
+            return
+        time.sleep(0.01)
+    raise PeersError(
+        f"process 0 has started, but JAX's coordinator at {coordinator} does not answer. Look at the "
+        "messages of process 0."
+    )
+
+
+class _Wait:
+    """A time limit, with one notice on the screen when the wait gets long."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._start = time.monotonic()
+        self._has_notified = False
+
+    def left_seconds(self) -> float:
+        return self._start + self.seconds - time.monotonic()
+
+    def notify(self, text: str) -> None:
+        waited_seconds = self.seconds - self.left_seconds()
+        if waited_seconds > _NOTICE_AFTER_SECONDS and not self._has_notified:
+            self._has_notified = True
+            print_line(f"meshwright: {text}; giving up in {self.left_seconds():.0f} s", sys.stderr)
+
+
+class _Arrivals:
+    """The connections of process 0 to the processes that have come."""
+
+    def __init__(self, coordinator: str, num_processes: int, token: str):
+        self._coordinator, self._num_processes, self._token = coordinator, num_processes, token
+        self._arrived: dict[int, socket.socket] = {}
+
+    def collect(self, wait: _Wait) -> dict[int, socket.socket]:
+        """Return a connection to each other process, when all have come."""
+        try:
+            with _listen(self._coordinator) as listener:
+                self._accept_all(listener, wait)
+        except PeersError as error:
+            send_line(self._arrived.values(), {"error": str(error)})
+            for peer in self._arrived.values():
+                peer.close()
+            raise
+        # The listener is closed first: a process that goes on and connects again must reach JAX.
+        send_line(self._arrived.values(), {"go": True})
+        return self._arrived
+
+    def _accept_all(self, listener: socket.socket, wait: _Wait) -> None:
+        others, arrivals = self._num_processes - 1, _sockets.first_lines(listener)
+        while len(self._arrived) < others:
+            if wait.left_seconds() <= 0:
+                self._remove_disconnected()
+                raise PeersError(self._too_few(wait.seconds))
+            if arrival := next(arrivals):
+                self._accept(*arrival)
+            else:
+                wait.notify(f"process 0 waits at {self._coordinator} for process {self._missing()}")
+            if len(self._arrived) == others:
+                self._remove_disconnected()
+
+    def _remove_disconnected(self) -> None:
+        for process_id in [number for number, peer in self._arrived.items() if not _is_connected(peer)]:
+            self._arrived.pop(process_id).close()
+
+    def _missing(self) -> str:
+        return ranges(set(range(1, self._num_processes)) - self._arrived.keys())
+
+    def _too_few(self, seconds: float) -> str:
+        return (
+            f"{len(self._arrived) + 1} of {self._num_processes} processes arrived at {self._coordinator} "
+            f"within {seconds:g} s; missing: {self._missing()}. Check that these processes were started with "
+            "this address and can reach it, and look at their messages."
+        )
+
+    def _accept(self, peer: socket.socket, line: Any) -> None:
+        match line:
+            case {"process": int(process_id), "of": int(number), "token": self._token} if _is_connected(peer):
+                problem = self._problem(peer, process_id, number)
+            case _:
+                peer.close()  # not a process of this run
+                return
+        if problem:
+            send_line([peer], {"error": problem})
+            peer.close()
+            raise PeersError(problem)
+        self._arrived[process_id] = peer
+
+    def _problem(self, peer: socket.socket, process_id: int, num_processes: int) -> str | None:
+        if num_processes != self._num_processes:
+            return (
+                f"process {process_id} was started as one of {num_processes} processes, process 0 as one of "
+                f"{self._num_processes}. Start all processes with the same number of processes."
+            )
+        if process_id in self._arrived:
+            self._remove_disconnected()  # it may have ended and been started again
+        if process_id in self._arrived:
+            return (
+                f"two processes were both started as process {process_id}, on "
+                f"{_host(self._arrived[process_id])} and on {_host(peer)}. Give each of the "
+                f"{self._num_processes} processes a different process id."
+            )
+        return None
+
+
+def _listen(coordinator: str) -> socket.socket:
+    """Return a socket that listens where JAX will do at the same port."""
+    host, port = _sockets.own_host(coordinator), _sockets.split_address(coordinator)[1]
+    both = not host and socket.has_dualstack_ipv6()
+    for family in [socket.AF_INET6] * (both or ":" in host) + [socket.AF_INET] * (":" not in host):
+        both = both and family == socket.AF_INET6
+        try:
+            return socket.create_server((host, port), family=family, backlog=4096, dualstack_ipv6=both)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            if error.errno == errno.EADDRINUSE:
+                break
+    raise PeersError(
+        f"process 0 cannot listen at {coordinator}: {reason}. Another run may use port {port}, or two "
+        "processes were started as process 0. Choose another port for the coordinator."
+    )
+
+
+def _join(coordinator: str, hello: dict[str, Any], wait: _Wait) -> socket.socket:
+    """Return the connection of another process to process 0, when all processes have come."""
+    process_id, num_processes, reason = hello["process"], hello["of"], "no answer"
+    while wait.left_seconds() > 0:
+        wait.notify(f"process {process_id} waits for process 0 at {coordinator} ({reason})")
+        try:
+            server = connect(coordinator)
+        except OSError as error:
+            reason = str(error)
+            time.sleep(_RETRY_SECONDS)
+            continue
+        send_line([server], hello)
+        # Process 0 may have come later than this one, so its time limit ends later, too.
+        reply = read_line(server, wait.seconds + LINE_SECONDS)
+        if reply == {"go": True}:
+            return server
+        server.close()
+        if isinstance(reply, dict) and "error" in reply:
+            raise PeersError(str(reply["error"]))
+        reason = "another program listens there, one with another MESHWRIGHT_TOKEN, or process 0 has ended"
+        time.sleep(_RETRY_SECONDS)
+    raise PeersError(
+        f"process {process_id} of {num_processes} could not reach process 0 at {coordinator} within "
+        f"{wait.seconds:g} s: {reason}. Check that process 0 was started, that this is its address, and "
+        "that no firewall blocks the connection."
+    )
+
+
+def _is_connected(peer: socket.socket) -> bool:
+    peer.setblocking(False)
+    try:
+        return peer.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _host(peer: socket.socket) -> str:
+    return peer.getpeername()[0].removeprefix("::ffff:")  # an IPv4 address on a socket for both

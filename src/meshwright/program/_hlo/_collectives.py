@@ -1,0 +1,202 @@
+"""Collectives of a step, read from the HLO text of the compiled step.
+
+%all-gather.3 = f32[8,128]{1,0} all-gather(%p), replica_groups=[4,2]<=[8], dimensions={1}
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from meshwright.program._hlo._executions import Execution, executions
+from meshwright.program._hlo._groups import Groups, device_groups, groups_written, places_of
+from meshwright.program._hlo._program import Computation, Instruction, Program, collective_of, nbytes, parse
+
+MAX_SOURCE = 80  # letters
+PASSED_ON = ("collective-permute", "collective-broadcast", "send")
+"""Kinds in which a device sends all of its data."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a program."""
+
+    kind: str
+    """Name in HLO: `all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `collective-permute`, …"""
+    axes: tuple[str, ...]
+    """Mesh axes along which the participating devices differ, in the order of the mesh."""
+    group_size: int
+    """Number of devices that take part together."""
+    times: int
+    """Number of executions in a step, with the iterations of all enclosing loops."""
+    nbytes: int
+    """Bytes of the whole array, on one device: the result of an all-gather, the operand of other kinds."""
+    sent_nbytes: int
+    """Bytes that one device sends in one execution, in a ring of n devices.
+
+    It is (n - 1) / n of the array, twice that for an all-reduce (Patarasuk and Yuan, 2009), and all of it for
+    a permutation.
+    """
+    crosses_processes: bool
+    """True if the participating devices belong to several processes."""
+    source: str
+    """Operation of the traced function that it comes from, shortened; "" if the compiler does not say."""
+    in_open_loop: bool = False
+    """True if it is in a loop with an unknown number of iterations; `times` then counts one iteration."""
+
+
+def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) -> list[Collective]:
+    """Return the collectives of a compiled program.
+
+    Async pairs count once, and so do several fusions that share one collective on a TPU. Of a condition's
+    branches only the one that makes most bytes counts, or the one that makes least if the condition is in a
+    `jax.named_scope("seldom")`. A collective of a device with itself is left out.
+
+    Args:
+      hlo: HLO text, such as `compiled.as_text()`.
+      mesh: The mesh that the program was compiled for.
+      devices_per_host: Number of consecutive device ids that belong to one process, for meshes of virtual
+        devices. By default the devices themselves tell their process.
+
+    Raises:
+      UsageError: The program is for another number of devices than the mesh has.
+      ValueError: The devices of a collective are written in an unknown form.
+
+    Example:
+      >>> mesh = mw.make_mesh("data=8")
+      >>> x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=mw.Layout(mesh).batch_sharding)
+      >>> compiled = jax.jit(lambda x: x.sum()).lower(x).compile()
+      >>> [(found.kind, found.axes) for found in mw.observe.collectives(compiled.as_text(), mesh)]
+      [('all-reduce', ('data',))]
+    """
+    program = parse(hlo)
+    places, hosts = places_of(program, mesh), _hosts(mesh, devices_per_host)
+    found = [
+        _collective(each, device_groups(each.op, places), mesh, hosts)
+        for run in executions(program)
+        for each in exchanging(program, run)
+    ]
+    return [each for each in found if each.group_size > 1]
+
+
+def axes_written(written: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the mesh axes along which the devices of a collective differ.
+
+    Args:
+      written: The groups of devices as in an HLO text, such as `replica_groups={{0,1},{2,3}}`.
+      sizes: The size of each mesh axis, in order.
+
+    Raises:
+      ValueError: The groups are written in an unknown form, or have devices that the mesh does not have.
+
+    Example:
+      >>> mw.program._internal.axes_written("replica_groups={{0,1},{2,3}}", {"data": 2, "fsdp": 2})
+      ('fsdp',)
+    """
+    shape = tuple(sizes.values())
+    groups = groups_written(written, math.prod(shape))
+    members = np.array([device for group in groups for device in group], int)
+    firsts = np.array([group[0] for group in groups for _ in group], int)
+    return _axes_between(members, firsts, tuple(sizes), shape)
+
+
+class Exchange(NamedTuple):
+    """A collective instruction, and its place in a program."""
+
+    op: Instruction
+    """The instruction."""
+    within: Computation
+    """The computation that contains it."""
+    caller: Instruction
+    """The fusion that contains it, or the instruction itself."""
+    run: Execution
+    """The execution of the computation."""
+
+
+def exchanging(program: Program, run: Execution) -> Iterator[Exchange]:
+    """Yield the collectives of a computation and of its fusions.
+
+    One shared by several counts in the first.
+    """
+    spread: set[str | None] = set()
+    for op in run.computation.values():
+        if kind_of(op):
+            yield Exchange(op, run.computation, op, run)
+        for inner in filter(kind_of, program.fused(op).values()):
+            channel = inner.attribute("channel_id")
+            if channel is None or channel not in spread:
+                yield Exchange(inner, program.fused(op), op, run)
+            spread.add(channel)
+
+
+def kind_of(op: Instruction) -> str | None:
+    """Return the kind of a collective instruction; of an async pair, only the start has one."""
+    if op.opcode.endswith(("-done", "-update")):
+        return None
+    return _kind_of_send(op) if op.opcode == "send" else collective_of(op.opcode)
+
+
+def _kind_of_send(op: Instruction) -> str | None:
+    """Return the kind of a transfer between TPU slices, which passes through the hosts, as callbacks do."""
+    if over_slices := re.search(r'_xla_megascale_transfer_type="(\w+)"', op.attributes):
+        kind = over_slices[1].lower().replace("_", "-")
+        return "collective-permute" if kind == "one-to-one" else kind
+    return None if "is_host_transfer=true" in op.attributes else "send"
+
+
+def _collective(found: Exchange, groups: Groups, mesh: Mesh, hosts: np.ndarray) -> Collective:
+    op, run = found.op, found.run
+    size = max(map(len, groups), default=1)
+    members = np.array([device for group in groups for device in group], int)
+    firsts = np.array([group[0] for group in groups for _ in group], int)
+    is_scattered = (found.caller.attribute("calls") or "").startswith("all-reduce-scatter")  # on TPUs
+    kind = "reduce-scatter" if is_scattered else kind_of(op) or ""
+    given = sum(nbytes(found.within[name].type) for name in op.operands)
+    whole = given * size if kind == "all-gather" else given
+    return Collective(
+        kind=kind,
+        axes=_axes(members, firsts, mesh),
+        group_size=size,
+        times=run.times,
+        nbytes=whole,
+        sent_nbytes=_sent(kind, whole, size),
+        crosses_processes=bool(np.any(hosts[members] != hosts[firsts])),
+        source=_shortened(op.source or found.caller.source),
+        in_open_loop=run.in_open_loop,
+    )
+
+
+def _sent(kind: str, whole: int, group_size: int) -> int:
+    if kind in PASSED_ON:
+        return whole
+    return whole * (group_size - 1) // group_size * (2 if kind == "all-reduce" else 1)
+
+
+def _shortened(source: str) -> str:
+    """Remove the parts that are common to all sources: `transpose(jvp())/while/dot_general`."""
+    source = re.sub(r"^jit\([^)]*\)/|\b(?:body|closed_call|checkpoint|rematted_computation)/", "", source)
+    return source if len(source) <= MAX_SOURCE else source[: MAX_SOURCE - 1] + "…"
+
+
+def _hosts(mesh: Mesh, devices_per_host: int | None) -> np.ndarray:
+    """Return the host of each device of a mesh, in the order of the mesh."""
+    if devices_per_host is None:
+        return np.array([device.process_index for device in mesh.devices.flat])
+    ids = np.array([device.id for device in mesh.devices.flat])
+    return np.argsort(np.argsort(ids)) // devices_per_host
+
+
+def _axes(members: np.ndarray, firsts: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes along which devices differ from the first ones of their groups."""
+    return _axes_between(members, firsts, mesh.axis_names, mesh.devices.shape)
+
+
+def _axes_between(
+    members: np.ndarray, firsts: np.ndarray, names: Sequence[str], shape: tuple[int, ...]
+) -> tuple[str, ...]:
+    places = zip(*(np.unravel_index(each, shape) for each in (members, firsts)), strict=True)
+    return tuple(axis for axis, (x, y) in zip(names, places, strict=True) if np.any(x != y))

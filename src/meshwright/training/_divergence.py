@@ -1,0 +1,126 @@
+"""End a run with values that are not finite, before it saves a checkpoint of them."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.base._internal import tree
+from meshwright.errors import DivergedError, listed
+from meshwright.observe._internal import Values, Writer
+from meshwright.parallel._internal import parameter_of
+from meshwright.training._loop import RUN_AHEAD, at_most_ahead
+from meshwright.training._offload import on_devices
+from meshwright.training._state import TrainState
+from meshwright.training._trainable import Tx, as_trainable
+
+Newest = Callable[[], int | None]
+"""A function that returns the step of the checkpoint that a restart would use, or None.
+
+`checkpoints.settled` is such a function.
+"""
+
+
+def halt_on_divergence(newest: Newest, *, patience: int = 100) -> Writer:
+    """Return a writer that ends the run when a reported loss is not finite.
+
+    All processes must use the writer, because all of them must stop. Reports in which all updates were
+    skipped (`skip_exploding`) are ignored, until all updates of more than `patience` steps were skipped.
+
+    Args:
+      newest: A function that returns the step of the newest checkpoint.
+      patience: The number of steps in a row whose updates may all be skipped.
+
+    Raises (when called):
+      DivergedError: The loss is not finite, or too many updates were skipped. The message names the
+        checkpoint that a restart would use.
+    """
+    updated_at: int | None = None
+
+    def write(step: int, values: Values, /) -> None:
+        nonlocal updated_at
+        skipped, is_finite = values.get("skipped"), math.isfinite(values.get("loss", 0.0))
+        if updated_at is None or (skipped is not None and skipped < 1 and is_finite):
+            updated_at = step
+        if skipped == 1 and step - updated_at <= patience:
+            return
+        if not is_finite:
+            raise _diverged(f"the loss reported at step {step} is {values['loss']}", newest())
+        if skipped == 1:
+            raise _diverged(f"all updates since step {updated_at} were skipped, up to step {step}", newest())
+
+    return write
+
+
+def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], None]:
+    """Return a function `(step, state)` that raises an error if the state is not finite.
+
+    Use it as `Checkpoints.check_state`. It checks the parameters that `optimizer` trains, and the arrays of
+    the optimizer that belong to one of them, such as moments and averages. Frozen parameters, the model state
+    and scalars of the optimizer may be infinite.
+
+    Collective, on the devices. Only one boolean for each array is copied to the host.
+
+    Raises (when called):
+      DivergedError: Some arrays are not finite. The message names them, and the checkpoint that a restart
+        would use.
+    """
+
+    def check(step: int, state: TrainState) -> None:
+        if wrong := not_finite(optimizer, state):
+            raise _diverged(f"the state after step {step} is not finite: {listed(wrong)}", newest(), step)
+
+    return check
+
+
+def not_finite(optimizer: Tx, state: TrainState) -> list[str]:
+    """Return the names of the arrays that `check_finite` would refuse. Collective, on the devices.
+
+    Args:
+      optimizer: The optimizer.
+      state: The state.
+    """
+    arrays, wait, found = _trained(optimizer, state), at_most_ahead(RUN_AHEAD), {}
+    for name, x in arrays.items():
+        found[name] = _is_finite(x)
+        wait(found[name])
+    return [name for name, is_finite in jax.device_get(found).items() if not is_finite]
+
+
+@jax.jit
+def _is_finite(x: jax.Array) -> jax.Array:
+    # One program per array: a program for all of them takes long to compile, a minute for 10,000 arrays.
+    return jnp.isfinite(on_devices(x)).all()
+
+
+def _trained(optimizer: Tx, state: TrainState) -> dict[str, jax.Array]:
+    """Return by name the trained parameters and the arrays of the optimizer that belong to one of them."""
+    params = tree.named_leaves(as_trainable(optimizer).split(state.params)[0])
+
+    def is_beside(name: str, x: jax.Array) -> bool:
+        parameter = parameter_of(name, params)
+        return parameter is not None and (x.ndim > 0 or params[parameter].ndim == 0)
+
+    kept = {name: x for name, x in tree.named_leaves(state.opt_state).items() if is_beside(name, x)}
+    return _inexact("params", params) | _inexact("opt_state", kept)
+
+
+def _inexact(prefix: str, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    floating = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    return {f"{prefix}/{name}".rstrip("/"): x for name, x in floating.items()}
+
+
+def _diverged(what: str, newest: int | None, step: int | None = None) -> DivergedError:
+    if newest is not None and newest == step:
+        return DivergedError(
+            f"{what}.\n  The newest checkpoint contains this state: delete the checkpoint, and the run "
+            "continues from the one before."
+        )
+    saved = "none" if newest is None else f"step {newest}"
+    return DivergedError(
+        f"{what}; it is not saved.\n  The newest checkpoint: {saved}. `meshwright nan RUN` finds the "
+        "operation and the examples, if this is a run of an Experiment. Lower the learning rate, clip the "
+        "gradients, or look at the data since then. If a parameter is infinite on purpose, freeze it with "
+        "`mw.training.Trainable`."
+    )

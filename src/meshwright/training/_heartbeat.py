@@ -1,0 +1,217 @@
+"""A thread that tells on the board of a run where this process stands, and says so if it stands still for
+long.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+import jax
+
+import meshwright
+from meshwright.base._internal import print_line
+from meshwright.errors import EXIT_HUNG
+from meshwright.processes import _internal as processes
+from meshwright.processes._internal import Entry, blamed, here, look, verdict, write_entry
+from meshwright.training._phase_clock import END, SAVE, PhaseClock
+from meshwright.training._waiting import is_waiting
+
+log = logging.getLogger("meshwright")
+
+_BEAT_SECONDS = 1.0
+_BEATS = 5
+"""The least number of beats within the shortest time that is unusual."""
+_PROCESSES_A_SECOND = 50
+"""The number of processes that may write in a second, so as not to burden a shared file system."""
+_LONGEST_BEAT_SECONDS = 10.0
+_LOOK_SECONDS = 30.0
+"""The longest time to look where the others stand: some seconds, but a shared disk may not answer."""
+_SAVING = ("checkpoint",)
+"""The names of threads of our own that are told when the main thread waits for them, begin so."""
+_OURS = f"{Path(meshwright.__file__ or '').parent}{os.sep}"
+_JAX = f"{Path(jax.__file__).parent}{os.sep}"
+_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
+
+
+@contextlib.contextmanager
+def on_board(
+    directory: Path,
+    clock: PhaseClock,
+    shortest_seconds: float,
+    *,
+    first_seconds: float = math.inf,
+    kill: bool = False,
+    readings: Callable[[], Mapping[str, float]] = dict,
+) -> Iterator[None]:
+    """Tell on a board where this process stands, while the block runs. Call it on the thread that runs the
+    steps.
+
+    If the process stands still for longer than is usual, it shows a table of where all processes stand.
+
+    Args:
+      directory: The folder of the board; it is made.
+      clock: The clock of the phases.
+      shortest_seconds: The shortest time without progress that counts as unusual.
+      first_seconds: The shortest such time in what happens for the first time.
+      kill: If True, a process that then stands still for as long again is ended with exit code 5, but not
+        while it looks where the others stand; at the latest, after three times that time or 30 seconds.
+      readings: Returns what this machine tells, to be told on the board, too.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        log.warning("%s cannot be made, so nobody can ask where the processes stand: %s", directory, failure)
+    teller = _Teller(directory, clock, (shortest_seconds, first_seconds), kill, readings)
+    thread = threading.Thread(target=teller.tell, name="meshwright-board", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        teller.over.set()
+        thread.join()
+        teller.leave()
+
+
+class _Teller:
+    def __init__(
+        self,
+        directory: Path,
+        clock: PhaseClock,
+        seconds: tuple[float, float],
+        kill: bool,
+        readings: Callable[[], Mapping[str, float]],
+    ):
+        self.over = threading.Event()
+        self.number, self._num_processes = jax.process_index(), jax.process_count()
+        self._directory, self._clock, self._readings = directory, clock, readings
+        self._limits, self._kill = seconds, kill
+        self._blamed: list[int] = []
+        self._main = threading.get_ident()
+        beat = self._num_processes / _PROCESSES_A_SECOND
+        self._beat_seconds = min(_LONGEST_BEAT_SECONDS, max(min(_BEAT_SECONDS, min(seconds) / _BEATS), beat))
+
+    def tell(self) -> None:
+        """Write the entry again and again, and look at the others' when this process stands still.
+
+        The time that it stands still is counted in beats: a process that was suspended finds no time gone by.
+        """
+        turns, still, beat, told = -1, 0.0, 0, 0
+        report = threading.Thread()
+        while True:
+            before = time.monotonic()
+            if turns != self._clock.turns:
+                turns, still, told = self._clock.turns, 0.0, 0
+            limit = self._clock.limit_seconds(*self._limits)
+            self._write(beat, still, limit)
+            if still > (told + 1) * limit:
+                told += 1
+                if told == 1:
+                    self._blamed = []
+                    report = threading.Thread(target=self._report, args=(turns, limit), daemon=True)
+                    report.start()
+                elif self._kill and (not report.is_alive() or still > max(2 * limit, _LOOK_SECONDS) + limit):
+                    self._end()
+            if self.over.wait(self._beat_seconds):
+                return
+            still += min(time.monotonic() - before, 2 * self._beat_seconds)
+            beat += 1
+
+    def leave(self) -> None:
+        """Remove the entry, and the board with the last one: who leaves is not gone without a word."""
+        with contextlib.suppress(OSError):
+            (self._directory / f"process-{self.number:05}.json").unlink(missing_ok=True)
+            self._directory.rmdir()
+
+    def _end(self) -> None:
+        self.leave()
+        stands = "it stands still, and this process waits for it"
+        others = [] if self.number in self._blamed else self._blamed[:1]
+        processes.announce_exit(EXIT_HUNG, *(f"error: process {other}: {stands}" for other in others))
+        os._exit(EXIT_HUNG)
+
+    def _write(self, beat: int, still: float, limit: float) -> None:
+        host, pid, born, namespace = here()
+        where, others, waits = self._stands() if still else ("", [], False)
+        entry = Entry(
+            process=self.number,
+            num_processes=self._num_processes,
+            host=host,
+            pid=pid,
+            born=born,
+            namespace=namespace,
+            phase=self._clock.phase,
+            step=self._clock.step,
+            turns=self._clock.turns,
+            beat=beat,
+            still_seconds=round(still, 1),
+            limit_seconds=limit if math.isfinite(limit) else None,
+            beat_seconds=self._beat_seconds,
+            is_waiting=waits,
+            where=where,
+            others=others,
+            readings=self._readings(),
+        )
+        with contextlib.suppress(OSError):  # a full disk does not end a run here
+            write_entry(self._directory, entry)
+
+    def _stands(self) -> tuple[str, list[str], bool]:
+        """Return where the main thread stands, where other threads do, and whether the main one waits.
+
+        Call it only when this process stands still: in Python 3.11 the frames of threads that run on can be
+        freed while they are read.
+        """
+        frames = sys._current_frames()
+        # Its own frame would keep all of them, with the user's objects in them, until a garbage collection.
+        del frames[threading.get_ident()]
+        main = frames.pop(self._main, None)
+        saving = _SAVING if self._clock.phase in (SAVE, END) else ()
+        names = {each.ident: each.name for each in threading.enumerate()}
+        others = sorted(
+            {
+                line
+                for ident, each in frames.items()
+                if (line := _line(each, only_users=not names.get(ident, "").startswith(saving)))
+            }
+        )
+        return _line(main) or "", others, is_waiting(main)
+
+    def _report(self, turns: int, limit: float) -> None:
+        seen = look(self._directory)
+        if self._clock.turns != turns or self.over.is_set():
+            return
+        threat = f" In {limit:.0f} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
+        is_known = self._clock.is_known()
+        usual = "at least five times as long as ever before" if is_known else "for the first time"
+        why = f"longer than {limit:.0f} s, {usual} in the phase {self._clock.phase}."
+        head = f"process {self.number} stands still for {why}"
+        said = f"{head}{threat}\n{verdict(seen)}"
+        self._blamed = blamed(seen)
+        with contextlib.suppress(ValueError, OSError):
+            print_line(f"meshwright: {said}", sys.stderr)
+        if log.hasHandlers():
+            log.error(said)
+
+
+def _line(frame: FrameType | None, *, only_users: bool = False) -> str | None:
+    """Return the innermost line of a stack that is in neither Python's libraries nor JAX."""
+    while isinstance(frame, FrameType) and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if not isinstance(frame, FrameType) or (only_users and frame.f_code.co_filename.startswith(_OURS)):
+        return None
+    path = frame.f_code.co_filename
+    short = f"meshwright/{path.removeprefix(_OURS)}" if path.startswith(_OURS) else path
+    return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_library(path: str) -> bool:
+    """Return whether a file is of JAX or of Python itself."""
+    is_pythons = path.startswith(("<frozen", _PYTHON)) and not path.startswith(f"{_PYTHON}site-packages")
+    return is_pythons or path.startswith(_JAX)

@@ -1,0 +1,42 @@
+"""Sharding rules for a user who gives none, from the names of a model's axes and from its loss."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshwright.base._internal import PyTree, collector_paused
+from meshwright.parallel._internal import LOGICAL_AXES, Rule, auto, fsdp, logical, stated
+from meshwright.training._keys import key_of
+from meshwright.training._loss import objective
+from meshwright.training._state import Variables
+
+
+def inferred_rules(
+    first: Variables,
+    loss: Callable[..., Any] | None,
+    *batch: PyTree,
+    axes: Mapping[str, Sequence[str | None]] = {},
+) -> tuple[Rule, ...]:
+    """Return rules for a model's parameters. Those that the model states on explicit axes are the only ones.
+
+    Args:
+      first: The structs of the parameters and the model state, made under the mesh.
+      loss: A `Loss` or `StatefulLoss`. It is traced with the batch to find the use of each parameter.
+      batch: The structs of a batch, if there are any.
+      axes: The names that the model gives to the dimensions of its parameters. Rules for the usual names
+        come first.
+    """
+    if (rule := stated(first.params)) is not None:
+        return (rule,)
+    known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
+    inferred = _traced(first, loss, *batch) if loss and batch else auto(first.params)
+    return (logical(known), inferred, fsdp())
+
+
+def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
+    def evaluated(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        return objective(loss)(params, model_state, batch, key_of(0), jnp.int32(0))
+
+    with collector_paused():
+        return auto(first.params, evaluated, first.model_state, batch)

@@ -1,0 +1,145 @@
+"""Make a training state from arrays given by name, and initialise the rest."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from meshwright.base._internal import PyTree, tree
+from meshwright.errors import UsageError, did_you_mean
+from meshwright.parallel._internal import Layout, compare_given, copy_to, move_to
+from meshwright.training._state import (
+    Init,
+    Model,
+    TrainState,
+    abstract_state,
+    computed,
+    fresh_opt_state,
+    fresh_variables,
+)
+from meshwright.training._trainable import Tx
+
+InitialArrays = Mapping[str, Any]
+"""Arrays by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`.
+
+A value may be an array of any library. It may also be a JAX function that takes the initialised array and
+returns the array to use instead.
+"""
+
+Builder = Callable[[TrainState], InitialArrays]
+"""A function that takes the state as structs with shardings and returns the arrays to start from.
+
+All processes call it.
+"""
+
+
+def state_around(
+    given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int, layout: Layout
+) -> TrainState:
+    """Return a state with the arrays in `given`. The rest has the values that `init_state` computes.
+
+    The given arrays do not change the values of the rest: `init` is traced completely, but only the missing
+    arrays are computed. The optimizer's state is made for all parameters together. Collective.
+
+    Given arrays are moved to the devices without a copy if possible, so do not use them afterwards. If one
+    array has several names, all but one of them get a copy, because a step donates each array.
+
+    Args:
+      given: The arrays to start from, by name.
+      init: The function that initialises the model, as for `init_state`.
+      optimizer: The optimizer.
+      seed: The seed of the initialisation and of the training.
+      layout: The mesh and the sharding rules.
+
+    Raises:
+      UsageError: A name is not in the state, or an array has the wrong shape or dtype. The message lists all
+        of them.
+      LayoutError: A sharding does not fit an array or the mesh, as for `init_state`.
+    """
+    return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
+
+
+def fill_state(
+    target: TrainState, given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int
+) -> TrainState:
+    """Return the same state as `state_around`, for an abstract state that exists already.
+
+    Args:
+      target: The abstract state, which `abstract_state` returns. The model is not traced for it again,
+        because tracing a large model takes long.
+      given: The arrays to start from, by name.
+      init: The function that initialises the model.
+      optimizer: The optimizer.
+      seed: The seed of the initialisation and of the training.
+    """
+    check_given(given, target)
+    wanted = tree.named_leaves(target)
+    arrays = {name: x for name, x in given.items() if not callable(x)}
+    compare_given(tree.nested(arrays), [target.step.sharding])
+    here, mesh = _moved(arrays, wanted), cast(Any, target.step.sharding).mesh
+
+    def put(fresh: Mapping[str, Any]) -> None:
+        """Store initialised arrays. If a function is given for a name, store its result instead."""
+        made = {name: given[name](x) if name in given else x for name, x in fresh.items()}
+        here.update({name: move_to(x, wanted[name].sharding) for name, x in made.items()})
+
+    def fill(parts: tuple[str, ...], make: Callable[[Any], dict[str, Any]], argument: Any) -> None:
+        """Compute the missing arrays of these parts of the state, and no others."""
+        whole = tree.named_leaves({part: getattr(target, part) for part in parts})
+        missing = [name for name in whole if name not in here]
+        if not missing:
+            return
+        shardings = tree.nested({name: wanted[name].sharding for name in missing})
+
+        def made(argument: Any) -> PyTree:
+            named = tree.named_leaves(make(argument))
+            return tree.nested({name: named[name] for name in missing})
+
+        put(tree.named_leaves(computed(made, shardings, mesh, argument)))
+
+    plain = {"step": np.int32(0), "seed": np.uint32(seed)}
+    put({name: x for name, x in plain.items() if name not in arrays})
+    fill(("params", "model_state"), lambda seed: vars(fresh_variables(init, seed)), here["seed"])
+    params = tree.map_named(lambda name, _: here[f"params/{name}"], target.params)
+    fill(("opt_state",), lambda params: {"opt_state": fresh_opt_state(optimizer, params)}, params)
+    return tree.map_named(lambda name, _: here[name], target)
+
+
+def check_given(given: InitialArrays, target: TrainState) -> None:
+    """Check that the arrays in `given` match the names, shapes and dtypes of the state `target`.
+
+    Raises:
+      UsageError: A name is not in the state, or an array has the wrong shape or dtype. The message lists all
+        of them.
+    """
+    wanted = tree.named_leaves(target)
+    unknown = [name for name in given if name not in wanted]
+    problems = [f"{name}: the state has no such array.{did_you_mean(name, wanted)}" for name in unknown]
+    outcomes = {name: _outcome(x, wanted[name]) for name, x in given.items() if name in wanted}
+    problems += [
+        f"{name}: expected shape {wanted[name].shape}, {wanted[name].dtype}; "
+        f"found shape {np.shape(x)}, {_dtype(x)}"
+        for name, x in outcomes.items()
+        if (np.shape(x), _dtype(x)) != (wanted[name].shape, wanted[name].dtype)
+    ]
+    if problems:
+        raise UsageError("these arrays do not match the training state:\n  " + "\n  ".join(problems))
+
+
+def _moved(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `arrays` with the wanted shardings. No two of the results share memory."""
+    movable = {id(x): name for name, x in arrays.items()}
+    return {
+        name: (move_to if movable[id(x)] == name else copy_to)(x, wanted[name].sharding)
+        for name, x in arrays.items()
+    }
+
+
+def _outcome(given: Any, wanted: jax.ShapeDtypeStruct) -> Any:
+    """Return a given array, or the shape and dtype that a given function returns."""
+    return jax.eval_shape(given, wanted) if callable(given) else given
+
+
+def _dtype(x: Any) -> np.dtype:
+    return x.dtype if hasattr(x, "dtype") else jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)

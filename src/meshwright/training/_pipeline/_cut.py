@@ -1,0 +1,148 @@
+"""An objective cut at its one stack of layers: what comes before, the scan over layers, and what comes after.
+
+    weights, piece, key ──before──> operands ──scan──> results ──after──> total, metrics
+                  └───────────────────────────────────────────────^
+
+What both sides need is computed on both.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.errors import UsageError
+from meshwright.parallel._internal import MICROBATCH
+from meshwright.program._internal import STACK, bind, equations, evaluate, is_stack, jaxprs_in, scan_counts
+
+
+class Cut:
+    """The parts of an objective with one stack of layers.
+
+    Args:
+      traced: The jaxpr of the objective of one microbatch. Its inputs are the weights, and then what differs
+        between microbatches.
+      num_weights: The number of its first inputs that are weights.
+      places: The number of microbatches, the size of the axis that the trace may ask for.
+
+    Raises:
+      UsageError: The objective has several stacks.
+    """
+
+    def __init__(self, traced: Any, num_weights: int, places: int) -> None:
+        self._flat = flat = _inlined(traced, places)
+        stacks = [eqn for eqn in flat.jaxpr.eqns if is_stack(eqn)]
+        if len(stacks) != 1:
+            raise UsageError(
+                "pipeline_schedule='1f1b' needs a loss with one stack of layers; this one calls "
+                f"mw.nn.layers {len(stacks)} times.\n  Use pipeline_schedule='gpipe', "
+                "which takes any number of stacks."
+            )
+        self._stack = stacks[0]
+        self.scan = self._stack.params["jaxpr"].jaxpr.eqns[0]
+        """The equation of the scan over layers."""
+        num_consts, num_carry = scan_counts(self.scan)
+        weights, others = flat.jaxpr.invars[:num_weights], flat.jaxpr.invars[num_weights:]
+        trained, own = self._reached(filter(is_inexact, weights)), self._reached(others)
+        operands = self._stack.invars
+        is_carry = [num_consts <= i < num_consts + num_carry for i in range(len(operands))]
+        is_own = [var in own or carry for var, carry in zip(map(_key, operands), is_carry, strict=True)]
+        self.own = [i for i, found in enumerate(is_own) if found]
+        """The operands of the scan that differ between microbatches, and those that it carries."""
+        self.shared = [i for i, found in enumerate(is_own) if not found]
+        """All other operands."""
+        self.trained = {i for i, var in enumerate(operands) if _key(var) in trained and is_inexact(var)}
+        """The operands of the scan that depend on weights."""
+
+        self._before = {
+            True: self._needed([operands[i] for i in self.own]),
+            False: self._needed([operands[i] for i in self.shared]),
+        }
+        self._after = self._needed(flat.jaxpr.outvars, at=self._stack)
+        outside = self._before[True] | self._after
+        self.weights_outside = [i for i, var in enumerate(weights) if var in outside and is_inexact(var)]
+        """The numbers of the weights that a microbatch needs before the stack or after it."""
+
+    def shared_operands(self, weights: Sequence[Any]) -> list[Any]:
+        """Return the operands of the scan that all microbatches share."""
+        others = len(self._flat.jaxpr.invars) - len(weights)
+        return self._operands(False, [*weights, *[None] * others])
+
+    def own_operands(self, weights: Sequence[Any], piece: Sequence[Any]) -> list[Any]:
+        """Return the operands of the scan that are one microbatch's own."""
+        return self._operands(True, [*weights, *piece])
+
+    def _operands(self, is_own: bool, inputs: Sequence[Any]) -> list[Any]:
+        found: list[Any] = []
+
+        def at_stack(operands: list[Any]) -> list[Any]:
+            found.extend(operands[i] for i in (self.own if is_own else self.shared))
+            return [None] * len(self._stack.outvars)
+
+        self._evaluated(inputs, self._before[is_own], at_stack)
+        return found
+
+    def outputs(self, weights: Sequence[Any], piece: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        """Return the outputs of the objective of one microbatch, given the results of the scan."""
+        return self._evaluated([*weights, *piece], self._after, lambda _: list(results))
+
+    def _evaluated(
+        self, inputs: Sequence[Any], needed: set[Any], at_stack: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
+        def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+            if eqn is self._stack:
+                return at_stack(operands)
+            return bind(eqn, operands) if needed.intersection(eqn.outvars) else [None] * len(eqn.outvars)
+
+        return evaluate(self._flat, inputs, results)
+
+    def _needed(self, outvars: Sequence[Any], at: Any = None) -> set[Any]:
+        """Return the variables that some depend on, other than through the equation `at`."""
+        found = {var for var in outvars if not hasattr(var, "val")}
+        for eqn in reversed(self._flat.jaxpr.eqns):
+            if eqn is not at and found.intersection(eqn.outvars):
+                found |= {var for var in eqn.invars if not hasattr(var, "val")}
+        return found
+
+    def _reached(self, invars: Any) -> set[Any]:
+        """Return the variables that depend on some."""
+        found = set(invars)
+        for eqn in self._flat.jaxpr.eqns:
+            if found.intersection(map(_key, eqn.invars)):
+                found |= set(eqn.outvars)
+        return found
+
+
+def _inlined(traced: Any, places: int) -> Any:
+    """Return the jaxpr without the calls around its stacks, and with each scan over layers as one call."""
+
+    def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        if is_stack(eqn):
+            return evaluate(eqn.params["jaxpr"], operands, in_stack)
+        inside = (each for jaxpr in jaxprs_in(eqn.params) for each in equations(jaxpr))
+        if any(map(is_stack, inside)):
+            return evaluate(eqn.params["jaxpr"], operands, results)
+        return bind(eqn, operands)
+
+    def in_stack(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        def scan(*operands: Any) -> list[Any]:
+            return list(bind(eqn, operands))
+
+        scan.__name__ = STACK
+        return jax.jit(scan)(*operands) if eqn.primitive.name == "scan" else bind(eqn, operands)
+
+    def evaluated(*inputs: Any) -> list[Any]:
+        return evaluate(traced, inputs, results)
+
+    inputs = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in traced.jaxpr.invars]
+    return jax.make_jaxpr(evaluated, axis_env=[(MICROBATCH, places)])(*inputs)
+
+
+def _key(var: Any) -> Any:
+    """Return a variable; None in place of a literal, which cannot be looked up."""
+    return None if hasattr(var, "val") else var
+
+
+def is_inexact(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.inexact)

@@ -1,0 +1,296 @@
+"""1F1B: a gradient in which a stage goes back through one microbatch for each that it goes forward through.
+
+Autodiff goes back only when all microbatches have gone forward, so the loss has a gradient of its own.
+Microbatches come in groups of p, one for each of the p devices. M microbatches are G groups, M = G p:
+
+    p - 1 ticks    forward             group 0 waits in front of stage 0
+    p ticks        forward             group 0 leaves the last stage
+    G - 1 times    p ticks of both     group g leaves the last stage, and group g - 1 enters it, back
+    p ticks        back                group G - 1 enters the last stage, back
+    p - 1 ticks    back
+
+When a group has left the last stage, each device computes the rest of the loss and its gradient for one of
+its microbatches. So a gradient begins up to p ticks later than in Narayanan et al. (arXiv:2104.04473). That
+takes no time, as all devices work at the same tick, and a microbatch costs a stage only its input until then:
+the layers are computed again. Both directions take M + p - 1 ticks.
+
+Queues turn by one device at each tick. What leaves a stage takes the place of what enters another:
+
+    forward    stage 0 gets the queue's head, and the queue what left the last stage
+    back       the last stage gets the queue's head, and the queue what left stage 0
+
+A device that has nothing to do goes forward with a microbatch that nobody reads, and back with zeros, through
+inputs that were real.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.parallel._internal import MICROBATCH, PIPELINE
+from meshwright.training._pipeline._cut import Cut
+from meshwright.training._pipeline._outside import Outside
+from meshwright.training._pipeline._ring import num_layers, plain
+from meshwright.training._pipeline._schedule import OneForwardOneBackward
+from meshwright.training._pipeline._stage import Operands, Stage
+from meshwright.training._pipeline._stage_arrays import along, put, sent_on, split_over_stages, swapped, taken
+
+_KEPT = 3
+"""The number of groups of which a stage keeps inputs: 3 p - 1 microbatches are in flight."""
+_LOADED = 4
+"""The number of groups of which a stage has what each microbatch has for each layer: one more is queued."""
+
+
+class _Now(NamedTuple):
+    """All that changes with the ticks. The first dimension is that of the stages, but in `outputs`."""
+
+    state: Operands
+    """What each stage computes next, going forward."""
+    queue: Operands
+    inputs: Operands
+    """The inputs of each stage by microbatch, [p, 3 p, ...]."""
+    own: Operands
+    """What microbatches have for each layer, [p, 4 p, layers, ...]; after they went back, its gradient."""
+    aux: list[Any]
+    """What layers gave besides, [p, 3 p, layers, ...]; after the loss, its gradient."""
+    back: Operands
+    """The gradients that each stage gets next, going back."""
+    back_queue: Operands
+    of_layers: tuple[Operands, Operands]
+    """The sums of the gradients of shared constants, and of the layers' weights."""
+    of_outside: list[Any]
+    """The sums of the gradients of weights before and after the stack, of each device's microbatches."""
+    outputs: list[Any]
+    """The sums of the loss and the metrics."""
+
+
+def loss_and_gradients(
+    cut: Cut, weights: Sequence[Any], pieces: Sequence[Any], schedule: OneForwardOneBackward
+) -> tuple[list[Any], list[Any]]:
+    """Return the outputs of an objective, summed over microbatches, and the gradient of the first of them.
+
+    Args:
+      cut: The objective, cut at its stack.
+      weights: The weights; those that are not floating or complex get None in place of a gradient.
+      pieces: The other inputs of all microbatches, [groups, p, ...], the second dimension split.
+      schedule: The schedule.
+
+    Raises:
+      AxisError: The layers do not divide over the stages.
+    """
+    stage = Stage(cut)
+    each = num_layers(cut.scan.params["length"], schedule.stages)
+    outside = Outside(cut, stage, weights, pieces, schedule)
+    shared = dict(zip(cut.shared, map(plain, cut.shared_operands(weights)), strict=True))
+    layers = {
+        i: x.reshape(schedule.stages, each, *x.shape[1:]) for i, x in shared.items() if i in stage.weights
+    }
+    ticks = _Ticks(
+        stage,
+        outside,
+        {i: shared[i] for i in stage.shared},
+        jax.tree.map(split_over_stages, layers),
+        schedule,
+    )
+    now = _after_all(ticks, schedule)
+    sums = {i: x.sum(0) for i, x in now.of_layers[0].items()}
+    sums |= {i: x.reshape(-1, *x.shape[2:]) for i, x in now.of_layers[1].items()}
+    return now.outputs, _of_weights(cut, weights, sums, [x.sum(0) for x in now.of_outside])
+
+
+def _after_all(ticks: "_Ticks", schedule: OneForwardOneBackward) -> _Now:
+    """Return what is after all ticks."""
+    p, groups, early = schedule.stages, schedule.groups, schedule.before_back
+    now, second = ticks.begun()
+
+    def forward(now: _Now, t: Any) -> tuple[_Now, None]:
+        queue = jax.tree.map(lambda x, y: jnp.where(t == p - 1, x, y), second, now.queue)
+        return ticks.forward(now._replace(queue=queue), t), None
+
+    def both(now: _Now, t: Any) -> tuple[_Now, None]:
+        return ticks.back(ticks.forward(now, t), t - early), None
+
+    def group(now: _Now, g: Any) -> tuple[_Now, None]:
+        now = ticks.queued(now, g + 1)
+        now, _ = jax.lax.scan(both, now, (g + 1) * p - 1 + jnp.arange(p))
+        return ticks.through_after(ticks.through_before(now, g - 2, now.back_queue), g), None
+
+    def back(carry: tuple[_Now, Operands], n: Any) -> tuple[tuple[_Now, Operands], None]:
+        now, last_but_one = carry
+        is_through = n == p
+        last_but_one = jax.tree.map(lambda x, y: jnp.where(is_through, x, y), now.back_queue, last_but_one)
+        nothing = jax.tree.map(lambda x: jnp.where(is_through, 0, x).astype(x.dtype), now.back_queue)
+        return (ticks.back(now._replace(back_queue=nothing), (groups - 1) * p + n), last_but_one), None
+
+    def last(now: _Now, numbered: Any) -> tuple[_Now, None]:
+        return ticks.through_before(now, *numbered), None
+
+    now, _ = jax.lax.scan(forward, now, jnp.arange(early))
+    now, _ = jax.lax.scan(group, ticks.through_after(now, 0), jnp.arange(1, groups))
+    (now, last_but_one), _ = jax.lax.scan(back, (now, now.back_queue), jnp.arange(early))
+    now = ticks.turned_back(now)
+    queues = jax.tree.map(lambda *x: jnp.stack(x), last_but_one, now.back_queue)
+    return jax.lax.scan(last, now, (groups - 2 + jnp.arange(2), queues))[0]
+
+
+class _Ticks:
+    """The ticks, and what is done between them.
+
+    Args:
+      stage: One stage.
+      outside: What is before and after the stages.
+      shared: The constants of all layers and microbatches.
+      layers: The weights, [p, layers, ...].
+      schedule: The schedule.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        outside: Outside,
+        shared: Operands,
+        layers: Operands,
+        schedule: OneForwardOneBackward,
+    ) -> None:
+        self._stage, self._outside, self._shared, self._layers = stage, outside, shared, layers
+        self._schedule, self._p, self._stages = schedule, schedule.stages, jnp.arange(schedule.stages)
+
+    def begun(self) -> tuple[_Now, Operands]:
+        """Return what is before the first tick, and the queue of the second group."""
+        two = jnp.minimum(jnp.arange(2), self._schedule.groups - 1)
+        queues, owns = jax.lax.map(self._outside.before, two)
+        queue, second = ({i: x[n] for i, x in queues.items()} for n in range(2))
+        own = {i: split_over_stages(jnp.concatenate([*x] * (_LOADED // 2), 1)) for i, x in owns.items()}
+        kept, trained = _KEPT * self._p, self._stage.only_trained
+        first = {i: x[:, 0] for i, x in own.items()}
+        aux = jax.eval_shape(lambda: self._forward(queue, first)[1])
+        back = jax.tree.map(lambda x: _zeros(x.shape, x.dtype), trained(queue))
+        state, turned = self._turned(queue, queue)
+        now = _Now(
+            state=state,
+            queue=turned,
+            inputs={i: split_over_stages(jnp.stack([x] * kept, 1)) for i, x in queue.items()},
+            own=own,
+            aux=[_zeros((self._p, kept, *x.shape[1:]), x.dtype) for x in aux],
+            back=back,
+            back_queue=back,
+            of_layers=(
+                {i: _sums((self._p, *x.shape), x.dtype) for i, x in trained(self._shared).items()},
+                {i: _sums(x.shape, x.dtype) for i, x in trained(self._layers).items()},
+            ),
+            of_outside=[_sums((self._p, *x.shape), x.dtype) for x in self._outside.weights],
+            outputs=[],
+        )
+        return now, second
+
+    def queued(self, now: _Now, g: Any) -> _Now:
+        """Queue the microbatches of a group."""
+        queue, own = self._outside.before(g)
+        return now._replace(
+            queue=queue, own={i: self._put(now.own[i], x, g, _LOADED) for i, x in own.items()}
+        )
+
+    def forward(self, now: _Now, t: Any) -> _Now:
+        """Return what is after all stages have gone forward, at tick t."""
+        kept, loaded = self._places(t - self._stages)
+        inputs = put(now.inputs, now.state, kept)
+        state, aux = self._forward(now.state, taken(now.own, loaded))
+        state, queue = self._turned(jax.tree.map(sent_on, state), now.queue)
+        return now._replace(state=state, queue=queue, inputs=inputs, aux=put(now.aux, aux, kept))
+
+    def back(self, now: _Now, t: Any) -> _Now:
+        """Return what is after all stages have gone back; t counts the ticks from the first such."""
+        now, n = self.turned_back(now), t - (self._p - 1 - self._stages)
+        is_active = (n >= 0) & (n < self._schedule.places)
+        kept, loaded = self._places(n)
+        inputs, own = taken(now.inputs, kept), taken(now.own, loaded)
+        of_aux = taken([now.aux[j] for j in self._stage.trained_aux], kept)
+        of_aux = [jnp.where(along(is_active, x), x, 0).astype(x.dtype) for x in of_aux]
+        one = self._on_stages(self._stage.backward, ((None, 0, 0, 0), 0, 0))
+        *found, state, of_own = one((self._shared, self._layers, inputs, own), now.back, of_aux)
+        of_own = {i: jnp.where(along(is_active, x), x, own[i]) for i, x in of_own.items()}
+        of_own = put({i: now.own[i] for i in of_own}, of_own, loaded)
+        return now._replace(
+            back=jax.tree.map(lambda x: sent_on(x, -1), state),
+            own={**now.own, **of_own},
+            of_layers=jax.tree.map(_added, now.of_layers, tuple(found)),
+        )
+
+    def turned_back(self, now: _Now) -> _Now:
+        """Let the next gradient enter the last stage, and that which left stage 0 the queue."""
+        queue = jax.tree.map(lambda x: sent_on(x, -1), now.back_queue)
+        back, queue = swapped(now.back, queue, self._p - 1)
+        return now._replace(back=back, back_queue=queue)
+
+    def through_after(self, now: _Now, g: Any) -> _Now:
+        """Compute the rest of the loss for a group that has left the last stage, and queue its gradient."""
+        aux = [self._block(x, g, _KEPT) for x in now.aux]
+        outputs, (of_weights, of_state, of_aux) = self._outside.after(g, now.queue, aux)
+        queue = {i: of_state.get(i, jnp.zeros_like(x)) for i, x in now.back_queue.items()}
+        new = {j: self._put(now.aux[j], x, g, _KEPT) for j, x in of_aux.items()}
+        return now._replace(
+            aux=[new.get(j, x) for j, x in enumerate(now.aux)],
+            back_queue=jax.tree.map(split_over_stages, queue),
+            of_outside=jax.tree.map(_added, now.of_outside, of_weights),
+            outputs=[x + y for x, y in zip(now.outputs or [0] * len(outputs), outputs, strict=True)],
+        )
+
+    def through_before(self, now: _Now, g: Any, state: Operands) -> _Now:
+        """Add the gradient of what is before the stack, for a group that went back through stage 0."""
+        own = {i: self._block(x, g, _LOADED) for i, x in now.own.items() if i in self._stage.trained}
+        found = self._outside.back(g, state, own)
+        return now._replace(of_outside=jax.tree.map(_added, now.of_outside, found))
+
+    def _forward(self, state: Operands, own: Operands) -> Any:
+        one = self._on_stages(self._stage.forward, (None, 0, 0, 0))
+        return one(self._shared, self._layers, state, own)
+
+    def _on_stages(self, one: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
+        with_name = jax.vmap(one, in_axes, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)
+        scope = f"busy_{self._schedule.microbatches}_of_{self._schedule.ticks}_ticks"
+        return jax.named_scope(scope)(with_name)
+
+    def _turned(self, state: Operands, queue: Operands) -> tuple[Operands, Operands]:
+        state, queue = swapped(state, queue, 0)
+        return state, jax.tree.map(lambda x: sent_on(x, -1), queue)
+
+    def _places(self, n: Any) -> tuple[Any, Any]:
+        """Return where a microbatch is among those kept, and among those loaded."""
+        return n % (_KEPT * self._p), n % (_LOADED * self._p)
+
+    def _block(self, x: Any, g: Any, groups: int) -> Any:
+        return jax.lax.dynamic_slice_in_dim(x, g % groups * self._p, self._p, 1)
+
+    def _put(self, x: Any, new: Any, g: Any, groups: int) -> Any:
+        return jax.lax.dynamic_update_slice_in_dim(x, new, g % groups * self._p, 1)
+
+
+def _of_weights(cut: Cut, weights: Sequence[Any], sums: Operands, of_outside: Sequence[Any]) -> list[Any]:
+    """Return the gradients of all weights, from those of the stack's operands and those outside it."""
+    inexact = [i for i, x in enumerate(weights) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    def operands(some: list[Any]) -> Operands:
+        new = dict(zip(inexact, some, strict=True))
+        found = cut.shared_operands([new.get(i, x) for i, x in enumerate(weights)])
+        return {i: x for i, x in zip(cut.shared, found, strict=True) if i in sums}
+
+    known, pull = jax.vjp(operands, [weights[i] for i in inexact])
+    found = dict(zip(inexact, pull({i: x.astype(known[i].dtype) for i, x in sums.items()})[0], strict=True))
+    for i, x in zip(cut.weights_outside, of_outside, strict=True):
+        found[i] = (found[i] + x).astype(found[i].dtype)
+    return [found.get(i) for i in range(len(weights))]
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+    return split_over_stages(jnp.zeros(shape, dtype))
+
+
+def _sums(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return zeros in the dtype in which gradients add up."""
+    return _zeros(shape, jnp.promote_types(dtype, jnp.float32))
+
+
+def _added(total: Any, x: Any) -> Any:
+    return split_over_stages(total + x.astype(total.dtype))

@@ -1,0 +1,74 @@
+"""Arrays with a first dimension that is split over the stages of a pipeline, one place for each."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from meshwright.base._internal import PyTree
+from meshwright.parallel._internal import PIPELINE
+
+
+def num_stages() -> int:
+    """Return the size of the axis `pipeline` of the surrounding step's mesh."""
+    return jax.sharding.get_abstract_mesh().shape[PIPELINE]
+
+
+def along(mask: Any, x: Any) -> Any:
+    """Return a mask of the first dimension in the shape that broadcasts against `x`."""
+    return jnp.asarray(mask).reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def split_over_stages(x: Any) -> Any:
+    """Return an array whose first dimension is split over the stages, and others as XLA likes."""
+    return jax.lax.with_sharding_constraint(x, P(PIPELINE, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+
+
+def sent_on(x: Any, by: int = 1) -> Any:
+    """Return an array whose first dimension is split over the stages, after each device has sent its part on.
+
+    A `jnp.roll` would do the same, but its gradient would be sent as two arrays.
+    """
+    stages = num_stages()
+
+    def one(part: Any) -> Any:
+        return jax.lax.ppermute(part, PIPELINE, [(i, (i + by) % stages) for i in range(stages)])
+
+    return _on_each(one, x)
+
+
+def swapped(state: Mapping[int, Any], queue: Mapping[int, Any], at: int) -> tuple[Any, Any]:
+    """Let what is at one stage change places with what is in the queue there."""
+
+    def one(x: Any, y: Any) -> Any:
+        return split_over_stages(jnp.where(along(jnp.arange(x.shape[0]) == at, x), y, x))
+
+    return jax.tree.map(one, state, queue), jax.tree.map(one, queue, state)
+
+
+def taken(x: PyTree, at: Any) -> PyTree:
+    """Return of arrays [p, n, ...] one of the n at each stage, [p, ...]."""
+
+    def one(x: Any, at: Any) -> Any:
+        return jax.lax.dynamic_index_in_dim(x, at[0], 1, keepdims=False)
+
+    return jax.tree.map(lambda x: _on_each(one, x, at), x)
+
+
+def put(x: PyTree, new: PyTree, at: Any) -> PyTree:
+    """Return arrays [p, n, ...] with new ones, [p, ...], at one of the n at each stage."""
+
+    def one(x: Any, new: Any, at: Any) -> Any:
+        return jax.lax.dynamic_update_index_in_dim(x, new, at[0], 1)
+
+    return jax.tree.map(lambda x, new: _on_each(one, x, new, at), x, new)
+
+
+def _on_each(one: Callable[..., Any], *arrays: Any) -> Any:
+    """Call a function of each device's parts."""
+    split = P(PIPELINE)
+    return jax.shard_map(one, in_specs=split, out_specs=split, axis_names={PIPELINE}, check_vma=False)(
+        *arrays
+    )

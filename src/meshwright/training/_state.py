@@ -1,0 +1,307 @@
+"""The training state between two steps. A restart needs only this and the position in the data."""
+
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Generic, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from typing_extensions import TypeVar
+
+from meshwright.base._internal import (
+    PyTree,
+    collector_paused,
+    documented,
+    judge,
+    mesh_of,
+    size_text,
+    tree,
+    values_of,
+)
+from meshwright.errors import UsageError, did_you_mean, listed
+from meshwright.parallel._internal import Layout, beside_params, copy_to, in_mesh, place
+from meshwright.processes import _internal as processes
+from meshwright.training._ema import check_averages_are_last
+from meshwright.training._keys import key_of
+from meshwright.training._offload import in_memory
+from meshwright.training._trainable import Tx, as_trainable, tables_of
+
+Params = TypeVar("Params", default=Any)
+"""The type of the parameters, a pytree of arrays."""
+
+LAST_STEP = 2**31 - 1
+"""The largest step that a state can count, in an int32."""
+
+
+def check_num_steps(name: str, steps: int) -> None:
+    """Raise a `UsageError`, which begins with a name, if a state cannot count so many steps."""
+    if steps > LAST_STEP:
+        raise UsageError(f"{name} is {steps}; it must be at most {LAST_STEP}, as steps are counted in int32.")
+
+
+@documented
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Variables(Generic[Params]):
+    """The arrays of a model that has a state besides its parameters."""
+
+    params: Params
+    """The parameters, which an optimizer changes."""
+    model_state: PyTree
+    """State that the loss takes and returns updated, such as batch statistics. It is not differentiated."""
+
+    def __repr__(self) -> str:
+        return f"Variables({_shown(self, 'params', 'model_state')})"
+
+
+_LACKS = "required keyword-only argument"
+"""The words of Python's error if an optimizer is not given what it needs."""
+
+Init = Callable[[jax.Array], Params | Variables[Params]]
+"""A function that makes the parameters from a PRNG key, or `Variables` for a model with a state."""
+
+
+class Model(Protocol):
+    """What has an `Init` as its method, such as the value that `mw.functional` returns."""
+
+    def init(self, key: jax.Array, /) -> Any: ...
+
+
+@documented
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState(Generic[Params]):
+    """The state of training: data only, so that two runs' states are one type to `jit`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> mw.training.init_state(lambda key: {"w": jnp.zeros(2)}, optax.sgd(0.1), 0, layout)
+      TrainState(step=0, params: 1 array of 8 B, opt_state: 0 arrays of 0 B, mesh data=8)
+    """
+
+    step: jax.Array
+    """int32[]: updates made so far."""
+    params: Params
+    """All parameters, trained and frozen."""
+    opt_state: optax.OptState
+    """The optimizer's state."""
+    seed: jax.Array
+    """uint32[]: step i draws from `fold_in(key_of(seed), i)`. A plain number outlives key formats."""
+    model_state: PyTree = None
+    """The model's state, which the loss replaces; None if the model has none."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the state with some fields changed: `state.replace(params=averaged)`.
+
+        Raises:
+          UsageError: There is no such field.
+        """
+        names = [field.name for field in fields(self)]
+        for name in changes.keys() - set(names):
+            hint = did_you_mean(name, names)
+            raise UsageError(f"a TrainState has no field {name!r}.{hint}\n  It has {', '.join(names)}.")
+        return replace(self, **changes)
+
+    def __repr__(self) -> str:
+        step = values_of(self.step)
+        known = "?" if step is None or step.shape else step
+        return f"TrainState(step={known}, {_shown(self, 'params', 'opt_state', 'model_state')})"
+
+
+def init_state(init: Init[Params] | Model, optimizer: Tx, seed: int, layout: Layout) -> TrainState[Params]:
+    """Return a new state. Each array is made on the devices where `layout` places it.
+
+    The values depend only on `seed`, but another mesh may round the last bit of some differently.
+
+    Args:
+      init: A function that makes the parameters, a pytree of arrays, from a PRNG key; see `Init`. Or a model
+        of `mw.functional`.
+      optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
+      seed: The seed of the parameters and of the steps' random numbers, from 0 to 2**32 - 1.
+      layout: The mesh, and the rules that split arrays over it.
+
+    Raises:
+      LayoutError: Some arrays do not fit the mesh. The message lists all of them.
+      UsageError: No parameter is trained, or a trained one is not floating or complex; or some rules of the
+        layout or the optimizer match nothing. The message lists all of them.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.training.init_state(lambda key: {"w": jnp.zeros(2)}, optax.sgd(0.1), 0, layout)
+      >>> int(state.step)
+      0
+    """
+    shardings = _shardings(abstract_state(init, optimizer, layout))
+    return computed(_make(init, optimizer), shardings, layout.mesh, np.uint32(seed))
+
+
+def state_from(
+    made: Params | Variables[Params], optimizer: Tx, seed: int, layout: Layout
+) -> TrainState[Params]:
+    """Return a new state with existing parameters: restored, pretrained or made by hand. Collective.
+
+    The parameters are copied to where `layout` places them, so training does not change the caller's arrays.
+    The errors are those of `init_state`.
+
+    Args:
+      made: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays it takes.
+      optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
+      seed: The seed of the steps' random numbers, from 0 to 2**32 - 1.
+      layout: The mesh, and the rules that split arrays over it.
+    """
+    with collector_paused():
+        state = jax.eval_shape(lambda made: _fresh(made, optimizer, jnp.uint32(seed)), made)
+    target = _placed(state, optimizer, layout)
+    shardings = _shardings(target)
+    given = _variables(made)
+    params = copy_to(given.params, shardings.params)
+    opt_state = computed(partial(fresh_opt_state, optimizer), shardings.opt_state, layout.mesh, params)
+    return TrainState(
+        step=copy_to(np.int32(0), shardings.step),
+        params=params,
+        opt_state=opt_state,
+        seed=copy_to(np.uint32(seed), shardings.seed),
+        model_state=copy_to(given.model_state, shardings.model_state),
+    )
+
+
+def abstract_state(init: Init[Params] | Model, optimizer: Tx, layout: Layout) -> TrainState[Params]:
+    """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
+
+    The arguments and errors are those of `init_state`.
+    """
+    with in_mesh(layout.mesh), collector_paused():
+        state = jax.eval_shape(_make(init, optimizer), jax.ShapeDtypeStruct((), jnp.uint32))
+    return _placed(state, optimizer, layout)
+
+
+def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments: PyTree) -> Any:
+    """Return `make(*arguments)`, computed on the mesh with each array made where `shardings` place it."""
+    with in_mesh(mesh):
+        with collector_paused():
+            traced = jax.jit(make, out_shardings=shardings).trace(*arguments)
+        if processes.spans_all_processes(mesh.devices.flat):
+            processes.compare("what makes the first state", lambda: processes.text_of_values(traced))
+        with collector_paused():
+            lowered = traced.lower()
+        return lowered.compile()(*arguments)
+
+
+def _make(init: Init | Model, optimizer: Tx) -> Callable[[jax.Array], TrainState]:
+    return lambda seed: _fresh(fresh_variables(init, seed), optimizer, seed)
+
+
+def _shown(of: TrainState | Variables, *parts: str) -> str:
+    """Return the sizes of the parts of a state, and the mesh that it is on."""
+    sizes = [f"{name}: {size_text(part)}" for name in parts if (part := getattr(of, name)) is not None]
+    mesh = mesh_of(of.params)
+    return ", ".join(sizes if mesh is None else [*sizes, f"mesh {mesh}"])
+
+
+def as_init(model: Init | Model) -> Init:
+    """Return the function that makes the parameters, which a model has as a method."""
+    return model if callable(model) else model.init
+
+
+def fresh_variables(init: Init | Model, seed: jax.Array) -> Variables:
+    """Return the variables that `init` makes from a seed."""
+    return _variables(as_init(init)(key_of(seed)))
+
+
+def fresh_opt_state(optimizer: Tx, params: PyTree) -> optax.OptState:
+    """Return the optimizer's first state, of the parameters that it trains."""
+    only = as_trainable(optimizer)
+    return init_optimizer(only.optimizer, only.split(params)[0])
+
+
+def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
+    """Return `optimizer.init(params)`.
+
+    Raises:
+      UsageError: The optimizer's labels or masks are in a tree of another type than the parameters.
+    """
+    try:
+        return optimizer.init(params)
+    except (ValueError, TypeError) as error:
+        kind, expected = _kind_of_masks(error), type(params).__name__
+        if kind in (None, expected):
+            raise
+        raise UsageError(
+            f"the optimizer's mask or labels are a {kind}, but the parameters are a {expected} of arrays by "
+            f"name: {listed(tree.leaf_names(params))}.\n"
+            "  Give a function of the parameters: lambda params: jax.tree.map(lambda x: x.ndim > 1, params). "
+            "Or patterns of names, by mw.training.by_path, decay_by_path or Trainer(trainable='lora/.*'). "
+            "flax.core.unfreeze(labels) makes a plain dict of a FrozenDict."
+        ) from error
+
+
+def _kind_of_masks(error: Exception) -> str | None:
+    """Return the type of the masks or labels that optax worked on when it failed, if they are a tree.
+
+    A module is one, although it can be called: optax then calls it, and fails with any error. The optimizer
+    is a closure, so only the frames of the traceback show what it holds.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for masks in (frame.f_locals.get(name) for name in ("mask", "param_labels")):
+            if masks is not None and all(isinstance(x, bool | str) for x in jax.tree.leaves(masks)):
+                return type(masks).__name__
+    return None
+
+
+def updated(
+    optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Any
+) -> tuple[PyTree, optax.OptState]:
+    """Return what `optimizer.update` does, which gets `loss`, a `Mean`, and the gradients if it needs them.
+
+    Raises:
+      UsageError: The optimizer asks for what a step does not have, such as the loss as a function.
+    """
+    update = partial(optimizer.update, grads, opt_state, params)
+    try:
+        try:
+            return update()
+        except TypeError as error:
+            if _LACKS not in str(error):
+                raise
+            # Only now, as some transformations refuse what they do not need.
+            return update(value=loss.value, grad=grads)
+    except (TypeError, ValueError, AttributeError) as error:
+        if not re.search(f"value_fn|obj_fn|grad_fn|{_LACKS}|has no attribute 'fast'", str(error)):
+            raise
+        raise UsageError(
+            "the optimizer asks for more than the gradients, the parameters and the loss, as optax.lbfgs, "
+            f"lookahead, contrib.sophia and an opaque contrib.sam do: {error}\n"
+            "  Make the update yourself: mw.Trainer(train_step=...) or mw.training.Step."
+        ) from error
+
+
+def _fresh(made: PyTree | Variables, optimizer: Tx, seed: jax.Array) -> TrainState:
+    given = _variables(made)
+    opt_state = fresh_opt_state(optimizer, given.params)
+    return TrainState(jnp.zeros((), jnp.int32), given.params, opt_state, seed, given.model_state)
+
+
+def _variables(made: PyTree | Variables) -> Variables:
+    return made if isinstance(made, Variables) else Variables(made, None)
+
+
+def _placed(state: TrainState, optimizer: Tx, layout: Layout) -> TrainState:
+    variables = {"params": state.params, "model_state": state.model_state}
+    check_averages_are_last(state.opt_state)
+    # All tables at once: a user who renames parameters may have to change several.
+    judge({**layout.tables(tree.leaf_names(variables)), **tables_of(optimizer, variables, state.opt_state)})
+    model = layout.shardings(variables)
+    opt_state = beside_params(state.opt_state, state.params, model["params"])
+    opt_state = in_memory(as_trainable(optimizer).opt_state_memory, state.opt_state, opt_state)
+    whole: Any = layout.replicated
+    return place(state, replace(state, step=whole, seed=whole, opt_state=opt_state, **model))
+
+
+def _shardings(target: TrainState) -> Any:
+    return jax.tree.map(lambda x: x.sharding, target)

@@ -1,0 +1,13 @@
+"""A process of two that write texts to one file."""
+
+import sys
+from pathlib import Path
+
+import meshwright as mw
+
+mw.parallel.start()
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from engine.predictor.test_texts_to_file import PROMPTS, params, predictor  # noqa: E402
+
+predictor("data=4,tensor=4").predict(PROMPTS, 2, params(), to=sys.argv[1], seed=3)
