@@ -70,8 +70,8 @@ test: lint programs
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # What must hold on the oldest Python, where that is another one.
-OLDEST = tests/checkpoints/formats tests/checkpoints tests/checkpoints/arrays tests/base/storage tests/program/hlo tests/program tests/engine/adapters \
-  tests/engine/exports tests/parallel tests/test_docstring_examples.py tests/test_house.py
+OLDEST = tests/checkpoints tests/base/storage tests/program tests/engine/adapters tests/engine/exports tests/parallel \
+  tests/test_docstring_examples.py tests/test_house.py
 test-oldest: setup-oldest
 	@if [ -d .venv-oldest ]; then .venv-oldest/bin/python -m pytest $(PARALLEL) $(OLDEST); \
 	else echo "One Python alone was found, $$($(BIN)/python -V): make test has tested it."; fi

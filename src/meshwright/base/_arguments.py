@@ -26,17 +26,6 @@ def by_name(
     Arguments that a partial has fixed stay fixed. Parameters that are not available keep their defaults.
     `**rest` receives all arguments that have no parameter of their own.
 
-    Args:
-      function: The user's function: any callable with a signature, such as a method, a partial or a compiled
-        function.
-      available: The names of the arguments that the result is called with.
-      what: The noun for `function` in errors.
-      required: The names that `function` must declare; of the names in a tuple, one is enough.
-
-    Raises:
-      UsageError: `function` declares an argument that is not available, does not declare a required one, or
-        has no signature.
-
     Example:
       >>> call = mw.base._internal.by_name(lambda params, batch: params * batch, ["params", "batch", "key"])
       >>> call(params=2, batch=3, key=None)
@@ -68,15 +57,7 @@ def declares(function: Callable[..., Any], name: str) -> bool:
 
 
 def num_required(function: Callable[..., Any], what: str = "function") -> int:
-    """Return the number of arguments that a function requires, except those that a partial has fixed.
-
-    Args:
-      function: The user's function.
-      what: The noun for it in errors.
-
-    Raises:
-      UsageError: It is not callable, or has no signature.
-    """
+    """Return the number of arguments that a function requires, except those that a partial has fixed."""
     fixed = _fixed(function)
     return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
 
@@ -93,17 +74,6 @@ def in_order(
     """Return the call of a function with values by position, each with its name.
 
     A parameter with a default gets a value only by its name, so those of the user's own keep theirs.
-
-    Args:
-      function: The user's function.
-      values: The values in their order.
-      what: The noun for the function in errors.
-      named: Further values, which a parameter gets only by its name.
-      optional: The name of a value that the function may leave out.
-      hint: The end of an error.
-
-    Raises:
-      UsageError: The function takes another number of values, is not callable, or has no signature.
 
     Example:
       >>> mw.base._internal.in_order(lambda x, scale=2: x * scale, {"x": 3, "key": 0}, optional="key")()

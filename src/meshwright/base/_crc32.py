@@ -20,23 +20,12 @@ _ONE, _X = 1 << 31, 1 << 30
 
 
 def crc32(data: Any, before: int = 0) -> int:
-    """Return the CRC-32 of a buffer, or of earlier data followed by the buffer.
-
-    Args:
-      data: The buffer.
-      before: The CRC-32 of the earlier data; 0 if there are none.
-    """
+    """Return the CRC-32 of a buffer, or of earlier data followed by the buffer."""
     return _crc(data, before)
 
 
 def joined(first: int, second: int, second_nbytes: int) -> int:
-    """Return the CRC-32 of two pieces of data, one after the other.
-
-    Args:
-      first: The CRC-32 of the first piece.
-      second: The CRC-32 of the second piece.
-      second_nbytes: The size of the second piece.
-    """
+    """Return the CRC-32 of two pieces of data, one after the other."""
     return _times(_x_to_the(8 * second_nbytes), first) ^ second
 
 

@@ -17,21 +17,13 @@ DEEPEST = 100
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-      OSError: There is no file, or it is not an ordinary one.
-    """
+    """Return the content of a file."""
     with open_file(path) as file:
         return file.read()
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises:
-      OSError: There is no file, or it is not an ordinary one: a pipe or a device may have no end.
-    """
+    """Open a file for reading."""
     if not stat.S_ISREG(path.stat().st_mode):
         # The number of a pipe, which is in `OF_THE_MACHINE`: commands then say it in one sentence.
         raise OSError(errno.ESPIPE, "is not an ordinary file", str(path))
@@ -39,11 +31,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return the value of a JSON text. It may be nested deeply: call `check_depth` to refuse that.
-
-    Raises:
-      ValueError: The text is not JSON, or an object in it has a key twice: one would be passed over.
-    """
+    """Return the value of a JSON text. It may be nested deeply: call `check_depth` to refuse that."""
     try:
         if isinstance(content, bytes):
             content = content.decode(json.detect_encoding(content), "surrogatepass")
@@ -64,11 +52,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_with_keys_once)
 
 
 def parse_object(content: str | bytes) -> dict[str, Any]:
-    """Return the JSON object in a text.
-
-    Raises:
-      ValueError: The text is not JSON, is not an object, or is nested too deeply.
-    """
+    """Return the JSON object in a text."""
     found = parse_json(content)
     if not isinstance(found, dict):
         raise ValueError(f"expected an object, found {found!r:.40}")
@@ -77,10 +61,8 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
 
 
 def check_unicode(text: str) -> None:
-    r"""Check that a text has no half of a surrogate pair, which JSON may write as `\ud800` but UTF-8 may not.
-
-    Raises:
-      ValueError: It has one.
+    r"""Check that a text has no half of a surrogate pair, which JSON may write as `\ud800` but UTF-8 may
+    not.
     """
     if text.isascii():
         return
@@ -92,11 +74,7 @@ def check_unicode(text: str) -> None:
 
 
 def check_depth(value: Any) -> None:
-    """Check that recursive functions can walk through a value of JSON.
-
-    Raises:
-      ValueError: The value is nested too deeply.
-    """
+    """Check that recursive functions can walk through a value of JSON."""
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         level = [inner for each in level for inner in _inner(each)]

@@ -8,12 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file atomically, and flush it and its directory to the disk.
-
-    Args:
-      path: The file. An existing one is replaced.
-      content: The bytes of the file, or pieces of them that are made on demand.
-    """
+    """Write a file atomically, and flush it and its directory to the disk."""
     write_one_of_many(path, content)
     fsync_directory(path.parent)
 
@@ -22,10 +17,6 @@ def write_one_of_many(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file as `write_whole` does, but leave it to the caller to flush its directory.
 
     After a power cut before that, the file is complete, or is as it was before, or does not exist.
-
-    Args:
-      path: The file. An existing one is replaced.
-      content: The bytes of the file, or pieces of them that are made on demand.
     """
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
@@ -36,15 +27,7 @@ def write_one_of_many(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def open_ordinary(path: Path, flags: int) -> int:
-    """Open an ordinary file, as `os.open` does, and return its descriptor. It does not wait for a pipe.
-
-    Args:
-      path: The file.
-      flags: The flags of `os.open`.
-
-    Raises:
-      OSError: It cannot be opened, or it is a link, a pipe or a device, which others may have put there.
-    """
+    """Open an ordinary file, as `os.open` does, and return its descriptor. It does not wait for a pipe."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -66,9 +49,6 @@ def make_directory(path: Path) -> None:
 
     Those that exist are flushed, too: a process may have been killed after it created them. It ends at the
     root of the file system, or below a directory that this process may not change.
-
-    Args:
-      path: The directory.
     """
     path.mkdir(parents=True, exist_ok=True)
     for parent in path.resolve().parents:

@@ -14,11 +14,6 @@ def print_line(text: str, out: TextIO | None) -> None:
     Without a buffer (`PYTHONUNBUFFERED=1`, usual in containers), `print` passes on a text and the end of its
     line one after the other, so that a line of another thread or process may come between them.
 
-    Args:
-      text: One or more lines, without the end of the last one.
-      out: What it is written to, such as `sys.stderr`, which is None in a process without one. If its reader
-        is gone, or if it was closed, this text and all later ones are dropped.
-
     Example:
       >>> import sys
       >>> from meshwright.base._lines import print_line

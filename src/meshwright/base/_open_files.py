@@ -10,11 +10,7 @@ _FILES, _FILES_A_PROCESS = 20, 3
 
 
 def allow_files_of(num_processes: int) -> None:
-    """Let this process, and those that it starts, open as many files as process 0 of a run does.
-
-    Raises:
-      UsageError: The system does not allow so many.
-    """
+    """Let this process, and those that it starts, open as many files as process 0 of a run does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed, unlimited = _FILES + _FILES_A_PROCESS * num_processes, resource.RLIM_INFINITY
     if hard != unlimited and hard < needed:

@@ -66,12 +66,6 @@ def compiled(pattern: str) -> Callable[[str], Found | None]:
     Of several matches it returns the one with most components: the group in `(.*)/q` contains everything
     above the last component.
 
-    Args:
-      pattern: A regular expression for names of leaves.
-
-    Raises:
-      re.error: `pattern` is not a regular expression.
-
     Example:
       >>> mw.base._internal.compiled("(.*)/q")("decoder/0/q")[1]
       'decoder/0'
@@ -94,11 +88,7 @@ def compiled(pattern: str) -> Callable[[str], Found | None]:
 @jax.tree_util.register_static  # so that the state of an optimizer can contain its rules
 @dataclass(frozen=True)
 class Table:
-    """The patterns of a list of rules. The first one that matches a leaf decides.
-
-    Raises:
-      UsageError: A pattern is not a regular expression.
-    """
+    """The patterns of a list of rules. The first one that matches a leaf decides."""
 
     name: str
     """Name of the table in errors: the argument, field or function that the rules were given to."""
@@ -115,20 +105,11 @@ class Table:
 
     @classmethod
     def of(cls, name: str, rules: Iterable[Sequence[Any]]) -> Self:
-        """Return the table of rules that are pairs of a pattern and a value.
-
-        Args:
-          name: The name of the table in errors.
-          rules: The rules.
-        """
+        """Return the table of rules that are pairs of a pattern and a value."""
         return cls(name, tuple(rule[0] for rule in rules))
 
     def first(self, *names: str) -> tuple[int, Found] | None:
-        """Return the index of the first rule that matches a leaf, and the match; None if none does.
-
-        Args:
-          names: The names of the leaf; a rule matches if it matches one of them.
-        """
+        """Return the index of the first rule that matches a leaf, and the match; None if none does."""
         for number, pattern in enumerate(self.patterns):
             for name in names:
                 if found := compiled(pattern)(name):
@@ -138,23 +119,13 @@ class Table:
     def decisions(
         self, names: Iterable[str], also: Callable[[str], str] = str
     ) -> dict[str, tuple[int, Found]]:
-        """Return, by name, the first rule and its match for each leaf that a rule matches.
-
-        Args:
-          names: The names of the leaves.
-          also: Returns a second name of a leaf, which patterns may match, too.
-        """
+        """Return, by name, the first rule and its match for each leaf that a rule matches."""
         found = {name: self.first(name, also(name)) for name in names}
         return {name: first for name, first in found.items() if first is not None}
 
 
 def value_of(rules: Iterable[tuple[str, V]], name: str, default: V) -> V:
     """Return the value of the first rule whose pattern matches a name.
-
-    Args:
-      rules: Pairs of a pattern and a value.
-      name: The name of a leaf.
-      default: The value if no rule matches.
 
     Example:
       >>> mw.base._internal.value_of([("norm/.*", 0.0), (".*", 0.1)], "decoder/norm/scale", 1.0)
@@ -164,16 +135,7 @@ def value_of(rules: Iterable[tuple[str, V]], name: str, default: V) -> V:
 
 
 def judge(tables: Mapping[Table, Iterable[str]], also: Callable[[str], str] = str) -> None:
-    """Check that each rule decides for some leaf. An `optional` pattern or a last `.*` need not.
-
-    Args:
-      tables: The tables, each with the names of all leaves that it is for. (Given only some of the leaves, a
-        rule for the others would seem to decide nothing.)
-      also: Returns a second name of a leaf, as for `Table.decisions`.
-
-    Raises:
-      UsageError: Some rules decide nothing. The message lists all of them, with the nearest names.
-    """
+    """Check that each rule decides for some leaf. An `optional` pattern or a last `.*` need not."""
     leaves = {table: [(name, also(name)) for name in names] for table, names in tables.items()}
     idle = [(table, number) for table in tables for number in _idle(table, leaves[table])]
     if not idle:

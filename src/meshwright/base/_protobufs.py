@@ -9,14 +9,7 @@ from typing import Any
 
 
 def messages(package: str, declared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the classes of messages by name.
-
-    Args:
-      package: A name for the group of messages, which does not appear in the bytes.
-      declared: The fields of each message, written as in `.proto` files (proto3):
-        `{"Point": ["double x = 1", "repeated Point near = 2"]}`. Fields that begin with `oneof` belong to
-        one oneof, so that a program can ask which of them is set.
-    """
+    """Return the classes of messages by name."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")

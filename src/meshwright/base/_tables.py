@@ -24,15 +24,7 @@ def aligned(
     width: int | None = None,
     indent: str = "",
 ) -> list[str]:
-    """Return a line for each row of cells, with aligned columns.
-
-    Args:
-      rows: The rows, all of the same length.
-      right: The indices of columns that are aligned at the right and never shortened, as for numbers.
-      width: Longest line, in characters. To fit, the widest of the other columns are shortened in the
-        middle. None shortens nothing.
-      indent: Text before each line.
-    """
+    """Return a line for each row of cells, with aligned columns."""
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -53,11 +45,6 @@ def wrapped(text: str, *, width: int | None, indent: str = "") -> str:
     """Return a text whose lines have at most `width` characters.
 
     A word is never cut, as it may be a path.
-
-    Args:
-      text: The text, of one or several lines.
-      width: Longest line, in characters; None wraps nothing.
-      indent: Text before each continuation of a line.
     """
     if width is None:
         return text

@@ -12,9 +12,5 @@ def local_time(seconds: float) -> str:
 
 
 def utc_time(seconds: float) -> str:
-    """Return a time, in seconds since 1970, as `2026-11-22T18:20:01Z`, for pages that are read elsewhere.
-
-    Raises:
-      ValueError, OverflowError, OSError: The number is too large for a time.
-    """
+    """Return a time, in seconds since 1970, as `2026-11-22T18:20:01Z`, for pages that are read elsewhere."""
     return datetime.fromtimestamp(seconds, UTC).strftime(f"{FORMAT}Z")

@@ -40,13 +40,6 @@ def leaf_names(tree: PyTree) -> list[str]:
 def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Return the leaves of a tree by name, in JAX's order.
 
-    Args:
-      tree: Any pytree.
-      is_leaf: Returns True for nodes to treat as leaves, as in `jax.tree.map`.
-
-    Raises:
-      UsageError: Two leaves would have the same name.
-
     Example:
       >>> mw.base._internal.named_leaves({"a": {"b": 1}, "c": 2})
       {'a/b': 1, 'c': 2}
@@ -57,10 +50,6 @@ def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> 
 
 def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Return the nodes of a tree that have no leaves, by name: None, or {} for an empty container.
-
-    Args:
-      tree: Any pytree.
-      is_leaf: Returns True for nodes to treat as leaves, as in `jax.tree.map`.
 
     Example:
       >>> mw.base._internal.empty_nodes({"a": None, "b": 1, "c": []})
@@ -77,12 +66,6 @@ def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> d
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested dictionaries, made from the names of their leaves.
-
-    Args:
-      leaves: The leaves by name.
-
-    Raises:
-      InputError: The name of a leaf is the beginning of another's, as `a` and `a/b`.
 
     Example:
       >>> mw.base._internal.nested({"a/b": 1, "c": 2})
@@ -112,9 +95,6 @@ def _below_another(name: str) -> InputError:
 def name_of(keys: Iterable[str]) -> str:
     """Return the name of the leaf with these keys.
 
-    Args:
-      keys: The keys from the root of the tree to the leaf, as text.
-
     Example:
       >>> mw.base._internal.name_of(["params", "a/b"])
       'params/a%2Fb'
@@ -125,9 +105,6 @@ def name_of(keys: Iterable[str]) -> str:
 def keys_of(name: str) -> list[str]:
     """Return the keys in the name of a leaf.
 
-    Args:
-      name: The name, as `name_of` makes it.
-
     Example:
       >>> mw.base._internal.keys_of("params/a%2Fb")
       ['params', 'a/b']
@@ -137,14 +114,6 @@ def keys_of(name: str) -> list[str]:
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
     """Return a tree with each leaf replaced by the result of a function of its name and value.
-
-    Args:
-      function: Called as `function(name, leaf, *leaves_of_rest)`.
-      tree: Any pytree.
-      rest: More trees of the same structure, as in `jax.tree.map`.
-
-    Raises:
-      UsageError: Two leaves would have the same name.
 
     Example:
       >>> params = {"a": {"b": 1}, "c": 2}
@@ -159,9 +128,6 @@ def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTr
 
 def abstract(tree: PyTree) -> PyTree:
     """Return a tree with `ShapeDtypeStruct`s in place of arrays, with the arrays' shardings.
-
-    Args:
-      tree: A pytree of arrays or numbers.
 
     Example:
       >>> mw.base._internal.abstract({"w": np.zeros((2, 3), np.float32)})
@@ -181,10 +147,6 @@ def differences(then: PyTree, now: PyTree) -> str:
 
     Dtypes are compared as JAX would make them: NumPy's float64 and int64 count as 32 bits wide, unless JAX's
     64-bit mode is on.
-
-    Args:
-      then: A pytree of arrays or structs.
-      now: The pytree to compare it with.
 
     Example:
       >>> mw.base._internal.differences({"x": np.zeros(2, np.float32)}, {"x": np.zeros(3, np.float32)})

@@ -182,11 +182,7 @@ def explained(function: F) -> F:
 
 
 def explained_as(path: str) -> Callable[[F], F]:
-    """Return a decorator that does as `explained`, for a function or class that errors name by a path.
-
-    Args:
-      path: The path below `mw` by which users call it, such as `lm.decoder.Config`.
-    """
+    """Return a decorator that does as `explained`, for a function or class that errors name by a path."""
     return lambda function: _explained(function, path)
 
 

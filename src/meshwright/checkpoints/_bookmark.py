@@ -30,10 +30,8 @@ _OTHERWISE = "To continue anyway, use `restore(open_source(...), target)` and se
 
 
 def bookmark(data: Any) -> dict[str, Any]:
-    """Return the position of `data` in the form that `rewind` reads. Collective, unless the state is global.
-
-    Raises:
-      UsageError: The state is neither bytes nor JSON.
+    """Return the position of `data` in the form that `rewind` reads. Collective, unless the state is
+    global.
     """
     if data is None:
         return {_GLOBAL: _NOT_SAVED}
@@ -45,11 +43,7 @@ def bookmark(data: Any) -> dict[str, Any]:
 
 
 def rewind(data: Any, extra: Mapping[str, Any], source: Any) -> None:
-    """Set `data` to its position when the checkpoint `source`, with this `extra`, was saved. Ignores None.
-
-    Raises:
-      CheckpointError: Either has no position, or it was saved by another number of processes.
-    """
+    """Set `data` to its position when the checkpoint `source`, with this `extra`, was saved. Ignores None."""
     if data is None:
         return
     state, states = extra.get(_GLOBAL), extra.get(_BY_PROCESS)

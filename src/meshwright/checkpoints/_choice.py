@@ -51,16 +51,6 @@ def open_best(
 def chosen_step(path: str, checkpoint: int | str) -> int:
     """Return the step of a checkpoint that is asked for. For one process to call.
 
-    Args:
-      path: A run directory or a directory of checkpoints, or the URL of one.
-      checkpoint: The step; "newest"; or "best", the one with the best score that the run keeps its best
-        checkpoint by, "best:test/loss" for another score, "best:test/distance:min" where neither the run nor
-        the score's name tells which values are better.
-
-    Raises:
-      CheckpointError: There is no such checkpoint. The error names the nearest step or score.
-      UsageError: `checkpoint` is none of these, or nothing says which score is meant.
-
     Example:
       >>> with mw.Checkpoints("run") as checkpoints:
       ...     for step, loss in ((100, 0.1), (200, 0.3)):

@@ -44,19 +44,6 @@ def convert(
     the same. Given another format, leaves get their Meshwright names, values that are no arrays are left out,
     and a step that is unknown becomes 0.
 
-    Args:
-      source: An opened checkpoint.
-      destination: The directory of checkpoints to write to, local or in a store. It is created if needed, and
-        no run may have it open.
-      transform: Returns the source to write, given `source`: for instance a map's `to_ours`, or a `subtree`.
-        The leaves have the names of their format.
-      dtype: The new dtype of parameters, as in `rewritten`.
-      only: A pattern of the arrays to write, as in `rewritten`.
-
-    Raises:
-      UsageError: As `rewritten`, or the destination has this step already.
-      DamagedError: A part of the source is damaged.
-
     Example:
       >>> with mw.Checkpoints("run") as checkpoints:
       ...     checkpoints.save(100, {"params": {"w": jnp.ones(3)}})
@@ -82,17 +69,6 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
     """Return a checkpoint with only some arrays, or with parameters cast while they are read.
 
     Patterns may match the name in the source or the Meshwright name.
-
-    Args:
-      source: An opened checkpoint.
-      dtype: The floating-point dtype of the parameters, or dtypes by pattern, of which the first that matches
-        decides. Only floating-point arrays are cast. Parameters are the arrays below `params/`, or below the
-        names that T5X and seqax use, or else all arrays.
-      only: A pattern of the arrays to keep.
-
-    Raises:
-      UsageError: A pattern is invalid or decides nothing, or a dtype is not floating-point; or, while
-        reading, a value does not fit into its dtype.
     """
     arrays, spelling = source.arrays(), spelling_of(source)
     ours = {name: spelling.ours(name) for name in arrays}
@@ -114,11 +90,7 @@ def _patterns(dtype: DTypes | None, ours: Mapping[str, str]) -> Mapping[str, DTy
 
 
 def called_as_ours(source: Source) -> Source:
-    """Return a source with Meshwright names; unchanged, if two arrays would get the same name.
-
-    Args:
-      source: A source of any format.
-    """
+    """Return a source with Meshwright names; unchanged, if two arrays would get the same name."""
     arrays, ours = source.arrays(), spelling_of(source).ours
     named = {ours(name): array for name, array in arrays.items()}
     if named.keys() == arrays.keys() or len(named) < len(arrays):

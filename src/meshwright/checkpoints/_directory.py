@@ -44,11 +44,7 @@ _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
 
 
 def of_checkpoints(directory: Directory) -> Directory:
-    """Return `directory`, if checkpoints can be saved there.
-
-    Raises:
-      UsageError: It is in a store without safe creation of objects.
-    """
+    """Return `directory`, if checkpoints can be saved there."""
     if isinstance(directory, ObjectPath) and not directory.store.creates:
         raise UsageError(
             f"{directory} cannot hold checkpoints: two runs could save the same step there. Expected "
@@ -59,21 +55,12 @@ def of_checkpoints(directory: Directory) -> Directory:
 
 
 def step_name(step: int) -> str:
-    """Return the name of a step's directory, `step_00000800`.
-
-    Args:
-      step: The step, from 0.
-    """
+    """Return the name of a step's directory, `step_00000800`."""
     return f"step_{step:08d}"
 
 
 def step_path(directory: Directory, step: int) -> Directory:
-    """Return the path of a step's directory, whether it exists or not.
-
-    Args:
-      directory: The directory of checkpoints.
-      step: The step, from 0.
-    """
+    """Return the path of a step's directory, whether it exists or not."""
     return directory / step_name(step)
 
 
@@ -137,11 +124,7 @@ def _has_lost_manifest(path: Path) -> bool:
 
 
 def temporaries(directory: Directory) -> Sequence[Directory]:
-    """Return the directories of saves and removals that are in progress or were killed.
-
-    Args:
-      directory: The directory of checkpoints.
-    """
+    """Return the directories of saves and removals that are in progress or were killed."""
     if isinstance(directory, ObjectPath):
         begun = _attempts(directory.glob("step_*/*")).keys() - complete_steps(directory)
         return [step_path(directory, step) for step in sorted(begun)]
@@ -182,11 +165,6 @@ def set_aside_after(directory: Directory, step: int, mark: str) -> list[int]:
     """Set aside all checkpoints after a step, and return their steps.
 
     The latest one goes first, so that a killed process leaves a contiguous beginning.
-
-    Args:
-      directory: The directory of checkpoints.
-      step: The last step that stays.
-      mark: Eight hexadecimal digits that become part of the new names.
     """
     later = [each for each in saved_steps(directory) if each > step]
     for each in reversed(later):
@@ -197,11 +175,7 @@ def set_aside_after(directory: Directory, step: int, mark: str) -> list[int]:
 
 
 def aside(directory: Directory) -> list[str]:
-    """Return the names of the checkpoints that were set aside.
-
-    Args:
-      directory: The directory of checkpoints.
-    """
+    """Return the names of the checkpoints that were set aside."""
     if isinstance(directory, ObjectPath):
         found = directory.glob(f"step_*/{MANIFEST}.*-*")  # one request
         return sorted(f"{path.parent.name}/{path.name}" for path in found)
@@ -209,10 +183,8 @@ def aside(directory: Directory) -> list[str]:
 
 
 def why_aside(name: str) -> str:
-    """Return the reason in the name of a checkpoint that was set aside: "damaged" or "later"; "" for others.
-
-    Args:
-      name: A name, as `aside` returns it.
+    """Return the reason in the name of a checkpoint that was set aside: "damaged" or "later"; "" for
+    others.
     """
     return next((why for why in ASIDE if f".{why}-" in name), "")
 
@@ -236,9 +208,6 @@ def lock(directory: Directory) -> ExitStack:
 
     Object stores have no locks that end with their process, so nothing is locked there: if two runs save the
     same step, one succeeds.
-
-    Raises:
-      UsageError: Another run has the lock, or the directory cannot be created or written to.
     """
     held = ExitStack()
     if not isinstance(directory, ObjectPath):
@@ -247,22 +216,14 @@ def lock(directory: Directory) -> ExitStack:
 
 
 def lock_local(directory: Path) -> processes.DirectoryLock:
-    """Create a local directory if needed, and lock it.
-
-    Raises:
-      UsageError: Another process has the lock, or the directory cannot be created or written to.
-    """
+    """Create a local directory if needed, and lock it."""
     with _telling(directory):
         make_directory(directory)
         return processes.lock_directory(directory / LOCK)
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a run has the directory open for saving; False if the directory does not exist.
-
-    Args:
-      directory: A local directory of checkpoints.
-    """
+    """Return whether a run has the directory open for saving; False if the directory does not exist."""
     return processes.is_locked(directory / LOCK)
 
 
@@ -270,9 +231,6 @@ def probe(directory: Directory) -> None:
     """Check that files can be created and deleted in an existing directory.
 
     The test file is empty, so that on a full disk a run can still be opened, and remove old files.
-
-    Raises:
-      UsageError: One of these is not possible.
     """
     if isinstance(directory, ObjectPath):
         _remote.probe(directory)

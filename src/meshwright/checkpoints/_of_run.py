@@ -13,12 +13,6 @@ from meshwright.errors import InputError, MeshwrightError
 def checkpoints_of(path: str) -> str:
     """Return where the checkpoints of the run at `path` are; `path` itself, where there is no run to be read.
 
-    Args:
-      path: A run directory or its URL, or the place of checkpoints themselves.
-
-    Raises:
-      InputError: A file of the run that says so is damaged.
-
     Example:
       >>> mw.checkpoints._internal.checkpoints_of("/tmp/exported")
       '/tmp/exported'
@@ -42,9 +36,6 @@ def checkpoints_of(path: str) -> str:
 
 def settings_at(path: str) -> dict[str, str]:
     """Return the settings of a run by dotted path; {} where there is no run to be read.
-
-    Args:
-      path: A run directory or its folder of checkpoints, or the URL of one.
 
     Example:
       >>> mw.checkpoints._internal.settings_at("/tmp/exported")

@@ -31,9 +31,6 @@ def probe(directory: ObjectPath) -> None:
 
     A mistyped bucket must be an error, and not look like a directory without checkpoints, in which training
     would start again. A store that creates an object twice would let two runs save the same step.
-
-    Raises:
-      UsageError: One of these is not possible.
     """
     path = directory.impatient() / f".probe-{secrets.token_hex(4)}"
     try:

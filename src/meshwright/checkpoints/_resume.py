@@ -36,11 +36,6 @@ def newest_intact(
     if it had saved nothing. What was on a disk is not given up like this.
     Processes read different parts, so damage that one of them finds makes all of them take an older one.
     Collective: call it on the main thread of all processes, with the same candidates.
-
-    Raises:
-      DamagedError: All checkpoints are damaged.
-      MeshwrightError: Any other error of `restore` on any process. A checkpoint that does not match is no
-        reason to take an older one: the user must decide.
     """
     damaged: dict[Candidate, str] = {}
     for candidate in sorted(candidates, reverse=True):

@@ -27,20 +27,12 @@ before it starts that its evaluations report them."""
 
 
 def metrics_of(policy: Any) -> tuple[str, ...]:
-    """Return the names of the scores that a policy uses.
-
-    Args:
-      policy: A policy, or anything else, which uses none.
-    """
+    """Return the names of the scores that a policy uses."""
     return getattr(policy, "metrics", ())
 
 
 def as_policy(keep: Any) -> Keep:
-    """Return a policy as it is, and for a number the policy `last`.
-
-    Raises:
-      UsageError: `keep` is neither.
-    """
+    """Return a policy as it is, and for a number the policy `last`."""
     if callable(keep):
         return keep
     if isinstance(keep, int) and not isinstance(keep, bool) and keep > 0:

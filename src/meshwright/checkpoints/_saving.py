@@ -50,11 +50,7 @@ def begin_attempt(directory: Directory, step: int, extra: Mapping[str, Any] | No
 def check_is_saved(
     directory: Directory, head: Manifest, leaves: Mapping[str, Any], arrays: Sequence[ArrayLayout]
 ) -> None:
-    """Check that a checkpoint that exists is of this state. Collective.
-
-    Raises:
-      UsageError: It is of another state.
-    """
+    """Check that a checkpoint that exists is of this state. Collective."""
     final = _directory.step_path(directory, head.step)
     parts = processes.gather(processes.on_all(lambda: sorted(other_arrays(final, leaves, arrays))))
     others = sorted({name for part in parts for name in part}) or processes.on_lead(

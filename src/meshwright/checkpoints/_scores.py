@@ -53,9 +53,6 @@ def numbers(scores: Scores) -> Scores:
 def kept_by(settings: Mapping[str, str]) -> dict[str, Mode]:
     """Return the scores by which a run keeps its best checkpoints, and which values of them are best.
 
-    Args:
-      settings: The run's settings by dotted path, of an `Experiment` or of `Trainer.fit`.
-
     Example:
       >>> mw.checkpoints._internal.kept_by({"save.keep.metric": "'test/loss'", "save.keep.mode": "'min'"})
       {'test/loss': 'min'}
@@ -65,11 +62,6 @@ def kept_by(settings: Mapping[str, str]) -> dict[str, Mode]:
 
 def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
     """Return whether lower or higher values of a score are better; None if nothing tells.
-
-    Args:
-      name: The name of the score.
-      settings: The run's settings by dotted path, which decide where they mention the score. Otherwise its
-        name does.
 
     Example:
       >>> mw.checkpoints._internal.mode_of("test/accuracy", {})

@@ -15,12 +15,7 @@ class Session:
     """A directory opened for saving by one run. Methods are collective, but for `leave` after an error."""
 
     def __init__(self, directory: Directory, outdated: Sequence[str] = ()):
-        """Open nothing yet; `open` does.
-
-        Args:
-          directory: The directory.
-          outdated: Names of hidden files there that `open` removes, as they will no longer be true.
-        """
+        """Open nothing yet; `open` does."""
         self._directory, self._outdated = directory, outdated
         self._lock: ExitStack | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -34,21 +29,13 @@ class Session:
 
     @property
     def thread(self) -> Executor:
-        """Return the thread that writes files.
-
-        Raises:
-          UsageError: The directory is not open.
-        """
+        """Return the thread that writes files."""
         if self._thread is None:
             raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
         return self._thread
 
     def open(self) -> None:
-        """Create the directory if needed, lock it, and remove incomplete saves of killed runs.
-
-        Raises:
-          UsageError: Another run has it open, or a process cannot use it.
-        """
+        """Create the directory if needed, lock it, and remove incomplete saves of killed runs."""
         try:
             on_lead(self._take)
             on_all(lambda: _directory.probe(self._directory))
@@ -59,11 +46,7 @@ class Session:
             raise
 
     def wait(self) -> float:
-        """Wait until the save in flight, if any, is complete, and return the seconds that it took.
-
-        Raises:
-          MeshwrightError: It failed on some process.
-        """
+        """Wait until the save in flight, if any, is complete, and return the seconds that it took."""
         if (saving := self.saving) is None:
             return 0.0
         failure = saving.finish()  # if this is interrupted, the save is still in flight

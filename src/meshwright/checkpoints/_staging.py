@@ -20,15 +20,7 @@ UNFINISHED = ".unfinished"
 
 @contextmanager
 def staged(final: Path) -> Iterator[Path]:
-    """Yield an empty directory on the disk of `final`, to write files in and rename them; then remove it.
-
-    Args:
-      final: The destination of the export.
-
-    Raises:
-      UsageError: Another process writes `final`, or its directory cannot be written to.
-      MeshwrightError: A file could not be written, for instance because the disk is full.
-    """
+    """Yield an empty directory on the disk of `final`, to write files in and rename them; then remove it."""
     place = final.with_name(f".{final.name}{UNFINISHED}")
     with _held(place):
         try:
@@ -41,11 +33,7 @@ def staged(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def errors_naming(final: object) -> Iterator[None]:
-    """Turn an `OSError` into an error that names the destination.
-
-    Raises:
-      MeshwrightError: The block raised an `OSError`.
-    """
+    """Turn an `OSError` into an error that names the destination."""
     try:
         yield
     except OSError as error:

@@ -35,13 +35,7 @@ _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
 def convert(options: argparse.Namespace) -> Result:
-    """Write a converted copy of the checkpoint to the destination.
-
-    Raises:
-      UsageError: Options contradict each other, or select no array.
-      CheckpointError: There is no checkpoint, it is damaged, or it is not of the model that `config.json`
-        describes.
-    """
+    """Write a converted copy of the checkpoint to the destination."""
     _check(options)
     _give_memory_back_at_once()
     changed = _changes(options)

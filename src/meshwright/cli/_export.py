@@ -26,13 +26,7 @@ _PROGRAM = ".jaxexport"
 
 
 def export(options: argparse.Namespace) -> Result:
-    """Export the newest checkpoint of a run, or that of a step, or the best.
-
-    Raises:
-      InputError: There is no such run, checkpoint or score.
-      UsageError: The name of the file says no format that is written here, there is nothing to export, or
-        somebody other than the user may have chosen the function.
-    """
+    """Export the newest checkpoint of a run, or that of a step, or the best."""
     kind = _checked_suffix(options.to)
     options.target = options.by
     opened = reopened(options, PURPOSE)

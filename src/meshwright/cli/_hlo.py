@@ -11,11 +11,7 @@ from meshwright.cli._train import Result, use_fake_devices
 
 
 def hlo(options: argparse.Namespace) -> Result:
-    """Compile the step ahead of time, and write its HLO as text, graph and picture.
-
-    Raises:
-      UsageError: The experiment is not valid, as for `train`; or the directory cannot be written to.
-    """
+    """Compile the step ahead of time, and write its HLO as text, graph and picture."""
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     from meshwright.engine import _internal as experiment

@@ -121,11 +121,7 @@ def make(features, width):
 
 
 def init(options: argparse.Namespace) -> Result:
-    """Write the program, and say what to run.
-
-    Raises:
-      UsageError: There is such a file, or it cannot be a Python program.
-    """
+    """Write the program, and say what to run."""
     path, kind = Path(options.file), options.kind
     target = f"{options.file}:experiment"
     if path.suffix != ".py" or as_module(target) == target:

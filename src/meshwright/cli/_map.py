@@ -33,12 +33,7 @@ def is_t5x(options: argparse.Namespace) -> bool:
 
 
 def to_ours(options: argparse.Namespace) -> Callable[[Source], Source]:
-    """Return the function that renames foreign arrays to Meshwright's names.
-
-    Raises:
-      UsageError: There is no such map.
-      CheckpointError: The model's `config.json` is missing or not supported.
-    """
+    """Return the function that renames foreign arrays to Meshwright's names."""
     if is_hugging_face(options):
         cfg = hugging_face.config(options.config or options.source)
         return lambda source: _under("params", hugging_face.to_ours(source, cfg))
@@ -53,13 +48,6 @@ def to_theirs(options: argparse.Namespace, **chosen: Any) -> Callable[[Source], 
 
     For Hugging Face they keep Meshwright's names: its export renames them and compares them with
     `config.json`.
-
-    Args:
-      options: The command's options.
-      chosen: The `dtype` and `only` of the conversion.
-
-    Raises:
-      UsageError: There is no such map.
     """
     if is_hugging_face(options):
         return lambda source: rewritten(_parameters(source), **chosen)

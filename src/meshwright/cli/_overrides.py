@@ -90,10 +90,8 @@ def defaults_of(function: Callable[..., Any], settings: Overrides) -> dict[str, 
 
 
 def convert(name: str, text: str, wanted: Any) -> Any:
-    """Convert `text` to the type `wanted`, reading it as none, as text, as YAML or as a comma-separated list.
-
-    Raises:
-      OverrideError: No reading of the text has that type.
+    """Convert `text` to the type `wanted`, reading it as none, as text, as YAML or as a comma-separated
+    list.
     """
     import pydantic
     import yaml

@@ -54,12 +54,7 @@ class Commands:
     """Adds commands to a parser, each with the options that all commands have."""
 
     def __init__(self, top: argparse.ArgumentParser, within: str = ""):
-        """Begin with no commands.
-
-        Args:
-          top: The parser to add to.
-          within: The command whose subcommands these are; empty for the commands themselves.
-        """
+        """Begin with no commands."""
         self._shared, self._within = _shared(top), f"{within} " if within else ""
         title, metavar = ("places", "PLACE") if within else ("commands", "COMMAND")
         self._commands = top.add_subparsers(title=title, metavar=metavar, required=True)

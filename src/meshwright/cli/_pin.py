@@ -16,11 +16,7 @@ def pin(options: argparse.Namespace) -> Result:
 
 
 def unpin(options: argparse.Namespace) -> Result:
-    """Unpin the checkpoint of a step: the run's retention policy may delete it again.
-
-    Raises:
-      InputError: The checkpoint is not pinned, or does not exist.
-    """
+    """Unpin the checkpoint of a step: the run's retention policy may delete it again."""
     path = _path(options)
     if not formats.is_pinned(path):
         raise InputError(

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def plan(options: argparse.Namespace) -> Result:
-    """Plan the experiment's step. Exit code 1 if it does not fit into the memory.
-
-    Raises:
-      UsageError: The hardware is not known, or the experiment is not valid, as for `train`.
-    """
+    """Plan the experiment's step. Exit code 1 if it does not fit into the memory."""
     if options.search and "mesh" in options.settings:
         raise UsageError(
             f"mesh={options.settings['mesh']} has no effect with --search, which tries all meshes that the "

@@ -11,12 +11,7 @@ COMPARISON = "comparison.html"
 
 
 def report(options: argparse.Namespace) -> Result:
-    """Write the page and print a summary of it.
-
-    Raises:
-      InputError: One of the paths is not a run.
-      UsageError: The page cannot be written.
-    """
+    """Write the page and print a summary of it."""
     with contextlib.ExitStack() as copied:
         runs = [room.read_run(copied.enter_context(local_copy(place)), place) for place in options.runs]
         if len(runs) == 1:

@@ -24,13 +24,7 @@ PURPOSE = Purpose(
 
 
 def serve(options: argparse.Namespace) -> Result:
-    """Serve the newest checkpoint of a run, or that of a step, or the best, until SIGTERM or Ctrl-C.
-
-    Raises:
-      InputError: There is no such run, checkpoint or score.
-      UsageError: It is not known how the model generates, the server cannot listen there, or somebody other
-        than the user may have chosen the function.
-    """
+    """Serve the newest checkpoint of a run, or that of a step, or the best, until SIGTERM or Ctrl-C."""
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)

@@ -57,19 +57,7 @@ def start(
     started: float | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Build the experiment and run it on all processes.
-
-    Args:
-      target: The function that makes the experiment, as `module:function`.
-      settings: The texts of the settings, by dotted path.
-      fake_devices: Number of virtual CPU devices in each process; None or 0 for the machine's own devices.
-      next_commands: Returns the commands to suggest at the end, given the run's path quoted for a shell.
-      check: Raises if the function must not be called.
-      strict: Refuse to continue a run with other settings than before.
-      from_step: Go back to the checkpoint of this step.
-      started: Time at which the command was launched, on the clock `time.monotonic`.
-      verbose: Show every array and every check before the first step.
-    """
+    """Build the experiment and run it on all processes."""
     function, experiment = made(target, settings, fake_devices, check)
     from meshwright.engine._internal import run
     from meshwright.processes import _internal as processes

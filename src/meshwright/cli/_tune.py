@@ -10,13 +10,7 @@ _TARGET = "meshwright.lm._tuning:tuning"
 
 
 def tune(options: argparse.Namespace) -> Result:
-    """Train, then write the best checkpoint. The same command continues a run that was cut off.
-
-    Raises:
-      UsageError: A setting is not valid, or the result has been written already.
-      CheckpointError: The folder is not that of a model that is known here.
-      InputError: The file has lines of another form.
-    """
+    """Train, then write the best checkpoint. The same command continues a run that was cut off."""
     settings = {"model": options.model, "data": options.data, **options.settings}
     if options.full:
         settings["full"] = "true"

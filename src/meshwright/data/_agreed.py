@@ -10,11 +10,8 @@ T = TypeVar("T")
 
 
 def in_step(results: Iterator[T], about: str, description: Callable[[T], str]) -> Iterator[T]:
-    """Yield `results`, each after all processes have one. Otherwise a process with more would wait for ever.
-
-    Raises:
-      UsageError: A process has none left, or a different one; raised on every process.
-      Exception: A process cannot make its next result; raised on every process.
+    """Yield `results`, each after all processes have one. Otherwise a process with more would wait for
+    ever.
     """
     result: list[T] = []
 

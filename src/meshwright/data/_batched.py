@@ -150,17 +150,7 @@ class _Reading:
 
 
 class Cursor:
-    """An iterator over the items of one epoch, some of which were read before a restart.
-
-    Args:
-      items: The items of the epoch.
-      state: State of the iterator after the items that were read, or None.
-      num_read: Number of items to skip if there is no state, or the iterator has none.
-      what: Name of the items in errors.
-
-    Raises:
-      InputError: There are fewer items than `num_read`.
-    """
+    """An iterator over the items of one epoch, some of which were read before a restart."""
 
     def __init__(self, items: Any, state: Any, num_read: int, what: str):
         self._iterator: Iterator[Any] = iter(items)

@@ -83,12 +83,7 @@ class Batches:
         return self
 
     def __next__(self) -> PyTree:
-        """Return the next global batch: NumPy arrays in one process, global JAX arrays in several.
-
-        Raises:
-          StopIteration: The rest of the last epoch does not fill a batch.
-          ExamplesError: The examples cannot be stacked, or `collate` did not return a batch.
-        """
+        """Return the next global batch: NumPy arrays in one process, global JAX arrays in several."""
         started = time.perf_counter()
         with jax.profiler.TraceAnnotation("input wait"):  # the name that the room `profile` looks for
             batch, self._position = self._peeked or self._read()
@@ -97,11 +92,7 @@ class Batches:
         return self._place(batch)
 
     def peek(self) -> PyTree:
-        """Return this process's rows of the next batch as NumPy arrays, without moving on.
-
-        Raises:
-          UsageError: The examples do not fill a batch.
-        """
+        """Return this process's rows of the next batch as NumPy arrays, without moving on."""
         if self.is_empty() or self._peeked is None:
             raise UsageError(
                 f"the remaining examples do not fill one batch of {self._batch_size}.\n"
@@ -145,12 +136,7 @@ class Batches:
         return self._samples.state(self._position)
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from a state that `get_state` returned.
-
-        Raises:
-          InputError: The state belongs to another seed or another number of examples; continuing would repeat
-            some examples and leave out others.
-        """
+        """Continue from a state that `get_state` returned."""
         epoch, samples, inner = state.get("epoch", 0), state["samples"], from_json(state.get("state"))
         position = Position(int(epoch), int(samples), inner)
         _check_same_data(state, self._samples.state(position))

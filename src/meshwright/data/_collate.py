@@ -22,11 +22,7 @@ _NUMBERS = (np.generic, int, float, complex)
 
 
 def collated(collate: Collate, examples: list[Any]) -> PyTree:
-    """Return `collate(examples)` as a pytree of NumPy arrays; lists in it become arrays.
-
-    Raises:
-      ExamplesError: A leaf is not an array with a row for each example.
-    """
+    """Return `collate(examples)` as a pytree of NumPy arrays; lists in it become arrays."""
     batch = collate(examples)
     if isinstance(batch, Mapping) and not isinstance(batch, dict):
         batch = dict(batch)  # tokenizers return mappings that are not pytrees
@@ -38,15 +34,7 @@ def collated(collate: Collate, examples: list[Any]) -> PyTree:
 
 
 def stack(examples: Sequence[PyTree], ids: np.ndarray) -> PyTree:
-    """Return `examples` as one pytree of arrays; lists in them become arrays.
-
-    Args:
-      examples: The examples.
-      ids: Their numbers for error messages, int64[k].
-
-    Raises:
-      ExamplesError: The examples differ in structure or shape.
-    """
+    """Return `examples` as one pytree of arrays; lists in them become arrays."""
     try:
         return _stacked(examples)
     except ValueError as error:

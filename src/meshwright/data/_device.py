@@ -40,22 +40,12 @@ def placing(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTr
     """Return the function of `as_global`.
 
     In one process, a function that leaves arrays as they are, which is faster.
-
-    Raises:
-      LayoutError: See `local_rows`.
     """
     return as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch
 
 
 def as_global(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
     """Return a function that makes global JAX arrays of this process's rows of a batch.
-
-    Args:
-      batch_size: Number of examples in the global batch.
-      sharding: Split of the batch, `Layout.batch_sharding`.
-
-    Raises:
-      LayoutError: The mesh does not divide `batch_size`.
 
     Example:
       >>> place = mw.data._internal.as_global(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)

@@ -19,12 +19,6 @@ def facts_of(examples: Any) -> dict[str, str]:
     """Return the number of examples, and digests of the first, the middle and the last, by name.
 
     Collective: if any process finds that examples are made at random, all return the number alone.
-
-    Args:
-      examples: Examples that can be indexed.
-
-    Raises:
-      ExamplesError: They cannot be indexed.
     """
     source = as_source(examples) if num_examples(examples) else []
     ids = sorted({0, len(source) // 2, len(source) - 1}) if len(source) else []

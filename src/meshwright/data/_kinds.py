@@ -12,9 +12,6 @@ _GATHERING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def is_indexed(examples: Any) -> bool:
     """Return whether `examples` have a length and can be indexed, so that they can be read in any order.
 
-    Args:
-      examples: Examples of any kind.
-
     Example:
       >>> mw.data._internal.is_indexed([1, 2]), mw.data._internal.is_indexed(iter([1, 2]))
       (True, False)
@@ -26,12 +23,6 @@ def is_indexed(examples: Any) -> bool:
 
 def by_epoch(examples: Callable[..., Any]) -> Callable[[int], Any]:
     """Return a function of the epoch, made of a function that takes the epoch or nothing.
-
-    Args:
-      examples: A function with at most one required argument, the epoch.
-
-    Raises:
-      ExamplesError: The function has more required arguments.
 
     Example:
       >>> mw.data._internal.by_epoch(lambda: [1, 2])(0)
@@ -51,11 +42,7 @@ def by_epoch(examples: Callable[..., Any]) -> Callable[[int], Any]:
 
 
 def iterated(examples: Any) -> Iterable[Any]:
-    """Return the result of a function of the epoch, if it is iterable.
-
-    Raises:
-      ExamplesError: It is not.
-    """
+    """Return the result of a function of the epoch, if it is iterable."""
     if not isinstance(examples, Iterable):
         raise ExamplesError(
             f"the function that returns examples returned a value of type {type(examples).__name__}.\n"

@@ -17,11 +17,7 @@ _UNDO = ("unbatch", "flatmap", "flat_map", "interleave")
 
 
 def check_not_batched(examples: Any) -> None:
-    """Check that the items of `examples` are not known to be batches.
-
-    Raises:
-      ExamplesError: They come from a PyTorch DataLoader, or from `.batch` of grain or tf.data.
-    """
+    """Check that the items of `examples` are not known to be batches."""
     found = makes_batches(examples)
     if found:
         raise ExamplesError(

@@ -44,11 +44,6 @@ class Order:
 def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.ndarray:
     """Return the record that each position of a run reads.
 
-    Args:
-      positions: Positions counted from 0 over all epochs, int64[k].
-      num_records: Number of records in an epoch.
-      seed: Seed of the shuffle; None keeps the records in their own order.
-
     Returns:
       Record numbers, int64[k], each in 0..num_records-1. Within one epoch no record comes twice.
 
@@ -73,10 +68,6 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
 
 def examples_at(position: Mapping[str, Any], num_samples: int) -> np.ndarray | None:
     """Return the numbers of the examples that batches read next, int64[k]; None if examples have no numbers.
-
-    Args:
-      position: The state of batches, as their `get_state` returns it.
-      num_samples: How many examples.
 
     Example:
       >>> mw.data._internal.examples_at({"samples": 3, "seed": None, "num_examples": 4}, 2)

@@ -20,15 +20,6 @@ def ordered(examples: Any, batch_size: int, rows: np.ndarray, start: int) -> Ite
     """Yield the parts to read for each batch, and the numbers of its examples, from example `start` on.
 
     A last batch that is not full is filled with its last example. A function of the epoch gets epoch 0.
-
-    Args:
-      examples: Examples of any kind.
-      batch_size: Number of examples in a batch.
-      rows: Rows of a batch to read, int64[k], ascending.
-      start: Number of the first example.
-
-    Raises:
-      ExamplesError: The examples cannot be read.
     """
     items = first_epoch(examples)
     if isinstance(examples, Batched):
@@ -41,9 +32,6 @@ def ordered(examples: Any, batch_size: int, rows: np.ndarray, start: int) -> Ite
 
 def each_example(examples: Any) -> Iterator[PyTree]:
     """Yield all examples once, in order; for a loader of batches, their rows.
-
-    Args:
-      examples: Examples of any kind that `batches` takes.
 
     Example:
       >>> list(mw.data._internal.each_example(lambda: [1, 2, 3]))
@@ -61,11 +49,7 @@ def each_example(examples: Any) -> Iterator[PyTree]:
 
 
 def first_epoch(examples: Any) -> Any:
-    """Return an object to iterate over, or to index, that has all examples or a loader's batches.
-
-    Raises:
-      ExamplesError: They are not examples, or an iterator, which can be read once only.
-    """
+    """Return an object to iterate over, or to index, that has all examples or a loader's batches."""
     items = examples.loader if isinstance(examples, Batched) else examples
     if callable(items) and not is_indexed(items):
         return iterated(by_epoch(items)(0))

@@ -121,10 +121,6 @@ def _said(length: int | None, start: int, batch_size: int) -> dict[str, str]:
 def batch_size_of(examples: Any, batch_size: int) -> int:
     """Return the batch size of a loader that says it, as a `DataLoader` does; else `batch_size`.
 
-    Args:
-      examples: As for `batches`.
-      batch_size: Number of examples in a batch, over all processes.
-
     Example:
       >>> mw.data._internal.batch_size_of([1, 2, 3], 256)
       256
@@ -136,14 +132,6 @@ def batch_size_of(examples: Any, batch_size: int) -> int:
 
 def some_rows(examples: Any, batch_size: int, sharding: NamedSharding | None = None) -> PyTree:
     """Return the first example in a batch of its own, padded as in the first batch.
-
-    Args:
-      examples: Examples of any kind that `batches` takes.
-      batch_size: Number of examples in the first batch.
-      sharding: Split of the batch. With it two batches of a loader are read: the first must be whole.
-
-    Raises:
-      ExamplesError: There are no examples, or the first ones cannot be read.
 
     Example:
       >>> mw.data._internal.some_rows([{"x": [1, 2, 3]}], 8)["x"].shape

@@ -17,11 +17,7 @@ Read = Callable[[Sequence[Part]], PyTree]
 
 
 def reader(examples: Any, collate: Collate | None) -> Read:
-    """Return the function that reads the parts of a batch of `examples`.
-
-    Raises:
-      ExamplesError: The `collate` does not suit the examples.
-    """
+    """Return the function that reads the parts of a batch of `examples`."""
     takes_length = collate is not None and takes(collate, "length")
     _check(examples, collate, takes_length)
 

@@ -43,11 +43,7 @@ class Samples(Protocol):
 
 
 def samples_of(examples: Any, seed: int | None, epochs: int | None, map_seed: tuple[int, int]) -> Samples:
-    """Return the samples of `examples` of any kind that `batches` takes.
-
-    Raises:
-      ExamplesError: They are of an unknown kind, or there are none.
-    """
+    """Return the samples of `examples` of any kind that `batches` takes."""
     examples = readable_again(examples, epochs)
     if isinstance(examples, Text):
         return CountedSamples(CountedRows(examples, seed), seed, epochs)
@@ -61,15 +57,7 @@ def samples_of(examples: Any, seed: int | None, epochs: int | None, map_seed: tu
 
 
 def readable_again(examples: Any, epochs: int | None) -> Any:
-    """Return `examples` in a form that can be read from the beginning more than once.
-
-    Args:
-      examples: Examples of any kind.
-      epochs: Number of times that they will be read.
-
-    Raises:
-      ExamplesError: They are an iterator without a state, or an iterator to be read in several epochs.
-    """
+    """Return `examples` in a form that can be read from the beginning more than once."""
     if isinstance(examples, Batched):
         return replace(examples, loader=readable_again(examples.loader, epochs))
     if isinstance(examples, MappedIterable):
@@ -87,10 +75,6 @@ def readable_again(examples: Any, epochs: int | None) -> Any:
 
 def num_epochs_of(examples: Any, epochs: int | None) -> int | None:
     """Return the number of epochs in which `examples` are read: at most one for an iterator.
-
-    Args:
-      examples: Examples of any kind.
-      epochs: Number of epochs asked for; None is endless.
 
     Example:
       >>> mw.data._internal.num_epochs_of([1, 2], 3)
@@ -113,12 +97,7 @@ def _innermost(examples: Any) -> Any:
 
 
 def of_epoch(examples: Any, epoch: int) -> Any:
-    """Return the examples of one epoch; a function of the epoch is called when they are read.
-
-    Args:
-      examples: Examples of any kind.
-      epoch: Number of the epoch, from 0.
-    """
+    """Return the examples of one epoch; a function of the epoch is called when they are read."""
     if isinstance(examples, Batched):
         return replace(examples, loader=of_epoch(examples.loader, epoch))
     if isinstance(examples, Text | Mixture):
@@ -134,15 +113,6 @@ def shares(
     """Yield the parts to read for each whole batch from `position` on, and the position after it.
 
     A batch may come from several stretches; for some of these there may be nothing to read.
-
-    Args:
-      samples: The samples of the run.
-      position: Position of the first batch.
-      batch_size: Number of examples in a batch.
-      rows: Rows of a batch to read, int64[k], ascending.
-
-    Raises:
-      ExamplesError: An epoch has no examples.
     """
     stretch, parts, filled = samples.open(position), [], 0
     while stretch is not None:

@@ -62,12 +62,6 @@ class Arrays:
 def num_examples(examples: Any) -> int | None:
     """Return the number of examples; None if they cannot be indexed.
 
-    Args:
-      examples: Examples of any kind.
-
-    Raises:
-      ExamplesError: The arrays of a mapping have different lengths.
-
     Example:
       >>> mw.data._internal.num_examples({"x": np.zeros((10, 3))})
       10
@@ -79,12 +73,6 @@ def num_examples(examples: Any) -> int | None:
 
 def as_source(examples: Any) -> Source:
     """Return `examples` as a `Source`; a mapping of arrays becomes `Arrays`.
-
-    Args:
-      examples: Examples that can be indexed.
-
-    Raises:
-      ExamplesError: They cannot be indexed, or there are none.
 
     Example:
       >>> mw.data._internal.as_source({"x": np.arange(10)})[3]
@@ -142,11 +130,7 @@ class PartSource:
 
 
 def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
-    """Return the examples of all `parts` as one batch, made by `collate` if there is one.
-
-    Raises:
-      ExamplesError: The examples cannot be stacked, or `collate` returned arrays with another number of rows.
-    """
+    """Return the examples of all `parts` as one batch, made by `collate` if there is one."""
     if collate is not None:
         return collated(collate, [example for part in parts for example in rows_of(part)])
     pieces = [_stacked(part) for part in parts]
@@ -155,13 +139,6 @@ def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
 
 def read_rows(source: Source, ids: np.ndarray) -> PyTree:
     """Return some examples as a batch: a pytree of arrays [k, ...].
-
-    Args:
-      source: The source.
-      ids: Numbers of the examples, int64[k].
-
-    Raises:
-      ExamplesError: The examples differ in structure or shape, or are not numeric.
 
     Example:
       >>> mw.data._internal.read_rows([{"x": 1.0}, {"x": 2.0}], np.array([1, 0]))

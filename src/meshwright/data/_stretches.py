@@ -28,13 +28,7 @@ class Stretch(Protocol):
     """Remaining samples in order."""
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
-        """Move on by `num_samples`, or by as many as are left, and return their number and some of them.
-
-        Args:
-          num_samples: Number of samples.
-          rows: Which of the samples to return, int64[k], ascending, below `num_samples`; those beyond the end
-            are left out.
-        """
+        """Move on by `num_samples`, or by as many as are left, and return their number and some of them."""
         ...
 
     @property

@@ -24,13 +24,7 @@ class Shares(NamedTuple):
 
 
 def shares_of(start: int, given: Mapping[str, float], names: Sequence[str]) -> Shares:
-    """Return shares, from positive numbers of any sum, as whole numbers.
-
-    Args:
-      start: The number of the first turn.
-      given: A number for each source, by name.
-      names: The sources in order.
-    """
+    """Return shares, from positive numbers of any sum, as whole numbers."""
     total = sum(Fraction(given[name]) for name in names)
     exact = [Fraction(given[name]) * _UNIT / total for name in names]
     whole = [int(x) for x in exact]
@@ -42,13 +36,7 @@ def shares_of(start: int, given: Mapping[str, float], names: Sequence[str]) -> S
 
 
 class Turns:
-    """The turns from a number on.
-
-    Args:
-      shares: The shares, each from its start on, the first from 0 on.
-      start: The number of the next turn.
-      counts: How many turns each source had before.
-    """
+    """The turns from a number on."""
 
     def __init__(self, shares: Sequence[Shares], start: int = 0, counts: Sequence[int] | None = None):
         self._shares, self.start = list(shares), start

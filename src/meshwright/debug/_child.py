@@ -67,12 +67,7 @@ class Orders:
 
 
 def play(experiment: Experiment, orders: Orders) -> None:
-    """Run an experiment, or repeat one of its steps, as ordered.
-
-    Args:
-      experiment: The experiment of the user, whose run directory is not touched.
-      orders: What to do.
-    """
+    """Run an experiment, or repeat one of its steps, as ordered."""
     with Path(orders.notes).open("a", encoding="utf-8") as file:
 
         def note(kind: str, **more: Any) -> None:

@@ -36,11 +36,6 @@ class Level:
 
     A compiled program says which values are not finite. Only those on the way from a result backwards are
     then copied to the host, as after a NaN nearly all others are not finite, too.
-
-    Args:
-      jaxpr: The jaxpr, closed or not.
-      arguments: The inputs.
-      names: The names of some inputs, by number.
     """
 
     def __init__(self, jaxpr: Any, arguments: Sequence[Any], names: Mapping[int, str]):
@@ -95,13 +90,7 @@ class Level:
         return [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
 
     def candidates(self, eqn: Equation, out: int, index: tuple[int, ...]) -> list[Candidate]:
-        """Return the elements that are not finite among those that an element of a result is made from.
-
-        Args:
-          eqn: The equation.
-          out: The number of the result.
-          index: The element of it.
-        """
+        """Return the elements that are not finite among those that an element of a result is made from."""
         found = []
         for atom, part in zip(eqn.invars, parts_of(eqn, out, index), strict=True):
             if (x := self.array(atom)) is not None and (at := first_bad(x[part])) is not None:

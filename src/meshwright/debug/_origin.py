@@ -82,13 +82,6 @@ def origin(
 ) -> Source | None:
     """Return the source of the first result that is not finite; None if all are finite.
 
-    Args:
-      jaxpr: A jaxpr, closed or not.
-      arguments: The inputs.
-      results: The numbers of the results to look at, in this order, each with an element of it, or with None
-        for any element.
-      names: The names of some inputs, by number.
-
     Example:
       >>> jaxpr = jax.make_jaxpr(lambda x: jnp.log(x - 1) * 2)(0.0)
       >>> found = mw.debug._internal.origin(jaxpr, [jnp.float32(0)], [(0, None)])
@@ -104,13 +97,7 @@ def origin(
 
 
 def first_made(jaxpr: Any, arguments: Sequence[Any], names: Mapping[int, str] = {}) -> Source | None:
-    """Return the source of the first NaN that any operation makes, used or not; None if there is none.
-
-    Args:
-      jaxpr: A jaxpr, closed or not.
-      arguments: The inputs.
-      names: The names of some inputs, by number.
-    """
+    """Return the source of the first NaN that any operation makes, used or not; None if there is none."""
     level = Level(jaxpr, arguments, names)
     first = level.first_nan()
     return None if first is None else _from(level, first, None, ())

@@ -26,10 +26,6 @@ def guilty_rows(is_bad: Callable[[PyTree], bool], batch: PyTree) -> Guilty:
     """Return the rows each of which, repeated over a whole batch, makes the step not finite.
 
     All rows are returned if each that is tried does: then it is not the examples.
-
-    Args:
-      is_bad: Returns whether the step is not finite for a batch of the same shape.
-      batch: The batch, a tree of arrays [batch, ...].
     """
     size = len(jax.tree.leaves(batch)[0])
     left, are_all = _MOST_TRIALS, True

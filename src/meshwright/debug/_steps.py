@@ -63,16 +63,7 @@ class BadStep:
 
 @contextlib.contextmanager
 def opened(experiment: Experiment, run: str | Path | None) -> Iterator[Played]:
-    """Restore a run's newest checkpoint, and yield the parts of the run.
-
-    Args:
-      experiment: The description of the run.
-      run: The directory or URL of the run; None for the experiment's own.
-
-    Raises:
-      UsageError: There are several processes.
-      MeshwrightError: As `mw.run` before its first step.
-    """
+    """Restore a run's newest checkpoint, and yield the parts of the run."""
     with contextlib.ExitStack() as stack:
         experiment = on_devices(experiment)
         if jax.process_count() > 1:

@@ -83,17 +83,6 @@ def verify_resume(
     Each run is a process of its own, in a temporary directory. It trains without evaluations, trackers and
     profiles, and does not write to the experiment's own run directory. If the runs differ, two more processes
     find the cause.
-
-    Args:
-      target: The function that makes the experiment, as `module:function`.
-      settings: The texts of settings by dotted path, as on the command line.
-      steps: The number of steps of each run.
-      seed: Chooses the step after which the process is killed.
-      fake_devices: The number of virtual CPU devices in each process; None for the machine's own devices.
-
-    Raises:
-      UsageError: `steps` is too small, or the data end before the process is killed.
-      MeshwrightError: A run failed, with the error of its process.
     """
     if steps < _FEWEST:
         raise UsageError(f"verify-resume with {steps} steps: it needs at least {_FEWEST}.")
@@ -143,11 +132,7 @@ class _Runs:
         return read_notes(self.scratch / name / "notes.jsonl")
 
     def play(self, name: str, *, kill_after: int | None = None, repeats: bool = False) -> None:
-        """Start a process and wait for it.
-
-        Raises:
-          MeshwrightError: It failed, or was not killed although it should have been.
-        """
+        """Start a process and wait for it."""
         (self.scratch / name).mkdir(exist_ok=True)
         notes = str(self.scratch / name / "notes.jsonl")
         orders = Orders(str(self.workdir(name)), notes, self.steps, self.save_every, kill_after, repeats)

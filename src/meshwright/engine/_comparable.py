@@ -27,9 +27,6 @@ def comparable_settings(described: Any) -> dict[str, str]:
 
     Local paths are left out, because each machine may have its own. So are patterns with a slash, because
     the compiled program shows what they decide.
-
-    Args:
-      described: An `Experiment`, or a dictionary of settings.
     """
     lines = description.values(describe(described))
     settings = {path: _LOCAL_PATH.sub("<path>", value) for path, value in lines.items()}

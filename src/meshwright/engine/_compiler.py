@@ -40,15 +40,7 @@ class StepOptions:
 
 
 def step_options(settings: Compile, mesh: Mesh | AbstractMesh) -> StepOptions:
-    """Return the options for a step on a mesh, each of which the compiler knows.
-
-    Args:
-      settings: The settings of the compiler.
-      mesh: The mesh. On an abstract one nothing is compiled, and so nothing is set.
-
-    Raises:
-      UsageError: The compiler does not know an option of the user, or refuses its value.
-    """
+    """Return the options for a step on a mesh, each of which the compiler knows."""
     if isinstance(mesh, AbstractMesh):
         return StepOptions("no device", {}, settings=settings)
     devices = list(mesh.devices.flat)

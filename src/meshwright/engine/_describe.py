@@ -35,12 +35,7 @@ def describe(described: Any) -> str:
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
-    """Return the differences between two descriptions, by dotted path.
-
-    Args:
-      a: A description, or its text as `describe` returns it.
-      b: Another one.
-    """
+    """Return the differences between two descriptions, by dotted path."""
     before, after = (each if isinstance(each, str) else describe(each) for each in (a, b))
     return description.differences(before, after)
 

@@ -136,11 +136,7 @@ def _check_shared(directory: Path) -> None:
 
 @contextlib.contextmanager
 def compiled_programs(cache: bool | str) -> Iterator[None]:
-    """Keep the programs that are compiled in the block.
-
-    Args:
-      cache: The folder to keep them in, as `Compile.cache`: True is the folder of the user, False keeps none.
-    """
+    """Keep the programs that are compiled in the block."""
     known = jax.config.jax_compilation_cache_dir  # type: ignore[missing-attribute]
     if cache is False or (cache is True and known is not None):
         yield

@@ -11,13 +11,7 @@ from meshwright.errors import OF_THE_MACHINE, MeshwrightError, PeersError
 
 @contextlib.contextmanager
 def errors_naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> Iterator[None]:
-    """Put the name of a setting before the message of an error that the block raises.
-
-    Args:
-      field: The name of the setting, such as `input.batch_size`. A message that begins with it does not
-        change.
-      kind: The class of errors that get the name.
-    """
+    """Put the name of a setting before the message of an error that the block raises."""
     try:
         yield
     except kind as error:

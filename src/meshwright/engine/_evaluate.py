@@ -23,19 +23,7 @@ def evaluate(
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
     choose: Callable[[], int] | None = None,
 ) -> Outcome:
-    """Return the scores of all evaluations by their names in reports, and the state. Collective.
-
-    Args:
-      settings: The settings of the run.
-      optimizer: The optimizer.
-      make: Makes the parts of the run, as in `run`.
-      choose: Returns the step of the checkpoint to evaluate, or raises an error. Process 0 calls it. None
-        means the newest checkpoint or, if there is none, the first state.
-
-    Raises:
-      DamagedError: The checkpoint is damaged. No other checkpoint is used instead.
-      MeshwrightError: As `run` before its first step.
-    """
+    """Return the scores of all evaluations by their names in reports, and the state. Collective."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(processes.sharing_errors())
         if choose is not None:

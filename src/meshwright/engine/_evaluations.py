@@ -21,11 +21,7 @@ from meshwright.training._internal import nothing
 
 
 def seconds_of(name: str) -> str:
-    """Return the name under which reports give the time that an evaluation took.
-
-    Args:
-      name: The name of the evaluation.
-    """
+    """Return the name under which reports give the time that an evaluation took."""
     return f"{name}/seconds"
 
 
@@ -49,19 +45,7 @@ class EvaluationPart:
     def __call__(
         self, step: int, state: Any, directory: Path | None, before_batch: BeforeBatch = nothing
     ) -> Scores:
-        """Return the scores by their names in reports. Collective.
-
-        Args:
-          step: The number of updates that the state has had.
-          state: The state to evaluate.
-          directory: The run directory. Stored outputs go to `outputs` in it; None stores none.
-          before_batch: A function that is called before each batch. It may raise
-            `EvaluationInterrupted`.
-
-        Raises:
-          EvaluationInterrupted: `before_batch` raised it.
-          InputError: The examples cannot be read; it names the evaluation.
-        """
+        """Return the scores by their names in reports. Collective."""
         outputs = directory and directory / "outputs" / self.name
         with errors_naming(f"evaluation {self.name!r}", InputError):
             return self._named(self.scoring(state, step, outputs, before_batch))
@@ -81,12 +65,7 @@ class EvaluationPart:
 
 
 class Evaluations:
-    """All evaluations of a run. A call returns the scores of those that are due, such as `held_out/loss`.
-
-    Args:
-      each: The evaluations, in their order.
-      directory: The run directory; None for a run that writes no files.
-    """
+    """All evaluations of a run. A call returns the scores of those that are due, such as `held_out/loss`."""
 
     def __init__(self, each: Sequence[EvaluationPart], directory: Path | None):
         self.each, self._directory = each, directory
@@ -107,11 +86,6 @@ class Evaluations:
 
         Times are not scores: scores are the same in every process and every repetition of a run. Evaluations
         of this step that were made before a restart are not made again.
-
-        Args:
-          tick: The step of the loop.
-          state: The state to evaluate.
-          must_abort: A function of the step that is called before each batch; True aborts the evaluation.
         """
 
         def before_batch() -> None:
@@ -146,13 +120,7 @@ class Evaluations:
             self._known |= processes.agree(numbers(values))
 
     def restore(self, history: Mapping[int, Scores], after: int) -> None:
-        """Restore the scores and known numbers from the reports of earlier attempts.
-
-        Args:
-          history: The reported numbers by step.
-          after: The step at which this training began. Scores of later steps are restored, and those of
-            step 0 if the training began there.
-        """
+        """Restore the scores and known numbers from the reports of earlier attempts."""
         for step in sorted(history):
             self._known |= history[step]
             is_ours = step > after or step == after == 0

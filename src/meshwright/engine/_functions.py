@@ -14,17 +14,7 @@ from meshwright.training._internal import step_key
 def loss_of(
     loss: Callable[..., Any], model: Functional | None, *, train: bool, has_state: bool
 ) -> Callable[..., Any]:
-    """Return a user's loss as `mw.training.Loss` or, for a model with a state, `mw.training.StatefulLoss`.
-
-    Args:
-      loss: The user's function.
-      model: The model whose parameters are trained; None if the loss takes them itself.
-      train: Whether the loss is for training: the value of its argument `train`.
-      has_state: Whether the model has a state, such as moving averages of batch norm.
-
-    Raises:
-      UsageError: The loss declares an argument that is not available, or takes neither model nor parameters.
-    """
+    """Return a user's loss as `mw.training.Loss` or, for a model with a state, `mw.training.StatefulLoss`."""
     trained = ("params",) if model is None else ("model", "params")
     available = (*trained, "batch", "key", "train", "step", *(("model_state",) if has_state else ()))
     called, declares_state = (
@@ -47,15 +37,7 @@ def loss_of(
 
 
 def prediction_of(predict: Callable[..., Any], model: Functional | None) -> Callable[..., PyTree]:
-    """Return a user's prediction as a function `(params, model_state, batch, key) -> predictions`.
-
-    Args:
-      predict: The user's function.
-      model: The model; None if `predict` takes the parameters itself.
-
-    Raises:
-      UsageError: `predict` declares an argument that is not available.
-    """
+    """Return a user's prediction as a function `(params, model_state, batch, key) -> predictions`."""
     available = (*(("model",) if model else ()), "params", "batch", "key", "model_state")
     called = by_name(predict, available, "prediction", ("batch",))
 
@@ -72,14 +54,7 @@ def _own(batch: PyTree) -> PyTree:
 
 
 def step_of(train_step: Callable[..., Any]) -> Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]:
-    """Return a user's train step as a function `(state, batch) -> (state, metrics)`.
-
-    Args:
-      train_step: The user's function, which makes a whole update.
-
-    Raises:
-      UsageError: It declares an argument that is not available.
-    """
+    """Return a user's train step as a function `(state, batch) -> (state, metrics)`."""
     called = by_name(train_step, ("state", "batch", "key"), "train step", ("state", "batch"))
 
     def step(state: Any, batch: PyTree) -> tuple[Any, Mapping[str, Any]]:

@@ -72,9 +72,6 @@ class Hooks:
         """Evaluate and save what is due before the first step, and return whether to train at all.
 
         Evaluations and checkpoints of this step that were made before a restart are not made again.
-
-        Args:
-          is_new: True if the run starts from a new state at step 0, which may be saved.
         """
         context, tick = self._context, Tick(int(self._state.step))
         if not context.stop.is_interrupted(tick.step):

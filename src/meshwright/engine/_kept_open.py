@@ -34,15 +34,7 @@ class KeptOpen:
         """The step at which the newest training ended."""
 
     def open(self, settings: Settings, clock: PhaseClock) -> tuple[Path, Record, LedgerKeeper]:
-        """Return the directory, its record and its ledger. The first call opens them. Collective.
-
-        Args:
-          settings: The settings of the training. Only those of the first training are used.
-          clock: The clock of the training's phases.
-
-        Raises:
-          UsageError: Another run uses the directory, or it cannot be written to.
-        """
+        """Return the directory, its record and its ledger. The first call opens them. Collective."""
         if self._opened is None:
             with contextlib.ExitStack() as stack, errors_naming("workdir"):
                 warn = settings.say or log.warning
@@ -61,10 +53,6 @@ class KeptOpen:
         """Return the writer of reports, and whether its files were opened by this call.
 
         The files are opened again if a training does not continue from the step at which the last one ended.
-
-        Args:
-          open_files: Opens the files on a stack, and returns a writer to them.
-          after: The step from which the training continues.
         """
         if self._write is not None and after == self.step:
             return self._write, False

@@ -38,10 +38,6 @@ class LedgerKeeper:
     Without a directory, or on another process than 0, it does nothing. A run that does not begin to train,
     because it is finished or its settings do not fit, writes nothing, unless it takes longer than a few
     seconds to find out.
-
-    Args:
-      directory: The run directory; None for a run that writes no files.
-      clock: The clock of the run's phases.
     """
 
     def __init__(self, directory: Path | None, clock: PhaseClock):
@@ -80,13 +76,7 @@ class LedgerKeeper:
             self._clock, self._counted = clock, {}
 
     def begin(self, step: int | None) -> Ledger:
-        """Note that the training begins, and return the ledger.
-
-        Args:
-          step: The step that the run continues from: later work of earlier attempts is lost. None for a
-          training that
-            goes on with the state in memory.
-        """
+        """Note that the training begins, and return the ledger."""
         self._change(lambda ledger: ledger if step is None else ledger.continued(step))
         self._has_begun = True
         self._wake.set()

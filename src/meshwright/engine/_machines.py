@@ -37,14 +37,7 @@ _OF_A_STEP = ("step", "input", "report", "stall")
 
 
 class Machines:
-    """A context manager around a run whose thread reads the machine from time to time.
-
-    Args:
-      seconds: The seconds between two readings; None reads nothing.
-      clock: The clock of the run's phases.
-      board: The folder of the run's board; None if the processes do not tell each other.
-      warn: Shows a warning to the user.
-    """
+    """A context manager around a run whose thread reads the machine from time to time."""
 
     def __init__(
         self,

@@ -64,20 +64,7 @@ def open_run(
     started: float,
     kept_open: KeptOpen | None = None,
 ) -> Iterator[OpenRun]:
-    """Open the resources of a run, and close them however the run ends. Collective.
-
-    Args:
-      settings: The settings of the run.
-      target: The state as structs.
-      optimizer: The optimizer. It decides which parts of a saved state must be finite.
-      watch: The watchdog, which is already open.
-      started: The time when the user started the run, on the clock `time.monotonic`.
-      kept_open: The run directory that stays open for further trainings; such a run saves no checkpoints.
-
-    Raises:
-      UsageError: Another run uses the directory, or it cannot be written to.
-      MeshwrightError: At the end, if some files of a run at a URL could not be uploaded.
-    """
+    """Open the resources of a run, and close them however the run ends. Collective."""
     console = Console(None)
     say = settings.say or line_printer(console)
     detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
@@ -157,16 +144,7 @@ def _opened_before(
 
 
 def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
-    """Return the checkpoints of a run, which are not open yet; None if it saves none.
-
-    Args:
-      settings: The settings of the run.
-      target: The state as structs.
-      optimizer: The optimizer. It decides which parts of a saved state must be finite.
-
-    Raises:
-      UsageError: A setting of the checkpoints is wrong; the message names it.
-    """
+    """Return the checkpoints of a run, which are not open yet; None if it saves none."""
     saving = settings.saving
     if saving is None or settings.place is None:
         return None
@@ -199,10 +177,6 @@ def newest_step(checkpoints: Checkpoints | None, target: TrainState) -> int | No
     """Return the step of the newest checkpoint, or None if a run must make a first state. Collective.
 
     A run needs its first state also if checkpoints contain only a part of the state.
-
-    Args:
-      checkpoints: The checkpoints of the run; None if it saves none.
-      target: The state as structs.
     """
     if checkpoints is None or checkpoints.left_out(target):
         return None

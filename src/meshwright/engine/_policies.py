@@ -29,14 +29,7 @@ class WhenEvaluated:
         return all(any(score.startswith(f"{name}/") for score in scores) for name in self.evaluations)
 
     def check(self, evaluations: Collection[str]) -> None:
-        """Check that the policy names only evaluations of the run; otherwise it would never be due.
-
-        Args:
-          evaluations: The names of all evaluations of the run.
-
-        Raises:
-          UsageError: A name is not among `evaluations`.
-        """
+        """Check that the policy names only evaluations of the run; otherwise it would never be due."""
         for name in self.evaluations:
             if name not in evaluations:
                 raise UsageError(
@@ -56,14 +49,7 @@ def when_evaluated(*evaluations: str) -> WhenEvaluated:
 
 
 def is_informed(when: Policy) -> bool:
-    """Return whether a policy reads reported numbers, too.
-
-    Args:
-      when: The policy.
-
-    Raises:
-      UsageError: The policy takes more than two arguments.
-    """
+    """Return whether a policy reads reported numbers, too."""
     if isinstance(when, int):
         return False
     number = num_required(when, "policy")

@@ -32,10 +32,6 @@ class Record:
     It is the outermost one, so that the outcome is written when everything else is closed. A run that fails
     before it begins, for instance because its settings do not fit, writes nothing: the files that are there
     belong to the attempt before.
-
-    Args:
-      directory: The directory of the run's files; None for a run that writes no files.
-      settings: The settings of the run.
     """
 
     def __init__(self, directory: Path | None, settings: Settings):
@@ -48,11 +44,6 @@ class Record:
         """Write the settings, and remove the outcome of the attempt before. Later calls do nothing.
 
         Returns a remark, on process 0, if the program of the step has changed since the attempt before.
-
-        Args:
-          checkpoints: The checkpoints of the run; None if it saves none.
-          training: The parts of the run.
-          step: The step from which the run continues.
         """
         is_first, self._has_begun = not self._has_begun, True
         if not processes.is_lead() or self._directory is None or not is_first:

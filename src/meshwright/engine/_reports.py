@@ -165,13 +165,7 @@ def report_maker(
 def learning_rates(
     given: Callable[[int], float] | None, training: Training, updates: Callable[[], int]
 ) -> dict[str, float]:
-    """Return the learning rates of the last update: those that the optimizer shows, or else the given one.
-
-    Args:
-      given: Returns the learning rate of the update after a number of updates; None if the user gave none.
-      training: The parts of the run; its optimizer may show learning rates.
-      updates: Returns the number of updates so far.
-    """
+    """Return the learning rates of the last update: those that the optimizer shows, or else the given one."""
     shown = training.step.learning_rates()
     if given is None or "learning_rate" in shown:
         return shown

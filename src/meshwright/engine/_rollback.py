@@ -37,13 +37,7 @@ Decision = Mapping[str, Any]
 
 
 class Spiked(Exception):  # noqa: N818 - caught in the engine, and never shown
-    """The loop must go back before a spike.
-
-    Args:
-      spike: The spike.
-      batch: The number of its batch.
-      first: The number of the first batch to leave out.
-    """
+    """The loop must go back before a spike."""
 
     def __init__(self, spike: Spike, batch: int, first: int):
         super().__init__(str(spike))
@@ -51,13 +45,7 @@ class Spiked(Exception):  # noqa: N818 - caught in the engine, and never shown
 
 
 class Rollbacks:
-    """The decisions of a run about spikes, and its batches without those that are left out.
-
-    Args:
-      settings: The settings of the run.
-      training: The parts of the run.
-      directory: The run directory; None for a run that writes no files.
-    """
+    """The decisions of a run about spikes, and its batches without those that are left out."""
 
     def __init__(self, settings: Settings, training: Training, directory: Path | None):
         self._spikes, self._directory = settings.spikes, directory
@@ -68,11 +56,7 @@ class Rollbacks:
         self._decisions: Sequence[Sequence[int]] = ()
 
     def begin(self, step: int) -> None:
-        """Leave out what earlier attempts have decided to. Collective.
-
-        Args:
-          step: The step from which the run continues.
-        """
+        """Leave out what earlier attempts have decided to. Collective."""
         directory = self._directory
         self.data.begin(step)
         if directory is not None:
@@ -80,24 +64,14 @@ class Rollbacks:
             self.data.leave_out([batches for _, *batches in self._decisions])
 
     def judge(self, every: int, always: bool, when_saved: Callable[[int], bool]) -> "Judge | None":
-        """Return a function that judges the metrics of each step; None if the settings have no rule.
-
-        Args:
-          every: The number of steps between reports, before which all steps must be judged.
-          always: True if each step is judged at once.
-          when_saved: Returns whether the state is saved after a step.
-        """
+        """Return a function that judges the metrics of each step; None if the settings have no rule."""
         if self._rule is None or self._spikes is None:
             return None
         is_due = lambda step: always or step % every == 0 or when_saved(step)  # noqa: E731
         return Judge(self._rule, self.data, self._spikes.before, is_due)
 
     def check(self, spike: Spike) -> None:
-        """Check that the run may go back once more.
-
-        Raises:
-          DivergedError: It has gone back as often as the settings allow.
-        """
+        """Check that the run may go back once more."""
         assert self._spikes is not None
         if len(self._decisions) >= self._spikes.max_rollbacks:
             before = ", ".join(str(step) for step, *_ in self._decisions)
@@ -112,10 +86,6 @@ class Rollbacks:
         """Set aside checkpoints that have seen a batch to leave out, if there is an earlier one. Collective.
 
         Which batches are left out then does not depend on when states are saved.
-
-        Args:
-          spiked: The spike.
-          checkpoints: The checkpoints of the run.
         """
         assert self._spikes is not None
         newest = spiked.spike.step - self._spikes.before - 1
@@ -128,11 +98,8 @@ class Rollbacks:
         processes.on_lead(lambda: _set_aside_after(checkpoints, newest))
 
     def decide(self, spiked: Spiked, step: int) -> str:
-        """Write down which batches are left out, leave them out, and return a line for the user. Collective.
-
-        Args:
-          spiked: The spike.
-          step: The step from which the run continues. The data are at its position.
+        """Write down which batches are left out, leave them out, and return a line for the user.
+        Collective.
         """
         assert self._spikes is not None
         assert self._directory is not None
@@ -167,14 +134,7 @@ class Rollbacks:
 
 
 def without_left_out(settings: Settings, training: Training, directory: Path | None, step: int) -> Training:
-    """Return the parts of a run whose data leave out what the run has decided to. Collective.
-
-    Args:
-      settings: The settings of the run.
-      training: Its parts.
-      directory: The run directory, if it is on this machine.
-      step: The number of steps before, if the position of the data does not tell how many batches they took.
-    """
+    """Return the parts of a run whose data leave out what the run has decided to. Collective."""
     rollbacks = Rollbacks(settings, training, directory)
     rollbacks.begin(step)
     return dataclasses.replace(training, data=rollbacks.data)
@@ -188,11 +148,7 @@ class Judge:
         self._pending = deque[tuple[int, Any]]()
 
     def __call__(self, tick: Tick, metrics: Any) -> None:
-        """Take the metrics of a step, and judge those that are due.
-
-        Raises:
-          Spiked: One of them is a spike.
-        """
+        """Take the metrics of a step, and judge those that are due."""
         if not tick.last:
             self._pending.append((tick.step, metrics))
         left = 0 if tick.last or self._is_due(tick.step) else RUN_AHEAD

@@ -49,18 +49,7 @@ def run_engine(
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
     kept_open: KeptOpen | None = None,
 ) -> Outcome:
-    """Train, and continue from the newest checkpoint in the run directory, if there is one. Collective.
-
-    Args:
-      settings: The settings of the run.
-      optimizer: The optimizer.
-      make: Makes the parts of the run. It enters the contexts that it opens on the stack, which is closed
-        after the run, and reads the first batch in the watchdog's phase of that name.
-      kept_open: The run directory that stays open for further trainings; such a run saves no checkpoints.
-
-    Raises:
-      MeshwrightError: Of the kinds that `mw.run` lists.
-    """
+    """Train, and continue from the newest checkpoint in the run directory, if there is one. Collective."""
     started = time.monotonic() if settings.started is None else settings.started
     with contextlib.ExitStack() as stack:
         stack.enter_context(processes.sharing_errors())
@@ -82,13 +71,7 @@ def run_engine(
 
 
 def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
-    """Check the parts, restore or make the first state, and train, with resources that are already open.
-
-    Args:
-      settings: The settings of the run.
-      training: The parts of the run.
-      opened: The open resources of the run.
-    """
+    """Check the parts, restore or make the first state, and train, with resources that are already open."""
     rollbacks, spiked = Rollbacks(settings, training, opened.directory), None
     training = dataclasses.replace(training, data=rollbacks.data)
     warn = line_printer(opened.console, logging.WARNING, is_shown=settings.is_shown)

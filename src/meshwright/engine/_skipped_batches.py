@@ -17,22 +17,12 @@ _KEYS = {"batches", "left_out", "recent", "data"}
 
 
 def position_of_data(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the position of the data alone.
-
-    Args:
-      state: The position of a run's batches; data of some kinds have a key `data` of their own.
-    """
+    """Return the position of the data alone."""
     return state["data"] if state.keys() == _KEYS else state
 
 
 class LeavingOut:
-    """The batches of a run, counted from 1 over all attempts, without some ranges of them.
-
-    Args:
-      data: All batches.
-      rule: The rule of spikes, whose state is saved with the position; None if there is none.
-      num_kept: The number of last batches whose numbers are known.
-    """
+    """The batches of a run, counted from 1 over all attempts, without some ranges of them."""
 
     def __init__(self, data: Data, rule: Rule | None, num_kept: int):
         self._data, self._rule = data, rule
@@ -62,19 +52,12 @@ class LeavingOut:
             self._rule.set_state({})
 
     def leave_out(self, ranges: Sequence[Sequence[int]]) -> None:
-        """Leave out batches from now on.
-
-        Args:
-          ranges: The first and the last number of each range.
-        """
+        """Leave out batches from now on."""
         self._ranges = sorted({*self._ranges, *((first, last) for first, last in ranges)})
 
     def numbers(self, ago: int, before: int) -> tuple[int, int]:
-        """Return the numbers of the batch that was returned `ago` batches before the last, and of one before.
-
-        Args:
-          ago: 0 for the batch that was returned last.
-          before: How many batches before it the second one is.
+        """Return the numbers of the batch that was returned `ago` batches before the last, and of one
+        before.
         """
         taken = self._taken[-1 - ago]
         return taken, max(1, taken - before)

@@ -111,15 +111,7 @@ class Rule:
         self._recent = {name: deque[float](maxlen=spikes.window) for name in spikes.metrics}
 
     def judge(self, step: int, values: Mapping[str, Any]) -> Spike | None:
-        """Return the spike of a step; None if there is none, and its values then count for the next ones.
-
-        Args:
-          step: The step.
-          values: The metrics of the step.
-
-        Raises:
-          UsageError: The step has no metric of a name that the settings give.
-        """
+        """Return the spike of a step; None if there is none, and its values then count for the next ones."""
         if lacking := [name for name in self._recent if name not in values]:
             raise UsageError(
                 f"Spikes.metrics: the step has no metric {lacking[0]!r}. It has {', '.join(values)}."

@@ -114,16 +114,7 @@ class Stop:
 
 
 class Stopping:
-    """The loop's `stop`: returns whether to end the run after a step. All processes get the same answer.
-
-    Args:
-      signals: The signals that the process received: SIGTERM, Ctrl-C, or a notice of preemption.
-      early: Returns whether the scores end the run.
-      deadline: The time limits of the run.
-      every: With several processes, the number of steps, or of batches of an evaluation, between two looks at
-        the clock. Each look is a collective.
-      history: The scores by step. The run adds to it when it evaluates.
-    """
+    """The loop's `stop`: returns whether to end the run after a step. All processes get the same answer."""
 
     def __init__(
         self,

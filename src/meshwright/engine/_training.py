@@ -90,12 +90,7 @@ class Training:
 
 
 def global_batch(rows: PyTree, batch_size: int) -> PyTree:
-    """Return a global batch as structs.
-
-    Args:
-      rows: Some rows of a batch, a tree of arrays.
-      batch_size: The number of rows of the global batch.
-    """
+    """Return a global batch as structs."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
         tree.abstract(rows),

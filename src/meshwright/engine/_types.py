@@ -19,14 +19,7 @@ NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 
 def check_types(description: Any) -> None:
-    """Check the types of the fields of a dataclass.
-
-    Args:
-      description: An instance of a dataclass.
-
-    Raises:
-      UsageError: Some values have a wrong type; all of them are listed.
-    """
+    """Check the types of the fields of a dataclass."""
     kind = type(description)
     hints = get_type_hints(kind)
     problems = [

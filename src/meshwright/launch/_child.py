@@ -42,15 +42,7 @@ class Child:
         news: queue.SimpleQueue[Any],
         show: Callable[[int, str, TextIO], None],
     ):
-        """Start the process.
-
-        Args:
-          number: Number of the process in the run.
-          command: The program and its arguments.
-          environ: All environment variables.
-          news: The queue that gets this object when the process has ended.
-          show: A function that is called with the number, each line of output, and stdout or stderr.
-        """
+        """Start the process."""
         self.number, self.host = number, socket.gethostname()
         self._show = show
         self.last_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)

@@ -64,23 +64,8 @@ def launch_hosts(
     each machine runs its own `command`. The run directory must be on a disk that all machines see, or in a
     store. Call this on the main thread.
 
-    Args:
-      command: The program and its arguments, the same on all machines.
-      num_processes: The number of processes to start on this machine.
-      at: The address `host:port` of the machine that leads. All machines must reach it.
-      hosts: The number of machines.
-      min_hosts: The smallest number of machines to go on with after others were lost; None for all.
-      devices_per_process: As in `launch_local`.
-      wait_seconds: Longest time to wait for the machines.
-      grace_seconds: As in `launch_local`.
-      restarts: As in `launch_local`.
-      logs: As in `launch_local`; for the processes of this machine.
-
     Returns:
       As `launch_local`; 137 if a machine was lost, 6 if machines did not come or the leader is gone.
-
-    Raises:
-      UsageError: The command cannot be run, or the address is not valid; nothing was started.
 
     Example:
       >>> import socket, sys

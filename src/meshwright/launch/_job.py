@@ -34,11 +34,7 @@ class Job:
     """Seconds that the processes need to save and end after they are told to stop."""
 
     def __post_init__(self) -> None:
-        """Check the fields.
-
-        Raises:
-          UsageError: A field is not valid.
-        """
+        """Check the fields."""
         if not self.command:
             raise UsageError(
                 "launch: there is no program to start. Write it after --: -n 2 -- python train.py"
@@ -73,11 +69,7 @@ class Job:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """Return a name for the job of a command: that of its first file or function, such as `train`.
-
-    Args:
-      command: The program and its arguments.
-    """
+    """Return a name for the job of a command: that of its first file or function, such as `train`."""
     words = [word for word in command[1:] if re.search(r"\.py\b|^[\w.]+:\w+$", word)]
     module = Path(words[0].partition(":")[0]).name.removesuffix(".py") if words else "train"
     name = re.sub("[^a-z0-9]+", "-", module.rpartition(".")[2].lower()).strip("-")

@@ -70,13 +70,6 @@ def jobset_manifest(job: Job, pods: Pods) -> str:
     Exit code 75 and evicted pods start all pods again without counting. Exit codes 2, 3, 4 and 130 end the
     JobSet. All other failures start all pods again, at most `job.restarts` times.
 
-    Args:
-      job: The program; each process is a pod.
-      pods: The properties of the pods.
-
-    Raises:
-      UsageError: The values cannot be those of a JobSet.
-
     Example:
       >>> command = ("meshwright", "train", "gpt:experiment")
       >>> job = mw.launch._internal.Job(command, num_processes=4, name="gpt")

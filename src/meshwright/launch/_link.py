@@ -41,13 +41,7 @@ class Seat:
     """The leader's place: a server at which the agents of all machines report."""
 
     def __init__(self, listening: socket.socket, leader: Leader, tell: Callable[[Leader, Leader], None]):
-        """Take the place.
-
-        Args:
-          listening: The socket at which agents connect.
-          leader: The state at the start.
-          tell: A function that is called with the states before and after each change of phase.
-        """
+        """Take the place."""
         self.leader, self._listening, self._tell = leader, listening, tell
         self._lock = threading.Lock()
         self._connected: dict[str, Any] = {}
@@ -114,12 +108,7 @@ class Member:
     """The state of this machine's agent, and its connection to the leader."""
 
     def __init__(self, agent: Agent, at: tuple[str, int]):
-        """Begin to report.
-
-        Args:
-          agent: The state at the start.
-          at: Host and port of the leader.
-        """
+        """Begin to report."""
         self.agent, self.at = agent, at
         self.heard_at = time.monotonic()
         """Time of the newest order."""

@@ -53,25 +53,10 @@ def launch_local(
     With `restarts`, a failure kills the other processes at once and all start again, unless the exit code
     says that the failure would come again (2, 3, 4) or that a person has stopped the run.
 
-    Args:
-      command: The program and its arguments.
-      num_processes: The number of processes to start.
-      devices_per_process: The number of GPUs that each process gets, in order; None shows all to each.
-      grace_seconds: The time that processes have to end, after SIGTERM or after one of them failed.
-      restarts: Largest number of restarts in a row without a newer checkpoint between them.
-      min_processes: The run goes on without the processes that failed, but with at least this number; None to
-        start always the same number.
-      compile_ahead: While the run trains on CPUs, compile its step for one process fewer, if `min_processes`
-        allows so few, at the lowest priority. So a start after a failure need not compile.
-      logs: Directory for a file with the output of each process; None for no files.
-
     Returns:
       The exit code of the process that failed first; 128 + n if signal n ended it. 6 if a process left with
       0 and the others could not go on without it. Otherwise 130 or 75 if Ctrl-C or SIGTERM stopped the run,
       0 if all processes are done.
-
-    Raises:
-      UsageError: The command cannot be run; nothing was started.
 
     Example:
       >>> import sys

@@ -28,13 +28,7 @@ class Output:
     """Collects the lines of processes and prints them. As a context, it prints the last lines at its end."""
 
     def __init__(self, num_processes: int, logs: Path | None = None):
-        """Start the thread that prints.
-
-        Args:
-          num_processes: Number of processes.
-          logs: Directory for a file with the lines of each process, `0.log` and so on; None for no files.
-            Lines are appended.
-        """
+        """Start the thread that prints."""
         self._num_processes, self._logs = num_processes, logs
         self._lock, self._printing = threading.Lock(), threading.Lock()
         self._has_lines, self._is_closed = threading.Event(), threading.Event()

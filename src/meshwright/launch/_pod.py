@@ -35,15 +35,6 @@ def run_pod(command: Sequence[str], name: str, shared: str | Path) -> int:
     Its output is passed on as it is. After a failure, the process with the lowest number of those that failed
     prints the summary of all. All signals are passed on; Kubernetes kills a pod that takes too long.
 
-    Args:
-      command: The program and its arguments.
-      name: The name of the JobSet.
-      shared: A directory that all pods see, or the URL of a store.
-
-    Raises:
-      UsageError: The command cannot be run, this is no pod of a JobSet, or the URL cannot be opened.
-      MeshwrightError: `shared` cannot be written to.
-
     Example:
       >>> import sys
       >>> mw.launch._internal.run_pod([sys.executable, "-c", "pass"], "gpt", "/runs")  # doctest: +SKIP

@@ -34,12 +34,7 @@ class Restarts:
         return self.allowed - self.used
 
     def after(self, exit_code: int, saved: int | None) -> "Restarts | None":
-        """Return the restarts that are left when the run starts again; None if it should not.
-
-        Args:
-          exit_code: Exit code of the run that has ended.
-          saved: Step of its newest checkpoint; None if it has none.
-        """
+        """Return the restarts that are left when the run starts again; None if it should not."""
         if exit_code in FINAL_EXIT_CODES:
             return None
         newest = -1 if saved is None else saved

@@ -107,14 +107,6 @@ done
 def slurm_script(job: Job, sbatch: Sequence[str] = (), srun: Sequence[str] = ()) -> str:
     """Return a batch script for `sbatch`.
 
-    Args:
-      job: The program and the number of its processes.
-      sbatch: Further options of the job without dashes, such as `account=me` and `gpus-per-node=8`.
-      srun: Further options of `srun` without dashes, such as `container-image=…`.
-
-    Raises:
-      UsageError: An option is one that this function sets.
-
     Example:
       >>> job = mw.launch._internal.Job(("python", "train.py"), num_processes=8, processes_per_host=1)
       >>> print(mw.launch._internal.slurm_script(job, ["gpus-per-node=8"]))  # doctest: +ELLIPSIS

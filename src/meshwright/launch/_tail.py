@@ -23,10 +23,6 @@ def tail_slurm(number: str, num_processes: int) -> int:
     """Show the output of a job of SLURM until the job is over, also over its restarts; return its exit code.
 
     The files of the output must be visible here. Ctrl-C ends the showing, not the job.
-
-    Args:
-      number: The number of the job.
-      num_processes: The number of its tasks.
     """
     files: dict[str, _File] = {}
     try:

@@ -96,13 +96,6 @@ def part_gradients(
 ) -> dict[str, PyTree]:
     """Return the part of the gradients that queries and keys of longer rows have, in the dtype of sums.
 
-    Args:
-      given: The queries and keys.
-      starts: Their positions.
-      kept: The results of these queries over all keys of the rows, [B, T, N, H] and [B, N, T].
-      changes: The gradients of both.
-      block: Most queries, and keys, of a block.
-
     Returns:
       The gradients of the queries `q`, the keys `k`, the values `v` and of the bias or its operand, `bias`.
     """

@@ -89,9 +89,6 @@ class CachedAttention:
     ) -> jax.Array:
         """Return the attention of the new positions, [B, T, N, H]; the arguments are those of
         `mw.nn.attention`.
-
-        Raises:
-          UsageError: The attention is not causal, or has segments.
         """
         if segments is not None or not causal:
             raise UsageError("attention through a cache is causal, and has no segments.")

@@ -40,15 +40,7 @@ class Static:
 def total_of(
     static: Static, hidden: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """Return the weighted sum of the losses.
-
-    Args:
-      static: The settings.
-      hidden: The features, [B, T, D].
-      head: The head, [D, V].
-      labels: The labels, int[B, T].
-      weights: The weights of the labels, [B, T].
-    """
+    """Return the weighted sum of the losses."""
     return _weighted_sum(losses_of(static, hidden, head, labels), weights)
 
 

@@ -49,15 +49,7 @@ class Tokens(NamedTuple):
 def computed(
     block: Block, weights: PyTree, tokens: Tokens, limit: int | None, first: Any = 0, ways: int = 1
 ) -> jax.Array:
-    """Return what the experts of this device add to tokens, [m, d].
-
-    Args:
-      block: What an expert computes.
-      weights: Of the experts of this device, [e, ...].
-      limit: How many of these tokens each expert takes at most; None for all.
-      first: The number of the first expert of this device.
-      ways: The number of devices that compute these tokens, each with its own experts.
-    """
+    """Return what the experts of this device add to tokens, [m, d]."""
     (m, k), e = tokens.experts.shape, num_experts(weights)
     local = tokens.experts - first
     choices = Choices.of(jnp.where((local >= 0) & (local < e), local, e).reshape(-1), e)
@@ -173,15 +165,7 @@ def _summed(
     slots: int | None,
     used: _Used,
 ) -> jax.Array:
-    """Return what is added to tokens, [m, d], by those of their choices that have a place from `begin` on.
-
-    Args:
-      choices: The numbers of their experts here.
-      begin: The first place.
-      room: The number of places.
-      slots: At least the number of rows of an expert; None if that has no limit.
-      used: For how many choices devices have these rows.
-    """
+    """Return what is added to tokens, [m, d], by those of their choices that have a place from `begin` on."""
     ids, order, places, counts = choices
     e, ends = num_experts(weights), jnp.cumsum(counts)
     starts, ends = (jnp.clip(x, begin, begin + room) for x in (ends - counts, ends))
@@ -208,13 +192,7 @@ def _naming(used: _Used, num_rows: int) -> AbstractContextManager[Any]:
 def _in_rounds(
     one: Callable[..., jax.Array], weights: PyTree, tokens: Tokens, most: int, needed: jax.Array
 ) -> jax.Array:
-    """Return the sum of the results of rounds.
-
-    Args:
-      one: Returns the result of a round: of weights, tokens, and its number.
-      most: The largest number of rounds.
-      needed: int32[], how many rounds are needed: seldom more than the first.
-    """
+    """Return the sum of the results of rounds."""
     total = one(weights, tokens, 0)
     if most == 1:
         return total

@@ -53,12 +53,7 @@ class Arranged(NamedTuple):
 
     @classmethod
     def of(cls, counts: jax.Array, most: int) -> "Arranged":
-        """Return the arrangement that the hardware is best with.
-
-        Args:
-          counts: int32[e], the number of rows of each expert.
-          most: The most rows that all experts have together.
-        """
+        """Return the arrangement that the hardware is best with."""
         hardware = Hardware.here()
         has_kernel = hardware.platform == "tpu" and not hardware.is_unknown
         # A mixture is exported for any number of rows, and then its blocks cannot be counted. JAX cannot map
@@ -84,12 +79,7 @@ class Arranged(NamedTuple):
 
     @classmethod
     def one_block_each(cls, e: int, size: int) -> "Arranged":
-        """Return an arrangement with as many rows for each expert.
-
-        Args:
-          e: The number of experts.
-          size: The number of rows of each.
-        """
+        """Return an arrangement with as many rows for each expert."""
         return cls(size, jnp.arange(e), jnp.arange(e), _batched)
 
 
@@ -139,14 +129,7 @@ def _blocked(experts: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Arra
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(is_transposed: bool, rows: jax.Array, weight: jax.Array, experts: jax.Array) -> jax.Array:
-    """Return [b, r, f], the products of b blocks, [b, r, d], with the matrices of their experts.
-
-    Args:
-      is_transposed: Whether the matrices are [e, f, d], not [e, d, f].
-      rows: The blocks.
-      weight: The matrices.
-      experts: int32[b].
-    """
+    """Return [b, r, f], the products of b blocks, [b, r, d], with the matrices of their experts."""
     equation = "brd,bfd->brf" if is_transposed else "brd,bdf->brf"
 
     def some(_: None, of: Any) -> tuple[None, jax.Array]:

@@ -63,11 +63,7 @@ class AttentionInputs:
         scale: float | None,
         bias: Any,
     ) -> "AttentionInputs":
-        """Check the arguments of `attention`.
-
-        Raises:
-          UsageError: They do not fit together.
-        """
+        """Check the arguments of `attention`."""
         q, k, v = (jnp.asarray(x) for x in (q, k, v))
         _check_arrays(q, k, v)
         is_pair = isinstance(segments, tuple)
@@ -92,10 +88,8 @@ class AttentionInputs:
 
 
 def result_without_draws(about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the structs that a user's function returns, which is called for parts of what it looks to see.
-
-    Raises:
-      UsageError: It draws random numbers, which would be the same for each part, or asks which part it has.
+    """Return the structs that a user's function returns, which is called for parts of what it looks to
+    see.
     """
     jaxpr, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
     if match := _NOT_ALIKE.search(str(jaxpr)):
@@ -110,15 +104,7 @@ def result_without_draws(about: str, function: Callable[..., Any], *arguments: A
 def visible(
     causal: bool, window: Any, segments: Segments | None, t: jax.Array, s: jax.Array
 ) -> jax.Array | None:
-    """Return the mask of keys that each query sees, bool[B or 1, t, s]; None if each sees all.
-
-    Args:
-      causal: If true, a query sees no later keys.
-      window: The distance from which on a query sees no keys; None for no limit.
-      segments: The segments of the queries, int[B, t], and of the keys, int[B, s].
-      t: The positions of the queries, int[t].
-      s: The positions of the keys, int[s].
-    """
+    """Return the mask of keys that each query sees, bool[B or 1, t, s]; None if each sees all."""
     distance = t[:, None] - s
     seen = []
     if causal:

@@ -185,13 +185,7 @@ class _Over:
     def mapped(
         self, local: Callable[..., jax.Array], of_tokens: int, *others: Any
     ) -> Callable[..., jax.Array]:
-        """Return `local`, run on each device's part of its arguments.
-
-        Args:
-          local: Returns an array for the tokens of a device.
-          of_tokens: How many arguments are arrays [..., features] for tokens. They are the last ones.
-          others: The split of each argument before those.
-        """
+        """Return `local`, run on each device's part of its arguments."""
         if not self.manual:
             return local
         tokens = P(self.axes or None, *((self.positions,) if self.positions else ()))

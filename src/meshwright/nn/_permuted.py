@@ -53,13 +53,7 @@ def taken(x: jax.Array, places: Places) -> jax.Array:
 
 @jax.custom_vjp
 def returned(rows: jax.Array, weights: jax.Array, places: Places) -> jax.Array:
-    """Return the weighted sums of what the choices of each token found, [m, d].
-
-    Args:
-      rows: [n, d], what was found in the places.
-      weights: [m, k]. A choice that has no place counts for nothing.
-      places: The places.
-    """
+    """Return the weighted sums of what the choices of each token found, [m, d]."""
     return (_of_choices(rows, weights, places) * weights[..., None]).sum(1).astype(rows.dtype)
 
 

@@ -71,16 +71,7 @@ def routed(
     bias: jax.Array | None,
     capacity: float | None,
 ) -> tuple[Choice, Routing]:
-    """Return the experts of each token, and how even that is.
-
-    Args:
-      logits: [..., E].
-      choose: A function from scores, [..., E], to the numbers of the k largest, int32[..., k].
-      normalize: If true, the weights of a token add up to 1.
-      score: From logits to scores.
-      bias: [E], added to the scores for the choice.
-      capacity: As in `mw.nn.moe`.
-    """
+    """Return the experts of each token, and how even that is."""
     wide, num_experts = logits.astype(jnp.float32), logits.shape[-1]
     scores = score(wide)
     preferred = scores if bias is None else scores + bias.astype(jnp.float32)
@@ -111,10 +102,6 @@ def _has_room(is_chosen: jax.Array, room: int) -> jax.Array:
     """Return whether each choice, [..., k], is among the first `room` of its example for its expert.
 
     All first choices come before all second ones (Lepikhin et al., arXiv:2006.16668).
-
-    Args:
-      is_chosen: [..., k, E], true for the chosen expert.
-      room: How many are taken.
     """
     *tokens, k, num_experts = is_chosen.shape
     examples = tokens[0] if len(tokens) > 1 else 1

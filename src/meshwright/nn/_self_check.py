@@ -54,13 +54,6 @@ def proofs(
     cuDNN's kernel supports half of the cases. The others have segments, soft caps, or windows without a
     causal mask. Splash attention supports those of 640 positions with 64 features or more.
 
-    Args:
-      attend: The function to test. It takes the arguments of `mw.nn.attention`.
-      num_cases: The number of cases.
-      seed: The seed of the random cases.
-      form: The form to test; cases that it does not support are left out. None means the form that is chosen
-        for each case.
-
     Example:
       >>> next(mw.nn._internal.proofs(num_cases=1)).holds
       True

@@ -23,11 +23,7 @@ FORMS = ("ring", "all-to-all")
 
 
 def chosen_of_parts(given: AttentionInputs, ways: int) -> str:
-    """Return the form that sends the fewer bytes.
-
-    Raises:
-      AxisError: The axis does not divide the rows.
-    """
+    """Return the form that sends the fewer bytes."""
     check_lengths(given, ways)
     if why_not_exchanged(given, ways) or ring_nbytes(given, ways) <= exchanged_nbytes(given, ways):
         return "ring"

@@ -12,12 +12,6 @@ T = TypeVar("T")
 class Bar(Iterator[T]):
     """An iterator with a progress bar, which is shown on stderr if that is a terminal.
 
-    Args:
-      items: The items to iterate over.
-      total: The number of items; None if it is not known.
-      description: The text before the bar.
-      shown: Set this to False to show no bar.
-
     Example:
       >>> bar = mw.observe._internal.Bar([0.5, 0.25], total=2, description="evaluating")
       >>> for loss in bar:
@@ -35,11 +29,7 @@ class Bar(Iterator[T]):
         return next(self._items)
 
     def set_postfix(self, **values: Any) -> None:
-        """Show numbers, such as the newest loss, beside the bar.
-
-        Args:
-          values: The numbers by name. If no bar is shown, arrays among them are not waited for.
-        """
+        """Show numbers, such as the newest loss, beside the bar."""
         if self._is_drawn:
             self._postfix |= {name: float(value) for name, value in values.items()}
 

@@ -54,11 +54,7 @@ def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
 
 
 def record(event: bytes) -> bytes:
-    """Return the record of an event.
-
-    Args:
-      event: A serialized `Event`.
-    """
+    """Return the record of an event."""
     length = struct.pack("<Q", len(event))
     return length + masked_crc32c(length) + event + masked_crc32c(event)
 

@@ -74,9 +74,6 @@ def sync_jsonl(path: str | Path) -> None:
     """Flush the reports written so far to the disk.
 
     Call this before a checkpoint is committed, so that no checkpoint outlives the reports before it.
-
-    Args:
-      path: The file; it need not exist.
     """
     path = local_path(path)
     for place in (path, path.parent):
@@ -89,14 +86,7 @@ def sync_jsonl(path: str | Path) -> None:
 
 
 def newest_step(path: str | Path) -> int | None:
-    """Return the step of the last report in a file; None if there is no report or no file.
-
-    Args:
-      path: The file.
-
-    Raises:
-      InputError: The last line is not a report.
-    """
+    """Return the step of the last report in a file; None if there is no report or no file."""
     file = local_path(path)
     lines = enumerate(_whole_lines(file), start=1) if file.exists() else ()
     last = collections.deque(lines, maxlen=1)
@@ -124,15 +114,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
 
 
 def salvage_jsonl(path: str | Path, hear: Callable[[str], None]) -> Iterator[dict[str, float]]:
-    """Yield the reports in a file one by one, passing over lines that cannot be read.
-
-    Args:
-      path: The file, as `jsonl` writes it.
-      hear: Called with a message for each line that cannot be read.
-
-    Raises:
-      FileNotFoundError: There is no such file.
-    """
+    """Yield the reports in a file one by one, passing over lines that cannot be read."""
     for number, line in enumerate(_whole_lines(local_path(path)), start=1):
         try:
             report = _report(line, f"{path}, line {number}")
@@ -176,9 +158,6 @@ def _json_histogram(histogram: Histogram) -> dict[str, Any]:
 
 def json_number(value: float) -> float | str:
     """Return a number as strict JSON can store it: as it is if finite, else as text.
-
-    Args:
-      value: The number.
 
     Example:
       >>> mw.observe._internal.json_number(float("inf"))

@@ -96,11 +96,7 @@ def numbers(values: Values) -> dict[str, float]:
 
 
 def as_float(name: str, value: Any) -> float:
-    """Return a scalar of any dtype, or a Python number, as a float.
-
-    Raises:
-      UsageError: The value is neither.
-    """
+    """Return a scalar of any dtype, or a Python number, as a float."""
     if isinstance(value, float | int):  # the common case, without the cost of NumPy
         return float(value)
     array = np.asarray(value)

@@ -13,15 +13,7 @@ from meshwright.errors import UsageError
 
 
 def widened(values: ArrayLike, what: str = "a metric") -> jax.Array:
-    """Return real numbers or booleans as float32; those of eight bytes as float64.
-
-    Args:
-      values: An array of any shape and real dtype.
-      what: The name of the array in the error.
-
-    Raises:
-      UsageError: The values are complex, or not numbers.
-    """
+    """Return real numbers or booleans as float32; those of eight bytes as float64."""
     x = jnp.asarray(values)
     if not _is_real(x.dtype):
         raise UsageError(f"{what} has the dtype {x.dtype}; expected real numbers.")

@@ -9,10 +9,6 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 def number(value: float, *, thousands: str = "") -> str:
     """Return a number as text with four significant digits.
 
-    Args:
-      value: The number.
-      thousands: Separator of groups of three digits.
-
     Example:
       >>> [mw.observe._internal.number(value) for value in (0.98765, 1.5, 41312.4, 0.00001)]
       ['0.9877', '1.5', '41310', '1e-05']
@@ -27,9 +23,6 @@ def number(value: float, *, thousands: str = "") -> str:
 
 def duration(seconds: float) -> str:
     """Return a time as `h:mm:ss`; `–` if it is not finite.
-
-    Args:
-      seconds: The time in seconds.
 
     Example:
       >>> mw.observe._internal.duration(3725)

@@ -18,10 +18,6 @@ class StepTime:
     After each wait for the devices, the host launches a few steps in almost no time. If there are so few
     steps that these would distort the median, the mean is used, which they do not distort.
 
-    Args:
-      ahead: Number of steps that the loop runs ahead of the devices, `train.RUN_AHEAD`.
-      clock: Returns the time in seconds, from any origin.
-
     Example:
       >>> times = iter([0.0, 0.5, 1.0, 1.5])
       >>> step_time = mw.observe._internal.StepTime(ahead=0, clock=lambda: next(times))

@@ -19,11 +19,7 @@ _DT_STRING, _START = (
 
 
 class TensorBoard:
-    """A writer to one TensorBoard event file; use `tensorboard` to open one.
-
-    Args:
-      directory: Directory of the event file; it is created if missing.
-    """
+    """A writer to one TensorBoard event file; use `tensorboard` to open one."""
 
     def __init__(self, directory: str | Path):
         self._messages = messages()

@@ -21,14 +21,7 @@ log = logging.getLogger("meshwright")
 
 
 def is_writer(tracker: Tracker) -> bool:
-    """Return True if a tracker is a writer, False if it is a function that opens one.
-
-    Args:
-      tracker: The tracker. A writer takes a step and its values; a function that opens one takes nothing.
-
-    Raises:
-      UsageError: It is neither.
-    """
+    """Return True if a tracker is a writer, False if it is a function that opens one."""
     number = num_required(tracker, "tracker")
     if number not in (0, 2):
         raise UsageError(
@@ -42,15 +35,6 @@ def open_trackers(opened: ExitStack, *trackers: Tracker, tell: Callable[[str], N
     """Open trackers and return one writer to all of them.
 
     A tracker that raises, when it is opened, written to or closed, is not used any more.
-
-    Args:
-      opened: Closes the opened trackers when it is closed itself.
-      trackers: Writers, or functions that open one.
-      tell: Called once with a message for each tracker that fails.
-
-    Raises:
-      UsageError: A tracker is neither a writer nor a function that opens one, or its package is not
-        installed.
     """
     return tee(*(_PutAside(tracker, opened, tell) for tracker in trackers))
 
@@ -131,9 +115,6 @@ def installed(package: str, attribute: str) -> Any:
 
     The attribute tells the package from a folder of the same name, such as runs of a tracker leave behind:
     Python can import those, too.
-
-    Raises:
-      UsageError: The package is not installed.
     """
     try:
         found = importlib.import_module(package)

@@ -45,11 +45,7 @@ class Packed(Mapping[str, Mean | Histogram]):
 
     @classmethod
     def of(cls, metrics: Mapping[str, Mean | Histogram]) -> Self:
-        """Return metrics in packed form: first the means, then the histograms.
-
-        Args:
-          metrics: The metrics by name. Totals and counts of means are scalars.
-        """
+        """Return metrics in packed form: first the means, then the histograms."""
         means = {name: metric for name, metric in metrics.items() if isinstance(metric, Mean)}
         histograms = {name: metric for name, metric in metrics.items() if isinstance(metric, Histogram)}
         return cls(

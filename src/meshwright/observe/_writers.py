@@ -65,11 +65,7 @@ def tee(*writers: Writer) -> Writer:
 
 
 def screens_of(write: Writer) -> list[Screen]:
-    """Return the screens that a writer writes to.
-
-    Args:
-      write: A screen, or a writer made by `tee`, whose writers are searched. Other writers have no screen.
-    """
+    """Return the screens that a writer writes to."""
     if isinstance(write, Screen):
         return [write]
     return [screen for each in getattr(write, "writers", ()) for screen in screens_of(each)]

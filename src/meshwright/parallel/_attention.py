@@ -42,13 +42,7 @@ class Projection:
 
 
 def head_dims(weights: list[Leaf], head_size: int | None, rows_out: bool) -> dict[str, dict[int, Dim]]:
-    """Return the head and head-size dimensions of each attention weight, by the weight's name.
-
-    Args:
-      weights: All arrays with at least two dimensions of features.
-      head_size: Features of a head, if known.
-      rows_out: True if matrices are stored as [out, in].
-    """
+    """Return the head and head-size dimensions of each attention weight, by the weight's name."""
     found: dict[str, dict[int, Dim]] = {}
     below = by_prefix(weights)
     for block, leaves in _blocks(weights, below).items():

@@ -47,13 +47,7 @@ class Auto:
         return P(*entries) if any(entries) else None
 
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
-        """Return the reason for the spec of one array, in a few words.
-
-        Args:
-          name: Name of the array.
-          x: The array, or a struct.
-          mesh: The mesh that the spec is for.
-        """
+        """Return the reason for the spec of one array, in a few words."""
         dims = self._dims(name, x)
         return "" if dims is None else self._decide(dims, x, mesh)[1]
 

@@ -39,13 +39,6 @@ def mended(jaxpr: Any, layout: Layout) -> Any:
     """Return an equivalent closed jaxpr without convolutions that XLA computes wrongly.
 
     `jaxpr` if it has none. Call it, and trace its result, inside the context of the layout's mesh.
-
-    Args:
-      jaxpr: A closed jaxpr.
-      layout: The layout that the program will run with.
-
-    Raises:
-      LayoutError: Such a convolution is inside a `shard_map` that leaves mesh axes to XLA.
     """
     splitting = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
     sizes = {name: size for name, size in layout.mesh.shape.items() if size > 1}
@@ -74,12 +67,7 @@ def _unstacked(jaxpr: Any) -> Any:
 
 
 def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]:
-    """Return `function` with its convolutions `mended` when it is traced.
-
-    Args:
-      function: A function of arrays, to be traced.
-      layout: The layout that it will run with.
-    """
+    """Return `function` with its convolutions `mended` when it is traced."""
 
     def called(*arguments: Any) -> T:
         inner = jax.jit(function)
@@ -93,12 +81,7 @@ def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]
 
 
 def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
-    """Return a closed jaxpr as a function of pytrees.
-
-    Args:
-      jaxpr: A closed jaxpr.
-      out: A pytree with the structure of the result.
-    """
+    """Return a closed jaxpr as a function of pytrees."""
     from jax.extend.core import jaxpr_as_fun  # here, as it loads Pallas, which takes some 40 ms
 
     def called(*arguments: Any) -> Any:

@@ -43,9 +43,6 @@ def compare_given(arrays: PyTree, shardings: Sequence[Sharding]) -> None:
     """Check that the arrays given are equal on all processes that the shardings span. Collective.
 
     Of an array that is on the mesh already, the parts that every process has are compared.
-
-    Raises:
-      UsageError: They differ. The message names the array and the processes.
     """
     if shardings and processes.spans_all_processes(shardings[0].device_set):
         named = tree.named_leaves(arrays).items()
@@ -53,11 +50,8 @@ def compare_given(arrays: PyTree, shardings: Sequence[Sharding]) -> None:
 
 
 def move_to(x: Any, sharding: Sharding) -> jax.Array:
-    """Return the array `x` with a sharding, perhaps in the same memory. Collective: call it on all processes.
-
-    Args:
-      x: An array of NumPy or JAX, or a number.
-      sharding: The wanted sharding.
+    """Return the array `x` with a sharding, perhaps in the same memory. Collective: call it on all
+    processes.
     """
     if isinstance(x, jax.Array) and (sharding.is_fully_addressable or not x.is_fully_addressable):
         return jax.device_put(x, sharding)

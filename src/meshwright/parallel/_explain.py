@@ -54,13 +54,7 @@ class PlacementTable(str):
 
     @classmethod
     def of(cls, cells: Sequence[Sequence[str]], warnings: Sequence[str], width: int | None) -> Self:
-        """Return a table of cells.
-
-        Args:
-          cells: The cells by line.
-          warnings: Lines below the table.
-          width: The largest number of characters of a line of the text; long cells are shortened.
-        """
+        """Return a table of cells."""
         lines = aligned(cells, right=_NUMBERS, width=width)
         table = cls("\n".join([*lines, *(f"  {line}" for line in warnings)]))
         table.cells, table.warnings = cells, warnings
@@ -105,13 +99,6 @@ def explain(
     width: int | None = None,
 ) -> PlacementTable:
     """Return the table of placements, a text, with totals and a warning for each large unsplit array.
-
-    Args:
-      arrays: Arrays, or `ShapeDtypeStruct`s.
-      shardings: A tree of `NamedSharding`s with the same structure.
-      reasons: The reason of an array's placement, by its name.
-      frozen: The names of arrays that are not trained, which are marked.
-      width: Most characters of a line; long cells are shortened in the middle.
 
     Example:
       >>> layout = mw.Layout(mw.make_mesh("fsdp=8"))
@@ -158,10 +145,6 @@ def left_whole(
 
 def device_bytes(x: Any, sharding: NamedSharding) -> int:
     """Return the bytes of an array in the memory of one device.
-
-    Args:
-      x: An array, or a struct.
-      sharding: Its sharding.
 
     Example:
       >>> layout = mw.Layout(mw.make_mesh("data=8"))

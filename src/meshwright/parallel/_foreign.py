@@ -15,13 +15,6 @@ def as_arrays(given: PyTree, what: str = "params") -> PyTree:
     """Return a tree whose arrays are all of JAX or NumPy.
 
     Those of other libraries are converted without a copy.
-
-    Args:
-      given: A pytree of arrays of any library.
-      what: Name of the tree in error messages.
-
-    Raises:
-      UsageError: A leaf is not an array, or cannot be read.
     """
     if all(_is_known(x) for x in jax.tree.leaves(given)):
         return given

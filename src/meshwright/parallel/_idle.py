@@ -24,11 +24,7 @@ _COLLECTIVE = ("axes", "axis_name")
 
 
 def refused(error: LayoutError) -> None:
-    """Raise `error`.
-
-    Args:
-      error: The error about an unused mesh axis.
-    """
+    """Raise `error`."""
     raise error
 
 
@@ -42,12 +38,6 @@ def check_axes(
 
     An axis is used if it splits the batch or an array, or if an equation names it: a constraint, a
     `shard_map` or a collective.
-
-    Args:
-      layout: The mesh, and the split of the batch.
-      arrays: All inputs besides the batch, as arrays or structs.
-      trace: Traces the program; called only if the shardings leave an axis unused.
-      idle: Receives the error; raises it by default.
     """
     # `pipeline` and `expert` also split batches, and `sequence` the state, but that is not what they are for.
     asked = set(layout.batch_axis_names or ())

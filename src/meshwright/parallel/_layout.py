@@ -207,10 +207,6 @@ class Layout:
 def place(arrays: PyTree, shardings: PyTree) -> PyTree:
     """Return `arrays` as `ShapeDtypeStruct`s with shardings.
 
-    Args:
-      arrays: A pytree of arrays or structs.
-      shardings: A tree of shardings with the same structure.
-
     Example:
       >>> arrays = {"w": jnp.ones((512, 256))}
       >>> shardings = mw.Layout(mw.make_mesh("fsdp=8")).shardings(arrays)

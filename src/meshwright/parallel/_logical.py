@@ -60,25 +60,12 @@ class Logical:
         return P(*entries)
 
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
-        """Return the logical axes of one array as text.
-
-        Args:
-          name: Name of the array.
-          x: The array, or a struct.
-          mesh: The mesh that the spec is for.
-        """
+        """Return the logical axes of one array as text."""
         named = self._named(name)
         return " × ".join(axis or "-" for axis in named) if named else ""
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that every parameter with logical axes exists.
-
-        Args:
-          names: Names of all arrays that are laid out.
-
-        Raises:
-          UsageError: Some do not exist; all of them are listed.
-        """
+        """Check that every parameter with logical axes exists."""
         known = {*names, *(name.removeprefix("params/") for name in names)}
         missing = [
             name + (f" (did you mean {close}?)" if (close := nearest(name, known)) else "")

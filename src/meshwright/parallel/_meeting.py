@@ -30,13 +30,7 @@ _CURVED = "abs cos erf exp exp2 expm1 integer_pow log log1p logistic pow rsqrt s
 
 
 def meeting(jaxpr: Any, batch: slice, results: slice) -> str:
-    """Return the first operation of a program in which rows of the batch meet, by name; "" if none do.
-
-    Args:
-      jaxpr: A closed jaxpr.
-      batch: The inputs that are the arrays of the batch. Their first dimensions count rows.
-      results: The results that count, such as the total and the count of a loss.
-    """
+    """Return the first operation of a program in which rows of the batch meet, by name; "" if none do."""
     program, walk = program_of(jaxpr), Walk()
     of_batch, counted = [x for x in program.inputs[batch] if x.shape], program.outputs[results]
     rows = [walk.array(value).dims[0] for value in of_batch]

@@ -72,14 +72,6 @@ def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | No
 def mesh_sizes(shape: str | Mapping[str, int], num_devices: int, num_groups: int = 1) -> dict[str, int]:
     """Return the axis sizes of a shape on `num_devices`, with -1 filled in, without using any device.
 
-    Args:
-      shape: Axis sizes, as for `make_mesh`.
-      num_devices: Number of devices.
-      num_groups: Number of equal groups of devices; used by text with a semicolon only.
-
-    Raises:
-      LayoutError: See `make_mesh`.
-
     Example:
       >>> mw.parallel._internal.mesh_sizes("data=-1,fsdp=4", 32)
       {'data': 8, 'fsdp': 4}
@@ -98,14 +90,6 @@ def grouped_mesh(
     """Return the mesh that `make_mesh` would make of devices listed group by group, all groups of one size.
 
     It serves hardware that is absent: JAX's descriptions of GPUs do not contain their groups.
-
-    Args:
-      shape: Axis sizes, as for `make_mesh`.
-      num_groups: Number of groups.
-      devices: The devices; or their number, for an abstract mesh to lay out and trace with.
-
-    Raises:
-      LayoutError: See `make_mesh`.
     """
     count = devices if isinstance(devices, int) else len(devices)
     over, inside = group_parts(shape, num_groups, count)
@@ -124,14 +108,6 @@ def group_parts(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the sizes of mesh axes over groups of devices with fast links, and inside a group.
 
-    Args:
-      shape: Axis sizes, as for `make_mesh`.
-      num_groups: Number of groups.
-      num_devices: Number of devices in all groups.
-
-    Raises:
-      LayoutError: See `make_mesh`.
-
     Example:
       >>> mw.parallel._internal.group_parts("data=-1; fsdp=4,tensor=2", 4, 32)
       ({'data': 4}, {'fsdp': 4, 'tensor': 2})
@@ -145,13 +121,6 @@ def group_parts(
 @contextmanager
 def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Return a context in which models may constrain arrays by bare `PartitionSpec`s.
-
-    Args:
-      mesh: The mesh; an abstract one serves for tracing only.
-
-    Raises:
-      LayoutError: The model states the shardings of its results, and the mesh has no explicit axes.
-      AxisError: The model splits an array over an axis that the mesh does not have.
 
     Example:
       >>> with mw.parallel._internal.in_mesh(mw.make_mesh("data=8")):

@@ -35,25 +35,14 @@ class Override:
     """New values by dotted path."""
 
     def __call__(self, value: T) -> T:
-        """Return a copy of the dataclass `value` with these settings changed; its own checks run again.
-
-        Args:
-          value: A dataclass, such as an `Experiment`.
-
-        Raises:
-          UsageError: `value` lacks some of the settings; all of them are named.
-        """
+        """Return a copy of the dataclass `value` with these settings changed; its own checks run again."""
         problem = self.problem(value)
         if problem:
             raise UsageError(problem)
         return _changed(value, self.changes)
 
     def problem(self, value: Any) -> str | None:
-        """Return the error message about settings that `value` lacks; None if it has all.
-
-        Args:
-          value: A dataclass, such as an `Experiment`.
-        """
+        """Return the error message about settings that `value` lacks; None if it has all."""
         unknown = list(filter(None, (_unknown(value, path) for path in self.changes)))
         twice = [
             f"both {path!r} and a setting inside it are changed: leave one of the two out."
@@ -141,13 +130,6 @@ def hardware(devices: Sequence[jax.Device] | None = None) -> str:
 
 def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
     """Return the first rule whose pattern matches all of `hardware`; None if there is none.
-
-    Args:
-      rules: Pairs of a regular expression and an `Override`.
-      hardware: Text as `hardware()` returns.
-
-    Raises:
-      UsageError: A pattern, of any of the rules, is not a regular expression.
 
     Example:
       >>> rules = (("NVIDIA.*:8", mw.parallel.override(mesh="fsdp=8")), (".*", mw.parallel.override()))

@@ -23,11 +23,6 @@ def beside_params(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:
     is placed as a stack of them; with one dimension less, by the remaining entries of the spec. All other
     leaves are replicated.
 
-    Args:
-      state: Optimizer state: a pytree of arrays or structs.
-      params: Parameters: a pytree of arrays or structs.
-      shardings: Shardings of the parameters, a tree with the same structure.
-
     Example:
       >>> params = {"w": jnp.ones((512, 256))}
       >>> shardings = mw.Layout(mw.make_mesh("fsdp=8")).shardings(params)
@@ -49,10 +44,6 @@ def beside_params(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:
 
 def parameter_of(name: str, parameters: Container[str]) -> str | None:
     """Return the longest end of `name` that is a parameter's name; None if there is none.
-
-    Args:
-      name: Name of a leaf of optimizer state.
-      parameters: Names of all parameters; `""` if the parameters are a single array.
 
     Example:
       >>> mw.parallel._internal.parameter_of("0/mu/layer/w", {"layer/w"})

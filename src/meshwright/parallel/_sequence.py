@@ -59,11 +59,6 @@ def splitting_sequences(
 
     Without that axis it is returned as it is. Without `auto` among the rules, or if the function itself
     states a split over `tensor`, no activation is split. Some weights of loops are gathered; see `gathered`.
-
-    Args:
-      function: A function `(params, *arguments)` to be traced inside the context of the layout's mesh.
-      layout: The layout that it will run with.
-      batch_at: The position of the batch among all arguments.
     """
     ways = layout.mesh.shape.get(TENSOR, 1)
     others = [size for axis, size in layout.mesh.shape.items() if axis not in ("data", TENSOR)]

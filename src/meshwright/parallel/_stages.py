@@ -61,13 +61,7 @@ def _stacked(x: Any, num_stages: int) -> Callable[[Any], Any]:
 
 
 def indivisible(num_layers: int, num_stages: int, rounds: int = 1) -> str:
-    """Return the message about layers that do not divide over the stages.
-
-    Args:
-      num_layers: The number of layers.
-      num_stages: The size of the axis `pipeline`.
-      rounds: How often a microbatch goes around the stages.
-    """
+    """Return the message about layers that do not divide over the stages."""
     of_each = f" × {rounds} rounds" if rounds > 1 else ""
     return (
         f"{num_layers} layers do not divide into {num_stages * rounds} stages "

@@ -22,13 +22,7 @@ class Stated:
         return self.specs.get(name.removeprefix("params/"))
 
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
-        """Return the reason for the split of one array.
-
-        Args:
-          name: Name of the array.
-          x: The array, or a struct.
-          mesh: The mesh that the spec is for.
-        """
+        """Return the reason for the split of one array."""
         return "as the model states"
 
 
@@ -36,9 +30,6 @@ def stated(params: PyTree) -> Stated | None:
     """Return the rule that a model states for its parameters; None if it splits none of them.
 
     On a mesh with explicit axes the type of an array says how it is split.
-
-    Args:
-      params: The parameters as structs, made under the mesh.
     """
     leaves = tree.named_leaves(params)
     shardings = {name: getattr(x, "sharding", None) for name, x in leaves.items()}

@@ -16,15 +16,7 @@ Rules = Sequence[Rule] | Mapping[str, Any] | None
 
 
 def as_rules(given: Rules, params: PyTree) -> tuple[Rule, ...]:
-    """Return the given rules as one sequence, for arrays named `params/...`.
-
-    Args:
-      given: The rules; under a key of a dictionary are the rules for `params` under the same key.
-      params: The parameters.
-
-    Raises:
-      UsageError: A rule is not callable, or a key is missing from `params`.
-    """
+    """Return the given rules as one sequence, for arrays named `params/...`."""
     if isinstance(given, Mapping):
         _check_keys(given, params)
         for key, inner in given.items():

@@ -44,13 +44,7 @@ def ways_of(sizes: Sizes, hardware: Hardware) -> int:
 
 
 def mesh_of(sizes: Sizes, hardware: Hardware, fsdp: int | None = None) -> str:
-    """Return a mesh as text, with all devices.
-
-    Args:
-      sizes: The sizes of the axes that split the model.
-      hardware: The hardware.
-      fsdp: The size of that axis; None for all devices that are left.
-    """
+    """Return a mesh as text, with all devices."""
     ways = ways_of(sizes, hardware)
     fsdp = ways if fsdp is None else fsdp
     whole = {**sizes, "data": ways // fsdp, "fsdp": fsdp}

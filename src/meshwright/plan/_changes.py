@@ -47,9 +47,6 @@ def cheapest_changes(site: Site) -> list[Change]:
 
     Single settings are tried first; pairs of settings only if no single one is enough. Everything is
     estimated from the traced step.
-
-    Args:
-      site: The experiment on its hardware.
     """
     single = [*_single(site)]
     pairs = ({**a, **b} for a, b in itertools.combinations(single, 2) if a.keys() != b.keys())
@@ -61,12 +58,7 @@ def cheapest_changes(site: Site) -> list[Change]:
 
 
 def tried(site: Site, candidates: Iterable[Settings]) -> Iterator[Change]:
-    """Yield the plan of the step for each of the candidate settings; impossible ones are skipped.
-
-    Args:
-      site: The experiment on its hardware.
-      candidates: New values by field of `Experiment`, for each candidate.
-    """
+    """Yield the plan of the step for each of the candidate settings; impossible ones are skipped."""
     for settings in candidates:
         try:
             yield with_settings(site, settings)
@@ -111,11 +103,7 @@ def _single(site: Site) -> Iterator[Settings]:
 
 
 def ranked(found: Sequence[Change]) -> list[Change]:
-    """Return changes that fit, the quickest first, then the others, the smallest first.
-
-    Args:
-      found: The changes to sort.
-    """
+    """Return changes that fit, the quickest first, then the others, the smallest first."""
 
     def key(change: Change) -> tuple[bool, float]:
         memory = change.plan.memory

@@ -33,17 +33,6 @@ def choose(
 
     The estimate ranks the choices. They are compiled in this order until one fits into the devices' memory,
     as XLA says. Nothing runs. Collective.
-
-    Args:
-      experiment: The experiment; the fields to choose have their simplest values.
-      names: The fields to choose: `remat`, `microbatches` or both.
-      make_parts: Returns the parts of a run on its devices.
-      rows: Some examples of a batch.
-      known: What an attempt of the run before chose, which is taken if it fits. It may be empty.
-
-    Raises:
-      UsageError: No choice fits.
-      LayoutError: The experiment cannot be on its mesh.
     """
     first = make_parts(experiment)
     hardware = _here(first)

@@ -19,11 +19,6 @@ def with_finalists(
 
     They are compiled in their order until three fit, and at most six. After those that fit come the estimates
     that fit and were not compiled, and last what does not fit.
-
-    Args:
-      site: The experiment on its hardware.
-      found: The results, as `search` returns them.
-      compile_step: Compiles the step with some settings.
     """
     compiled = _compiled(site, found, compile_step)
     judged = list(compiled)

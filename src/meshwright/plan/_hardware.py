@@ -99,12 +99,6 @@ def hardware_named(text: str) -> Hardware:
 def hardware_here(devices: Sequence[jax.Device] | None = None) -> Hardware:
     """Return the hardware that some devices are, to hold a plan against what they measure.
 
-    Args:
-      devices: The devices; by default all devices of the run.
-
-    Raises:
-      UsageError: There are no figures for devices of this kind.
-
     Example:
       >>> mw.plan._internal.hardware_here().num_devices
       8

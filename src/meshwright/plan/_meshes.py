@@ -32,12 +32,7 @@ ROUNDS = (2, 4)
 
 
 class Meshes:
-    """The meshes of a search.
-
-    Args:
-      site: The experiment on its hardware.
-      plan: Returns the plan with some settings, or the error if they cannot be.
-    """
+    """The meshes of a search."""
 
     def __init__(self, site: Site, plan: Callable[[Settings], Change | UsageError]) -> None:
         self._site, self._plan = site, plan

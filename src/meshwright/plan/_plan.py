@@ -70,14 +70,6 @@ def planned(site: Site, compile_step: Callable[[], Compiled] | None) -> Plan:
 
     If there is no `compile_step`, or the compiler is missing or refuses the step, the plan is an estimate
     from the traced step. In the last two cases a note says why.
-
-    Args:
-      site: The experiment on its hardware.
-      compile_step: Compiles the step, such as `site.compile`; None estimates from the traced step.
-
-    Raises:
-      UsageError: See `plan`.
-      LayoutError: See `plan`.
     """
     started = time.perf_counter()
     made, note = _compiled_or_traced(site, compile_step)
@@ -109,17 +101,7 @@ def site_of(
     bandwidth: float = HOST_BANDWIDTH,
     rates: Rates | None = None,
 ) -> Site:
-    """Return the experiment on some hardware, changed as its mesh rules say for that hardware.
-
-    Args:
-      experiment: The experiment to plan.
-      on: The hardware, as in `plan`.
-      bandwidth: Bytes per second that one host writes of a checkpoint.
-      rates: Speeds of one device, as in `plan`.
-
-    Raises:
-      UsageError: The hardware is unknown, or the bandwidth is not a positive finite number.
-    """
+    """Return the experiment on some hardware, changed as its mesh rules say for that hardware."""
     if not 0 < bandwidth < math.inf:
         raise UsageError(
             f"bandwidth={bandwidth:g} must be positive and finite: it is the bytes per second that a host "

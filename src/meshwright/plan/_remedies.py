@@ -25,9 +25,6 @@ def remedies(experiment: Experiment) -> str:
 
     If the planned peak is within the device's memory, something else takes memory, too, or the estimate is
     too low. Then changes are those that need a tenth less.
-
-    Args:
-      experiment: The experiment, whose step did not fit on the devices of this process.
     """
     hardware = hardware_here()
     reported = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or hardware.chip.memory_bytes

@@ -37,12 +37,6 @@ def search(site: Site) -> list[Change]:
     into more memory, the best two are tried with the optimizer and the activations in the host's memory. Each
     has as few microbatches as fit, and at most 64. If none of the meshes is possible, the experiment's own
     mesh is used instead. Everything is estimated from the traced step.
-
-    Args:
-      site: The experiment on its hardware.
-
-    Raises:
-      LayoutError: No mesh is possible, not even the experiment's own; the message says why.
     """
     found = Search(site)
     with collector_paused():
@@ -93,28 +87,16 @@ class Search:
         return [change.settings for change in sorted(ordered, key=fits, reverse=True)]
 
     def own(self) -> None:
-        """Add the plan of the experiment as it is.
-
-        Raises:
-          LayoutError: The experiment cannot be on its mesh.
-        """
+        """Add the plan of the experiment as it is."""
         self._made[frozenset()] = Change({}, self._site.plan())
 
     def plan(self, settings: Settings) -> Change | None:
-        """Return the plan with some settings; None if the step cannot have them.
-
-        Args:
-          settings: New values by field of `Experiment`. Those that it has already are left out.
-        """
+        """Return the plan with some settings; None if the step cannot have them."""
         made = self.plan_or_error(settings)
         return made if isinstance(made, Change) else None
 
     def plan_or_error(self, settings: Settings) -> Change | UsageError:
-        """Return the plan with some settings, or why the step cannot have them.
-
-        Args:
-          settings: As for `plan`.
-        """
+        """Return the plan with some settings, or why the step cannot have them."""
         changed = {name: value for name, value in settings.items() if not self._has(name, value)}
         key = frozenset(changed.items())
         if key not in self._made:
@@ -140,9 +122,6 @@ class Search:
         """Return the policies to try: of layers if there are layers, otherwise of the whole loss.
 
         Policies of layers that change nothing are left out, such as the one that the model has already.
-
-        Args:
-          mesh: A mesh that is possible.
         """
         own = self._site.experiment.remat
         layers = {remat: self.plan({**mesh, "remat": remat}) for remat in (own, *LAYER_REMATS)}
@@ -156,9 +135,6 @@ class Search:
 
         Numbers that are too small even if all temporary memory were divided by them are not planned. A
         pipeline has the number that is best for its time.
-
-        Args:
-          settings: All other settings.
         """
         if PIPELINE in settings.get("mesh", self._site.experiment.mesh):
             self.plan(settings)

@@ -57,11 +57,7 @@ class Compiled:
 
 
 def compiled_from(document: Mapping[str, Any]) -> Compiled:
-    """Return the `Compiled` that was written as JSON from `dataclasses.asdict`.
-
-    Args:
-      document: The decoded JSON document.
-    """
+    """Return the `Compiled` that was written as JSON from `dataclasses.asdict`."""
 
     def one(named: dict[str, Any]) -> Collective:
         named["axes"] = tuple(named["axes"])
@@ -134,12 +130,7 @@ class Site:
         return [f"the mesh rule {rule[0]!r} sets {', '.join(rule[1].changes)} here: change that there."]
 
     def compile(self) -> Compiled:
-        """Compile the step with the compiler of the hardware.
-
-        Raises:
-          NotCompiledError: The compiler refused the step, as that of TPUs does if the device's memory is too
-            small, or it does not know the hardware.
-        """
+        """Compile the step with the compiler of the hardware."""
         try:
             return self._compiled(self.experiment)
         except jax.errors.JaxRuntimeError as error:
@@ -163,11 +154,7 @@ class Site:
         return Compiled(collectives(text, parts.layout.mesh), ahead.temporary_bytes)
 
     def plan(self, compiled: Compiled | None = None) -> Plan:
-        """Return the plan, of the compiled step if it is given, otherwise estimated from the traced step.
-
-        Args:
-          compiled: Facts about the compiled step, as `compile` returns.
-        """
+        """Return the plan, of the compiled step if it is given, otherwise estimated from the traced step."""
         found = self.traced.collectives if compiled is None else compiled.collectives
         counted = self.traced.flops
         time, exchanges = self._time(found), _exchanges(found, self._split_over_groups()[0])

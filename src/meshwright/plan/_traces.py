@@ -44,17 +44,7 @@ class Traces:
         return len(self._steps)
 
     def jaxpr(self, experiment: Experiment, parts: Parts, rows: PyTree) -> Any:
-        """Return the jaxpr of the traced step; that of another mesh if it is the same program.
-
-        Args:
-          experiment: The experiment.
-          parts: Its parts on the mesh.
-          rows: Some examples of a batch.
-
-        Raises:
-          LayoutError: The step cannot be on this mesh.
-          UsageError: The settings do not fit together.
-        """
+        """Return the jaxpr of the traced step; that of another mesh if it is the same program."""
         mesh = parts.layout.mesh
         alike, common = _common(experiment, mesh)
         self._check_names(experiment, parts, rows, common)
@@ -95,17 +85,7 @@ class Traces:
         return self._steps[key][1]
 
     def parts(self, experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
-        """Return the parts of a run on a mesh, with rules that were inferred before, if there are any.
-
-        Args:
-          experiment: The experiment.
-          mesh: The mesh.
-          rows: Some examples of a batch.
-
-        Raises:
-          LayoutError: The parameters do not fit the mesh.
-          UsageError: The settings do not fit together.
-        """
+        """Return the parts of a run on a mesh, with rules that were inferred before, if there are any."""
         key = _settings(experiment, but=("mesh", "batch_axis_names", "optimizer", *_NOT_IN_STATE))
         if experiment.rules is None and key in self._rules:
             experiment = replace(experiment, rules=self._rules[key][1])

@@ -13,11 +13,7 @@ NUM_SHOWN = 10
 
 
 def described(plan: Plan) -> str:
-    """Return a plan as text for people.
-
-    Args:
-      plan: The plan.
-    """
+    """Return a plan as text for people."""
     sections = [
         _heading(plan),
         _memory(plan.memory),
@@ -30,11 +26,7 @@ def described(plan: Plan) -> str:
 
 
 def described_changes(changes: Sequence[Change]) -> str:
-    """Return the changes that make a step fit as a table, the quickest first.
-
-    Args:
-      changes: Changes, as `cheapest_changes` returns.
-    """
+    """Return the changes that make a step fit as a table, the quickest first."""
     if not changes:
         return "No one or two changes make it fit: use more devices, or a smaller batch or model."
     return "\n".join(
@@ -43,11 +35,7 @@ def described_changes(changes: Sequence[Change]) -> str:
 
 
 def described_search(found: Sequence[Change]) -> str:
-    """Return the best results of a search as a table.
-
-    Args:
-      found: Changes, as `search` returns.
-    """
+    """Return the best results of a search as a table."""
     best = found[:NUM_SHOWN]
     how = "compiled where it says so, others estimated" if any(map(_is_compiled, found)) else "estimated"
     head = f"the best {len(best)} of {len(found)} tried ({how} from the traced step):"
@@ -56,9 +44,6 @@ def described_search(found: Sequence[Change]) -> str:
 
 def seconds(value: float) -> str:
     """Return a time as short text with a unit.
-
-    Args:
-      value: Seconds.
 
     Example:
       >>> mw.plan._internal.seconds(0.0123)

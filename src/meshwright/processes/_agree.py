@@ -19,12 +19,7 @@ def is_lead() -> bool:
 
 
 def agree(value: Any) -> Any:
-    """Return the value of process 0 on every process. Collective.
-
-    Args:
-      value: A value that JSON can hold: a number, a string, a boolean, None, or a list or dictionary of them.
-        Only that of process 0 is used.
-    """
+    """Return the value of process 0 on every process. Collective."""
     if jax.process_count() == 1:
         return value
     message = json.dumps(value).encode() if is_lead() else b""
@@ -33,11 +28,7 @@ def agree(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, in the order of the processes, on every process. Collective.
-
-    Args:
-      value: The value of this process, which JSON can hold.
-    """
+    """Return the values of all processes, in the order of the processes, on every process. Collective."""
     if jax.process_count() == 1:
         return [value]
     message = json.dumps([jax.process_index(), value]).encode()

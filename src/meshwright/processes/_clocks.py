@@ -19,11 +19,7 @@ def clock_warning(exchange: Exchange) -> str:
 
 
 def describe_clocks(times: Sequence[float]) -> str:
-    """Return a text about clocks that differ from that of process 0; "" if none do.
-
-    Args:
-      times: The time of each process, in seconds, read at the same moment.
-    """
+    """Return a text about clocks that differ from that of process 0; "" if none do."""
     wrong = [number for number, seconds in enumerate(times) if abs(seconds - times[0]) > _MOST_SECONDS]
     if not wrong:
         return ""

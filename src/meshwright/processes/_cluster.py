@@ -32,11 +32,7 @@ def found_by_jax(source: str, reason: str) -> Cluster:
 
 
 def integer(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the number in the first variable that is set and not empty, or None if there is none.
-
-    Raises:
-      UsageError: The value is not a whole number.
-    """
+    """Return the number in the first variable that is set and not empty, or None if there is none."""
     name = next((name for name in names if environ.get(name, "").strip()), None)
     if name is None:
         return None

@@ -54,14 +54,6 @@ def compare(about: str, text: Callable[[], Text]) -> None:
 
     The processes use the connections of the rendezvous, and wait for a process that is late. With one process
     `text` is not called.
-
-    Args:
-      about: The thing that is compared, as the object of a sentence: "the settings of the experiment".
-      text: Returns a text, or settings by name. If it raises an error on one process, all processes raise it.
-
-    Raises:
-      UsageError: On every process, with the first difference and its processes.
-      PeersError: On every process, if one has ended.
     """
     if not _are_several():
         return
@@ -73,12 +65,7 @@ def compare(about: str, text: Callable[[], Text]) -> None:
 
 
 def compare_devices() -> None:
-    """Compare kinds and number of devices, and the settings of JAX on which numbers depend. Collective.
-
-    Raises:
-      UsageError: As `compare`.
-      PeersError: As `compare`.
-    """
+    """Compare kinds and number of devices, and the settings of JAX on which numbers depend. Collective."""
     compare("devices and settings of JAX", hardware)
 
 
@@ -86,15 +73,6 @@ def compare_over(exchange: Exchange, about: str, text: Text) -> None:
     """Check that the texts of all processes are the same. Collective.
 
     First the processes compare digests. Only if these differ, one process of each group sends its text.
-
-    Args:
-      exchange: The connections to use.
-      about: The thing that is compared, as in `compare`.
-      text: The text of this process.
-
-    Raises:
-      UsageError: As `compare`.
-      PeersError: As `compare`.
     """
     message = {"about": about, "digest": _digest(text), "order": hash("a string")}
     found = exchange.all_reduce(about, message, _groups_if_different)
@@ -114,14 +92,6 @@ def gather_on_hosts(about: str, value: Any) -> list[Any]:
     """Return the values of all processes, in the order of the processes, on every process. Collective.
 
     Unlike `gather`, it uses no device. Call it on the main thread.
-
-    Args:
-      about: The thing that is exchanged, as the object of a sentence.
-      value: The value of this process, which JSON can hold.
-
-    Raises:
-      UsageError: The processes call this or `compare` about different things.
-      PeersError: A process has ended.
     """
     if not _are_several():
         return [value]
@@ -134,10 +104,6 @@ def check_all_failed() -> None:
     """Check that all processes call this within some seconds, each because of an error. Collective.
 
     Process 0 decides, so that the result is the same on all that call this.
-
-    Raises:
-      PeersError: A process has not called this. It has no error, or has ended.
-      UsageError: A process compares another thing.
     """
     if not _are_several():
         return
@@ -164,11 +130,6 @@ class Compared:
 
     A program is identified by the shapes of all arguments except the first, the state or parameters. On a
     mesh that does not contain all processes nothing is compared.
-
-    Args:
-      about: The program, as the object of a sentence.
-      function: The function that `jax.jit` returned.
-      mesh: The mesh on which the program runs.
     """
 
     def __init__(self, about: str, function: Any, mesh: Mesh):
@@ -183,15 +144,7 @@ class Compared:
         return self._function(*arguments)
 
     def compare(self, *arguments: Any) -> None:
-        """Compare the program for arguments of these shapes, if it is new. Collective.
-
-        Args:
-          arguments: The arguments of the function, as arrays or structs.
-
-        Raises:
-          UsageError: As `process.compare`.
-          PeersError: As `process.compare`.
-        """
+        """Compare the program for arguments of these shapes, if it is new. Collective."""
         if not self._spans_all:
             return
         leaves, structure = jax.tree.flatten(arguments[1:])
@@ -206,11 +159,7 @@ class Compared:
 
 
 def spans_all_processes(devices: Iterable[jax.Device]) -> bool:
-    """Return whether there are several processes, and each of them has one of the devices.
-
-    Args:
-      devices: The devices of a mesh or an array.
-    """
+    """Return whether there are several processes, and each of them has one of the devices."""
     count = jax.process_count()
     return count > 1 and len({device.process_index for device in devices}) == count
 

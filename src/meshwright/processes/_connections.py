@@ -29,11 +29,7 @@ OnMessage = Callable[[int, Any], None]
 
 
 class Connections:
-    """Open connections to other processes. From now on it owns the sockets.
-
-    Args:
-      sockets: The sockets by the numbers of the processes.
-    """
+    """Open connections to other processes. From now on it owns the sockets."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]):
         self._sockets = dict(sockets)
@@ -56,37 +52,20 @@ class Connections:
         return self._sockets.keys()
 
     def attach(self, on_message: OnMessage, poll: Callable[[], float | None]) -> None:
-        """Call functions on the reading thread for messages outside of rounds, including earlier ones.
-
-        Args:
-          on_message: Is called with each message.
-          poll: Is called after each message. It returns the seconds until it wants to be called again, or
-            None.
-        """
+        """Call functions on the reading thread for messages outside of rounds, including earlier ones."""
         with self._attaching:
             self._on_message, self._poll = on_message, poll
             for number, message in self._early:
                 on_message(number, message)
 
     def send(self, number: int, message: Any) -> None:
-        """Send a message of any length to a process.
-
-        Args:
-          number: The process.
-          message: The message, which JSON can hold.
-
-        Raises:
-          OSError: The process has ended.
-        """
+        """Send a message of any length to a process."""
         with self._sending[number]:
             self._sockets[number].sendall(_line(message))
 
     def broadcast(self, message: Any, *, but: int | None = None) -> None:
-        """Send a short message to all connected processes. Errors are ignored, and it never waits for long.
-
-        Args:
-          message: The message, which JSON can hold.
-          but: A process that does not get the message.
+        """Send a short message to all connected processes. Errors are ignored, and it never waits for
+        long.
         """
         line = _line(message)
         for number in self.others - {but}:

@@ -11,12 +11,6 @@ def is_shared(directory: Path) -> bool:
     """Return whether all processes see the same directory. Collective.
 
     Process 0 creates a file in it for a moment, and all processes look for it.
-
-    Args:
-      directory: The path of the directory, which exists on all processes.
-
-    Raises:
-      MeshwrightError: On every process, if process 0 cannot write there.
     """
     file = directory / on_lead(lambda: _create_file(directory))
     seen = gather(file.exists())

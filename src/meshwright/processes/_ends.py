@@ -14,15 +14,6 @@ def ending_together(results: Iterator[T], position: Callable[[T], tuple[int, int
 
     Collective: all processes must read the same streams in the same order, on the main thread. At the end of
     the results, this waits for the other processes.
-
-    Args:
-      results: One result for each batch that is read. If they raise an error, the other processes raise it,
-        too, where they wait for this one.
-      position: Returns the epoch after a result, and the number of its examples that have been used.
-
-    Raises:
-      UsageError: An epoch, or the examples, end in another batch on another process.
-      PeersError: Another process has ended.
     """
     watch = member.watch
     if watch is None:  # this process is not connected to others

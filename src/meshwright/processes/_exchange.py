@@ -45,17 +45,7 @@ class Exchange(Protocol):
     """Called now and then while `all_reduce` waits; an error that it raises ends the wait."""
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
-        """Return the result of combining the values of all processes, the same on all. Collective.
-
-        Args:
-          about: The thing that is exchanged, as the object of a sentence for messages.
-          value: The value of this process, which JSON can hold.
-          combine: The function that combines the values. It may run on process 0 only.
-
-        Raises:
-          PeersError: A process has ended.
-          MeshwrightError: A process sent a failure instead, or `combine` raised it.
-        """
+        """Return the result of combining the values of all processes, the same on all. Collective."""
         ...
 
     def send_failure(self, failure: Failure) -> None:

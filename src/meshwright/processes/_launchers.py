@@ -14,9 +14,6 @@ def torchrun(environ: Mapping[str, str]) -> Cluster | None:
 
     Job scripts for SLURM often export WORLD_SIZE and MASTER_ADDR for all tasks, but only a launcher sets
     RANK.
-
-    Raises:
-      UsageError: Some of MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK are missing.
     """
     if not environ.get("RANK") and (not environ.get("WORLD_SIZE") or environ.get("SLURM_JOB_ID")):
         return None

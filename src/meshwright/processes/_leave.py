@@ -33,9 +33,6 @@ def exit_now(exit_code: int) -> None:
 
     Call it at the end of a program that has failed and has printed its error. It returns only if there are no
     other processes; then Python may end as usual.
-
-    Args:
-      exit_code: The exit code of the process.
     """
     if jax.distributed.is_initialized():
         _end_process(exit_code)
@@ -56,9 +53,6 @@ def shared_work() -> Iterator[None]:
 
     An error in the block that only comes from the loss of another process is raised as a `PeersError`. After
     `sys.exit` in the block, the process ends without waiting for the others, which wait for it.
-
-    Raises:
-      PeersError: Another process has ended.
     """
     begin_shared()
     try:

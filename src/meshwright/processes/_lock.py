@@ -43,13 +43,7 @@ log = logging.getLogger("meshwright")
 
 
 class DirectoryLock:
-    """The lock on a directory that `lock_directory` returns. Forked processes do not have it.
-
-    Args:
-      file: The lock file.
-      lock: The lock file, open and locked.
-      owner: The text of the owner file.
-    """
+    """The lock on a directory that `lock_directory` returns. Forked processes do not have it."""
 
     def __init__(self, file: Path, lock: BinaryIO, owner: str):
         self._file, self._lock, self._owner = file, lock, owner
@@ -81,13 +75,6 @@ def lock_directory(file: Path) -> DirectoryLock:
 
     A process of a launcher waits up to ten seconds for the lock, since a process of an earlier start may be
     ending.
-
-    Args:
-      file: The lock file in the directory. All processes that lock the directory must use the same file.
-
-    Raises:
-      UsageError: Another process has the lock, or may have it.
-      OSError: The directory or a file in it cannot be created.
     """
     try:
         return _lock_now(file)
@@ -123,13 +110,6 @@ def lock_run_directory(directory: Path, stack: ExitStack) -> None:
     """Lock a run directory until a stack is closed. Process 0 locks it for all processes. Collective.
 
     The directory of the checkpoints, which may be elsewhere, has a lock of its own.
-
-    Args:
-      directory: The run directory.
-      stack: The stack that unlocks the directory when it is closed.
-
-    Raises:
-      UsageError: On every process, if another run has the lock.
     """
 
     def lock() -> None:
@@ -142,9 +122,6 @@ def is_locked(file: Path) -> bool:
     """Return whether a process has the lock on a directory; False if there is no lock file.
 
     This shares the lock for a moment. The owner file is not enough: it may name a dead process.
-
-    Args:
-      file: The lock file in the directory.
     """
     try:
         with _opened(file, os.O_RDONLY) as lock:

@@ -67,12 +67,7 @@ def watch_peers(connections: Connections) -> "Watch":
 
 
 def announce_exit(exit_code: int, *why: str) -> None:
-    """Tell the other processes that this one has failed and ends now. Then they end, too.
-
-    Args:
-      exit_code: The exit code with which this process ends.
-      why: Lines to print before, if nothing else says why it ends.
-    """
+    """Tell the other processes that this one has failed and ends now. Then they end, too."""
     for line in why:
         _print(line)
     if member.watch:
@@ -91,32 +86,20 @@ def leave_together() -> None:
 
 
 def begin_shared() -> None:
-    """Count a piece of work that needs all processes.
-
-    Raises:
-      PeersError: A process has ended its program, and will not do this work.
-    """
+    """Count a piece of work that needs all processes."""
     if member.watch:
         member.watch.begin_shared()
 
 
 def send_to_all(word: str) -> None:
-    """Send a short text to all other processes. Not collective, and it never waits for long.
-
-    Args:
-      word: The text, which the others get in a block of `receiving`.
-    """
+    """Send a short text to all other processes. Not collective, and it never waits for long."""
     if member.watch:
         member.watch.send({"word": word})
 
 
 @contextlib.contextmanager
 def receiving(on_word: Callable[[str], None]) -> Iterator[None]:
-    """Receive the texts that other processes send with `send_to_all`, in the block.
-
-    Args:
-      on_word: Is called with each text. It must not wait, because it runs on the thread of all connections.
-    """
+    """Receive the texts that other processes send with `send_to_all`, in the block."""
     before, member.on_word = member.on_word, on_word
     try:
         yield
@@ -229,16 +212,8 @@ class Watch:
         self.check()
 
     def read(self, stream: int, count: int, end: End | None) -> None:
-        """Note how many batches of a stream this process has read, and tell the others if an epoch has ended.
-
-        Args:
-          stream: The number of the stream.
-          count: The number of batches that were read.
-          end: The end that was reached with the last batch, if any.
-
-        Raises:
-          UsageError: The stream ends elsewhere on another process.
-          PeersError: Another process has ended.
+        """Note how many batches of a stream this process has read, and tell the others if an epoch has
+        ended.
         """
         if end is not None:
             self.send({"process": jax.process_index(), "stream": stream, "end": end})
@@ -246,12 +221,7 @@ class Watch:
         self.check()
 
     def check(self) -> None:
-        """Raise an error if this process cannot go on.
-
-        Raises:
-          UsageError: The processes differ.
-          PeersError: Another process has ended.
-        """
+        """Raise an error if this process cannot go on."""
         if self.lost:
             raise self.error()
 

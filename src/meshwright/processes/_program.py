@@ -24,12 +24,7 @@ _LOCAL = re.compile(r" at \S+:\d+|0x[0-9a-fA-F]+")
 
 
 def program_text(traced: jax.stages.Traced, lowered: jax.stages.Lowered) -> str:
-    """Return the text of a program.
-
-    Args:
-      traced: The program as it was traced.
-      lowered: The same program, lowered.
-    """
+    """Return the text of a program."""
     text = lowered.as_text()
     added: list[str] = []
     if any(mark in text for mark in _BINARY):
@@ -41,10 +36,8 @@ def program_text(traced: jax.stages.Traced, lowered: jax.stages.Lowered) -> str:
 
 
 def text_of_values(traced: jax.stages.Traced) -> dict[str, str]:
-    """Return the text of a program that makes a tree of arrays: the constants in each array, and its lines.
-
-    Args:
-      traced: The program as it was traced.
+    """Return the text of a program that makes a tree of arrays: the constants in each array, and its
+    lines.
     """
     jaxpr, names = traced.jaxpr, tree.leaf_names(traced.out_info)
     within = {var: {digest_of(x)} for var, x in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True)}

@@ -27,9 +27,6 @@ def report_progress(step: int) -> None:
 
     A step that is not newer than the one in the file changes nothing: a disk may finish after the memory.
     Training does not depend on this file: if it cannot be written, the launcher sees no progress.
-
-    Args:
-      step: The step of a checkpoint that is complete.
     """
     with _lock:
         if step > _reported():
@@ -37,11 +34,7 @@ def report_progress(step: int) -> None:
 
 
 def report_board(directory: Path) -> None:
-    """Tell the launcher where the processes say where they stand, if there is one and this is process 0.
-
-    Args:
-      directory: The folder of the run's board.
-    """
+    """Tell the launcher where the processes say where they stand, if there is one and this is process 0."""
     _report(".board", str(directory.absolute()))
 
 

@@ -33,19 +33,7 @@ _COORDINATOR_SECONDS = 30
 def rendezvous(
     coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float, token: str = ""
 ) -> LeadExchange | PeerExchange:
-    """Connect this process to process 0, and return when all have come. Collective, but uses no device.
-
-    Args:
-      coordinator: The address `host:port` at which process 0 listens.
-      num_processes: The number of processes.
-      process_id: The number of this process, from 0.
-      timeout_seconds: The seconds to wait for processes that have not come.
-      token: A text that only the processes of this run know.
-
-    Raises:
-      PeersError: On every process that came: if others did not come in time, if two processes have the same
-        id or were given different numbers of processes, or if process 0 cannot listen at `coordinator`.
-    """
+    """Connect this process to process 0, and return when all have come. Collective, but uses no device."""
     wait = _Wait(timeout_seconds)
     if process_id == 0:
         return LeadExchange(Connections(_Arrivals(coordinator, num_processes, token).collect(wait)))
@@ -54,11 +42,7 @@ def rendezvous(
 
 
 def wait_for_coordinator(coordinator: str) -> None:
-    """Wait until JAX's coordinator listens. JAX's client would sleep for a second if it came too early.
-
-    Raises:
-      PeersError: Process 0 did not start the coordinator in time.
-    """
+    """Wait until JAX's coordinator listens. JAX's client would sleep for a second if it came too early."""
     end = time.monotonic() + _COORDINATOR_SECONDS
     while time.monotonic() < end:
         with contextlib.suppress(OSError), connect(coordinator):

@@ -18,12 +18,6 @@ def on_lead(act: Callable[[], T]) -> T:
     An error of a user's function is raised unchanged on process 0, and as a `MeshwrightError` that names
     process 0 on the others.
     An `OSError` becomes a `MeshwrightError` on all processes.
-
-    Args:
-      act: The function to call. JSON must be able to hold its result.
-
-    Raises:
-      MeshwrightError: `act` raised an error.
     """
     answer, error = _answer(act) if is_lead() else (None, None)
     answer = agree(answer)
@@ -41,12 +35,6 @@ def on_all(act: Callable[[], T]) -> T:
 
     If several processes fail, the error is that of the first one whose error is not a `DamagedError`, or of
     the first one. It is raised as by `on_lead`.
-
-    Args:
-      act: The function to call. It must not be collective.
-
-    Raises:
-      MeshwrightError: `act` raised an error on some process.
     """
     result, failure, error = None, None, None
     try:

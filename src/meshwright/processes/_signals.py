@@ -52,9 +52,6 @@ class Signals:
         """Return whether to stop after a step; the answer is the same on all processes. Collective.
 
         Call it after every step, on the thread that runs the steps.
-
-        Args:
-          step: The step that was just made, for the message.
         """
         if self.interruption is None and self._is_agreed():
             ctrl_c = any(gather(self.ctrl_c))

@@ -21,11 +21,7 @@ It is set when the job begins, so a later change of the time limit does not chan
 
 
 def slurm(environ: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster of a SLURM job step, or None outside of SLURM.
-
-    Raises:
-      UsageError: The job has several tasks, but `srun` did not start this process as one of them.
-    """
+    """Return the cluster of a SLURM job step, or None outside of SLURM."""
     job = integer(environ, "SLURM_JOB_ID")
     if job is None:
         return None
@@ -49,12 +45,6 @@ def job_end(environ: Mapping[str, str] = os.environ) -> tuple[str, str, float] |
     """Return the scheduler, the variable that has the end of the job, and this time in seconds since 1970.
 
     The result is None if there is no job, or the scheduler does not say when it ends.
-
-    Args:
-      environ: The environment variables.
-
-    Raises:
-      UsageError: The variable is not a number.
     """
     if not environ.get("SLURM_JOB_ID"):
         return None
@@ -66,12 +56,6 @@ def expand_nodes(text: str) -> list[str]:
     """Return the host names of a SLURM node list: `"n[08-10],x"` is `["n08", "n09", "n10", "x"]`.
 
     https://slurm.schedmd.com/sbatch.html#OPT_nodelist
-
-    Args:
-      text: The node list. A name may contain several brackets; numbers keep their leading zeros.
-
-    Raises:
-      UsageError: The text is not a node list.
     """
     pattern = r"(?:[^\[\],\s]|\[[^\[\]]+\])+"
     if not re.fullmatch(rf"{pattern}(,{pattern})*", text):

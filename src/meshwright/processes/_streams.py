@@ -51,11 +51,6 @@ class Streams:
     def read(self, number: int, count: int, end: End | None) -> str | None:
         """Note how many batches of a stream this process has read, and the end that the last one reached.
 
-        Args:
-          number: The number of the stream.
-          count: The number of batches.
-          end: The end that was reached with the last batch, if any.
-
         Returns:
           A text that says how this process differs from another, or None. The caller adds "on process 0".
         """
@@ -67,13 +62,7 @@ class Streams:
             return _difference(stream)
 
     def take(self, number: int, process_id: int, end: End) -> str | None:
-        """Note an end on another process, and return a text or None as `read` does.
-
-        Args:
-          number: The number of the stream.
-          process_id: The other process.
-          end: The end there.
-        """
+        """Note an end on another process, and return a text or None as `read` does."""
         with self._lock:
             if number > self._num_opened:
                 self._streams.setdefault(number, _Stream())

@@ -118,9 +118,6 @@ def asked_once(when: When) -> When:
     """Return a policy that repeats its answer when it is asked again about the same step.
 
     A policy with a clock answers True only once. With this, two parts of a program can share it.
-
-    Args:
-      when: The policy, which is then asked once for each step.
     """
     step_answered, answer = -1, False
 
@@ -266,11 +263,7 @@ class WheneverFree:
 
 
 class Due:
-    """A policy that is also due at the end, unless it was already due after the last update.
-
-    Args:
-      when: The policy for all steps before the end.
-    """
+    """A policy that is also due at the end, unless it was already due after the last update."""
 
     def __init__(self, when: When):
         self._when = when

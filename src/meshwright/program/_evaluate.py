@@ -13,11 +13,7 @@ STACK = "stack_of_layers"
 
 
 def is_stack(eqn: Any) -> bool:
-    """Return whether an equation is the call of `mw.nn.layers`, whose jaxpr contains the scan over layers.
-
-    Args:
-      eqn: An equation of a jaxpr.
-    """
+    """Return whether an equation is the call of `mw.nn.layers`, whose jaxpr contains the scan over layers."""
     return eqn.primitive.name in CALLS and eqn.params.get("name") == STACK
 
 
@@ -25,11 +21,6 @@ def evaluate(
     jaxpr: Any, arguments: Sequence[Any], results: Callable[[Any, list[Any]], Sequence[Any]]
 ) -> list[Any]:
     """Return the results of a jaxpr; each equation keeps its named scope.
-
-    Args:
-      jaxpr: A jaxpr, closed or not.
-      arguments: The inputs, as arrays or tracers.
-      results: A function of an equation and its operands that returns its results, such as `bind`.
 
     Example:
       >>> jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) + 1)(0.0)
@@ -53,12 +44,6 @@ def evaluate(
 
 
 def bind(eqn: Any, operands: Sequence[Any], changes: Mapping[str, Any] | None = None) -> Sequence[Any]:
-    """Return the results of one equation on other operands.
-
-    Args:
-      eqn: The equation.
-      operands: The operands, as arrays or tracers.
-      changes: New values of some of the equation's parameters.
-    """
+    """Return the results of one equation on other operands."""
     made = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params({**eqn.params, **(changes or {})}))
     return made if eqn.primitive.multiple_results else [made]

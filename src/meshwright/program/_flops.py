@@ -113,11 +113,7 @@ def count_flops(jaxpr: Any) -> Flops:
 
 
 def program_flops(program: Program) -> Flops:
-    """Return the floating-point operations of a program, counted as `flops` does.
-
-    Args:
-      program: The program, as `program_of` returns.
-    """
+    """Return the floating-point operations of a program, counted as `flops` does."""
     return sum((x for x in map(_of_operation, program.operations) if x is not _NONE), _NONE)
 
 

@@ -11,10 +11,6 @@ def influences(program: Program, results: Iterable[Value]) -> set[Value]:
     A value that only decides how often a loop runs, or which branch is taken, is one of them. So is one
     whose gradient is stopped. Where a program cannot be followed, as inside a kernel, all operands count.
 
-    Args:
-      program: The program.
-      results: Values of the program, such as some of its outputs.
-
     Example:
       >>> jaxpr = jax.make_jaxpr(lambda x, y: (2 * x, x + y))(1.0, 1.0)
       >>> program = mw.program._internal.program_of(jaxpr)
@@ -30,13 +26,7 @@ def influences(program: Program, results: Iterable[Value]) -> set[Value]:
 
 
 def stacked(program: Program, value: Value, index: int) -> Value:
-    """Return the value that is one row of a stack, or the stack itself if its rows are not known.
-
-    Args:
-      program: The program.
-      value: A value of the program.
-      index: The number of the row.
-    """
+    """Return the value that is one row of a stack, or the stack itself if its rows are not known."""
     for operation in program.operations:
         if value in operation.outputs and operation.kind in ("stack", "concatenate"):
             rows = operation.inputs

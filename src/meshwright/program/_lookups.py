@@ -25,17 +25,7 @@ _MOST_TURNS = 8
 
 
 def check_lookups(jaxpr: Any, state: Any, batch: Any, rows: Any) -> None:
-    """Check that the first batch looks up no row that a table of the state does not have.
-
-    Args:
-      jaxpr: The program. Its first inputs are the leaves of a state and of a batch.
-      state: The state, as arrays or structs.
-      batch: The batch, as arrays or structs.
-      rows: Some rows of the batch. Of an array that is split over processes those of this one are taken.
-
-    Raises:
-      UsageError: It does.
-    """
+    """Check that the first batch looks up no row that a table of the state does not have."""
     names, leaves = tree.leaf_names(state), zip(*map(jax.tree.leaves, (batch, rows)), strict=True)
     known = [cache(partial(_whole, struct, some)) for struct, some in leaves]
     others = [None] * (len(_inner(jaxpr).invars) - len(names) - len(known))

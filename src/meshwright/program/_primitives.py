@@ -150,18 +150,12 @@ def known_of(operation: Operation) -> Primitive:
     """Return the properties of an operation's primitive.
 
     JAX's versions differ in - or _ within names; both find the same line.
-
-    Args:
-      operation: An operation of a program.
     """
     return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), UNKNOWN)
 
 
 def rule_of(operation: Operation) -> Rule:
     """Return the correspondence between the dimensions of an operation without bodies.
-
-    Args:
-      operation: An operation of a program.
 
     Example:
       >>> jaxpr = jax.make_jaxpr(jnp.transpose)(jnp.ones((8, 4)))
@@ -187,9 +181,6 @@ def product_flops(operation: Operation) -> tuple[int, str] | None:
     """Return the FLOPs of a matrix product, with recomputation, and its dtype; None for other operations.
 
     Those of rows that are not used count, too.
-
-    Args:
-      operation: An operation of a program.
     """
     work = known_of(operation).work
     if work is None:

@@ -143,12 +143,7 @@ class Operation:
 
 
 def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
-    """Return the program of a jaxpr, closed or not.
-
-    Args:
-      jaxpr: The jaxpr.
-      names: Names of its first inputs, such as those of parameters.
-    """
+    """Return the program of a jaxpr, closed or not."""
     program = _program(jaxpr, _Callers())
     for value, name in zip(program.inputs, names, strict=False):
         value.name = name
@@ -172,9 +167,6 @@ def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
 
     A jaxpr that several equations call is looked into once.
 
-    Args:
-      jaxpr: The jaxpr, closed or not.
-
     Example:
       >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0)
       >>> [eqn.primitive.name for eqn in mw.program._internal.equations(jaxpr.jaxpr)]
@@ -195,9 +187,6 @@ def _new_equations(jaxpr: Jaxpr, met: set[int]) -> Iterator[Equation]:
 
 def walk(program: Program) -> Iterator[Operation]:
     """Yield all operations of a program; those of bodies follow the operation that holds them.
-
-    Args:
-      program: The program.
 
     Example:
       >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x))(1.0)

@@ -7,9 +7,6 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     """Return how many operands of a scan are constants, and how many are carried.
 
     Shapes show what is carried and what is sliced: JAX's parameters for it change.
-
-    Args:
-      eqn: The equation of the scan.
     """
     body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
     num_carry = _num_whole(eqn.outvars, body.outvars)

@@ -22,11 +22,6 @@ def utilisation(counted: Flops, steps_per_second: float, devices: Sequence[jax.D
                          Each dtype has its own peak (`peak_flops`). Absent if a peak is not known.
 
     Work that is not counted (`Flops.not_counted`) makes all of them too small.
-
-    Args:
-      counted: Operations of one step, over all devices.
-      steps_per_second: Measured speed.
-      devices: The devices of the run, all of one kind.
     """
     return utilisation_on(counted, steps_per_second, devices[0].device_kind, len(devices))
 
@@ -35,12 +30,6 @@ def utilisation_on(
     counted: Flops, steps_per_second: float, device_kind: str, num_devices: int
 ) -> dict[str, float]:
     """Return the metrics of `utilisation` for devices that need not be present.
-
-    Args:
-      counted: Operations of one step, over all devices.
-      steps_per_second: Measured or assumed speed.
-      device_kind: `jax.Device.device_kind` of all devices.
-      num_devices: Number of devices.
 
     Example:
       >>> counted = mw.observe.flops(jnp.dot, *2 * [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)])
@@ -91,13 +80,7 @@ class _WithUtilisation:
 
 
 def with_known_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]) -> Write:
-    """Return `with_utilisation` for a screen: `write` itself if the devices' peak is not known.
-
-    Args:
-      write: Writer that gets the extended reports.
-      counted: Operations of one step, over all devices.
-      devices: The devices of the run, all of one kind.
-    """
+    """Return `with_utilisation` for a screen: `write` itself if the devices' peak is not known."""
     is_known = "mfu" in utilisation(counted, 1.0, devices)
     return with_utilisation(write, counted, devices) if is_known else write
 

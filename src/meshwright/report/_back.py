@@ -26,11 +26,7 @@ class Back:
 
 
 def times_back(directory: Path) -> list[Back]:
-    """Return each time that a run went back to an earlier step, in order.
-
-    Args:
-      directory: The run directory. Lines of the record that cannot be read are left out.
-    """
+    """Return each time that a run went back to an earlier step, in order."""
     path, found = directory / WENT_BACK, []
     if path.is_file():
         for line in read_file(path).splitlines():

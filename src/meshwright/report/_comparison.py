@@ -50,14 +50,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Return the comparison of two or more runs.
-
-    Args:
-      runs: The runs, as `read_run` returns them.
-
-    Raises:
-      UsageError: There are fewer than two runs.
-    """
+    """Return the comparison of two or more runs."""
     if len(runs) < 2:
         raise UsageError(f"a comparison needs two runs or more; found {len(runs)}.")
     main_score = next((run.main_score for run in runs if run.main_score), None)
@@ -84,12 +77,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def comparison_text(found: Comparison, *, width: int | None = None) -> str:
-    """Return a comparison as text: a table of the runs, and the facts of the environment that differ.
-
-    Args:
-      found: The comparison.
-      width: Longest line, in characters. To fit, long names are cut in the middle. None cuts nothing.
-    """
+    """Return a comparison as text: a table of the runs, and the facts of the environment that differ."""
     heads = ["run", "state", "step", *found.settings]
     scores = [score_title(name, found.chosen) for name in found.scores]
     rows = [[*heads, *scores, "loss"], *(_text_row(found, i) for i in range(len(found.runs)))]
@@ -107,11 +95,7 @@ def comparison_text(found: Comparison, *, width: int | None = None) -> str:
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Return a comparison as a dict that can be written as strict JSON.
-
-    Args:
-      found: The comparison. Values that are not finite become text.
-    """
+    """Return a comparison as a dict that can be written as strict JSON."""
     return {
         "runs": [document(run) for run in found.runs],
         "settings": {name: list(values) for name, values in found.settings.items()},

@@ -51,14 +51,7 @@ class Planned:
 
 
 def planned_from(document: Mapping[str, Any]) -> Planned:
-    """Return what a plan says, from the JSON that `meshwright plan --json` prints.
-
-    Args:
-      document: The decoded JSON document.
-
-    Raises:
-      ValueError: It is not the document of a plan.
-    """
+    """Return what a plan says, from the JSON that `meshwright plan --json` prints."""
     try:
         time = document["time"]
         seconds = {printable(str(axes), keep=""): float(each) for axes, each in time["network"].items()}
@@ -114,10 +107,6 @@ class _InStep:
 
 def explain(run: Run, planned: Planned | None = None) -> Explanation:
     """Return where the time of a run goes, and what would help most.
-
-    Args:
-      run: The run, as `read_run` returns it. Its newest profile is read, too.
-      planned: What a plan says of its step; None if there is none.
 
     Example:
       >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5, "input_wait": 0.4, "step_seconds": 0.1})

@@ -108,12 +108,7 @@ class Ledger:
         return worked / self.saves if self.saves else None
 
     def begun(self, started: float) -> "Ledger":
-        """Return the ledger when another attempt has started.
-
-        Args:
-          started: The time of the start, in seconds since 1970. The time since the last sign of life was
-            spent waiting, unless the run had finished.
-        """
+        """Return the ledger when another attempt has started."""
         if self.attempts == 0:
             return replace(self, until=started, attempts=1)
         waited = 0.0 if self.ended == "finished" else max(0.0, started - self.until)
@@ -163,12 +158,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Return the ledger in a file.
-
-    Raises:
-      ValueError: The file does not contain a ledger.
-      OSError: The file cannot be read.
-    """
+    """Return the ledger in a file."""
     try:
         told = parse_object(read_file(path))
         ended = told["ended"]

@@ -148,11 +148,7 @@ class Run:
 
 
 def is_run(directory: Path) -> bool:
-    """Return whether a directory is that of a run, in whatever state.
-
-    Args:
-      directory: The directory; it need not exist.
-    """
+    """Return whether a directory is that of a run, in whatever state."""
     return any((directory / name).is_file() for name in ("experiment.txt", "metrics.jsonl"))
 
 

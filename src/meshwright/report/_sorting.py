@@ -21,14 +21,6 @@ _MOST_NAMED = 12
 def sort_runs(runs: Sequence[Document], by: str) -> list[Document]:
     """Return runs in the order of a score, the best first, and those without a value last.
 
-    Args:
-      runs: The runs, as `list_runs` returns them.
-      by: The name of a score or another reported number. `NAME:min` and `NAME:max` say which values are
-        better; otherwise the runs' settings or the name itself must tell.
-
-    Raises:
-      UsageError: No run has such a number, or nothing tells which values are better.
-
     Example:
       >>> runs = [{"run": name, "newest": {"loss": loss}} for name, loss in (("a", 0.5), ("b", 0.25))]
       >>> [run["run"] for run in mw.report._internal.sort_runs(runs, "loss")]
@@ -62,9 +54,6 @@ def cells_of(runs: Sequence[Document], name: str) -> list[str]:
 
     The name is first looked up among the settings that users typed, then among all settings, by their whole
     path or by its end, and last among the scores.
-
-    Raises:
-      UsageError: No run has such a setting or score, or the paths of several settings end in this name.
     """
     setting = _setting(runs, name)
     if setting is not None and (name not in _numbers(runs) or _is_plain(runs, setting)):

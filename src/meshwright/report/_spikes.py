@@ -36,14 +36,7 @@ class SpikeSeen:
 
 
 def spikes_in(path: Path) -> list[SpikeSeen]:
-    """Return the spikes in a file, in the order of the decisions.
-
-    Args:
-      path: The file.
-
-    Raises:
-      ValueError: A line cannot be read.
-    """
+    """Return the spikes in a file, in the order of the decisions."""
     return [_spike(parse_object(line)) for line in read_file(path).splitlines()]
 
 

@@ -25,11 +25,7 @@ _NEEDED = 6
 
 
 def document(run: Run) -> Document:
-    """Return the state, steps and scores of a run as a dict that can be written as strict JSON.
-
-    Args:
-      run: The run, as `read_run` returns it. Values that are not finite become text.
-    """
+    """Return the state, steps and scores of a run as a dict that can be written as strict JSON."""
     last = None if run.history.last is None else run.history.last.get("time")
     return {
         "run": run.place,
@@ -61,10 +57,6 @@ def document(run: Run) -> Document:
 
 def summary(run: Run, *, width: int | None = None) -> str:
     """Return the state, steps and scores of a run as a few lines of text.
-
-    Args:
-      run: The run, as `read_run` returns it.
-      width: Longest line, in characters; longer ones are wrapped. None wraps nothing.
 
     Example:
       >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5})
@@ -116,10 +108,6 @@ def list_runs(directory: str | Path, place: str | None = None) -> list[Document]
 
     A run that cannot be read at all has the state `damaged`, and a message.
 
-    Args:
-      directory: The directory to search.
-      place: The URL of the directory, if `directory` is a copy.
-
     Example:
       >>> mw.report._internal.list_runs(".")
       []
@@ -131,15 +119,7 @@ def list_runs(directory: str | Path, place: str | None = None) -> list[Document]
 def runs_table(
     runs: Sequence[Document], *, by: str | None = None, columns: Sequence[str] = (), width: int | None = None
 ) -> str:
-    """Return runs as a text table. The errors of a damaged run stand below its row.
-
-    Args:
-      runs: The runs, as `list_runs` or `sort_runs` returns them.
-      by: The score to show; None for the most important one of each run.
-      columns: Names of settings and scores, each shown in a column of its own. They replace the times.
-      width: Longest line, in characters. To fit, the columns of times are left out, then long names are cut
-        in the middle. None fits nothing.
-    """
+    """Return runs as a text table. The errors of a damaged run stand below its row."""
     rows = [_HEADS, *(_row(found, by) for found in runs)]
     if columns:
         more = [[name, *cells_of(runs, name)] for name in columns]

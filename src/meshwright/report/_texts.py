@@ -20,12 +20,7 @@ class Texts:
 
 
 def texts_in(directory: Path) -> Texts | None:
-    """Return the newest texts; None if there are none.
-
-    Raises:
-      ValueError: The file is damaged.
-      OSError: It cannot be read.
-    """
+    """Return the newest texts; None if there are none."""
     files = sorted((directory / "outputs/generation").glob("step_*.jsonl"))
     if not files:
         return None

@@ -20,13 +20,6 @@ PAGE = "report.html"
 def write_page(run: Run, to: str | Path | None = None) -> str:
     """Write the HTML page of a run and return its path.
 
-    Args:
-      run: The run, as `read_run` returns it.
-      to: File or URL to write to; None writes `report.html` into the run's directory.
-
-    Raises:
-      UsageError: The page cannot be written there.
-
     Example:
       >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5})
       >>> mw.report._internal.write_page(mw.report.read_run("."), "page.html")
@@ -68,15 +61,7 @@ def inline_page(run: Run, height: int = 600) -> InlinePage:
 
 
 def write_comparison(runs: Sequence[Run], to: str | Path) -> str:
-    """Write an HTML page that compares two or more runs, and return its path.
-
-    Args:
-      runs: The runs, as `read_run` returns them.
-      to: File or URL to write to.
-
-    Raises:
-      UsageError: The page cannot be written there, or there are fewer than two runs.
-    """
+    """Write an HTML page that compares two or more runs, and return its path."""
     return _write(comparison_page(compare(runs)), to)
 
 

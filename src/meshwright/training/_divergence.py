@@ -28,10 +28,6 @@ def halt_on_divergence(newest: Newest, *, patience: int = 100) -> Writer:
     All processes must use the writer, because all of them must stop. Reports in which all updates were
     skipped (`skip_exploding`) are ignored, until all updates of more than `patience` steps were skipped.
 
-    Args:
-      newest: A function that returns the step of the newest checkpoint.
-      patience: The number of steps in a row whose updates may all be skipped.
-
     Raises (when called):
       DivergedError: The loss is not finite, or too many updates were skipped. The message names the
         checkpoint that a restart would use.
@@ -75,12 +71,7 @@ def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], N
 
 
 def not_finite(optimizer: Tx, state: TrainState) -> list[str]:
-    """Return the names of the arrays that `check_finite` would refuse. Collective, on the devices.
-
-    Args:
-      optimizer: The optimizer.
-      state: The state.
-    """
+    """Return the names of the arrays that `check_finite` would refuse. Collective, on the devices."""
     arrays, wait, found = _trained(optimizer, state), at_most_ahead(RUN_AHEAD), {}
     for name, x in arrays.items():
         found[name] = _is_finite(x)

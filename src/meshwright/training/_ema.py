@@ -73,11 +73,7 @@ def keep_ema(
 
 
 def check_averages_are_last(opt_state: optax.OptState) -> None:
-    """Check that nothing in an `optax.chain` changes the updates after `keep_ema` has read them.
-
-    Raises:
-      UsageError: A part of the chain comes after `keep_ema`.
-    """
+    """Check that nothing in an `optax.chain` changes the updates after `keep_ema` has read them."""
     nodes: list[Any] = [opt_state]
     while nodes:
         node = nodes.pop()

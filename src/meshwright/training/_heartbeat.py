@@ -55,15 +55,6 @@ def on_board(
     steps.
 
     If the process stands still for longer than is usual, it shows a table of where all processes stand.
-
-    Args:
-      directory: The folder of the board; it is made.
-      clock: The clock of the phases.
-      shortest_seconds: The shortest time without progress that counts as unusual.
-      first_seconds: The shortest such time in what happens for the first time.
-      kill: If True, a process that then stands still for as long again is ended with exit code 5, but not
-        while it looks where the others stand; at the latest, after three times that time or 30 seconds.
-      readings: Returns what this machine tells, to be told on the board, too.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -18,14 +18,8 @@ def inferred_rules(
     *batch: PyTree,
     axes: Mapping[str, Sequence[str | None]] = {},
 ) -> tuple[Rule, ...]:
-    """Return rules for a model's parameters. Those that the model states on explicit axes are the only ones.
-
-    Args:
-      first: The structs of the parameters and the model state, made under the mesh.
-      loss: A `Loss` or `StatefulLoss`. It is traced with the batch to find the use of each parameter.
-      batch: The structs of a batch, if there are any.
-      axes: The names that the model gives to the dimensions of its parameters. Rules for the usual names
-        come first.
+    """Return rules for a model's parameters. Those that the model states on explicit axes are the only
+    ones.
     """
     if (rule := stated(first.params)) is not None:
         return (rule,)

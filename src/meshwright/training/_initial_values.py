@@ -63,16 +63,7 @@ def state_around(
 def fill_state(
     target: TrainState, given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int
 ) -> TrainState:
-    """Return the same state as `state_around`, for an abstract state that exists already.
-
-    Args:
-      target: The abstract state, which `abstract_state` returns. The model is not traced for it again,
-        because tracing a large model takes long.
-      given: The arrays to start from, by name.
-      init: The function that initialises the model.
-      optimizer: The optimizer.
-      seed: The seed of the initialisation and of the training.
-    """
+    """Return the same state as `state_around`, for an abstract state that exists already."""
     check_given(given, target)
     wanted = tree.named_leaves(target)
     arrays = {name: x for name, x in given.items() if not callable(x)}
@@ -107,12 +98,7 @@ def fill_state(
 
 
 def check_given(given: InitialArrays, target: TrainState) -> None:
-    """Check that the arrays in `given` match the names, shapes and dtypes of the state `target`.
-
-    Raises:
-      UsageError: A name is not in the state, or an array has the wrong shape or dtype. The message lists all
-        of them.
-    """
+    """Check that the arrays in `given` match the names, shapes and dtypes of the state `target`."""
     wanted = tree.named_leaves(target)
     unknown = [name for name in given if name not in wanted]
     problems = [f"{name}: the state has no such array.{did_you_mean(name, wanted)}" for name in unknown]

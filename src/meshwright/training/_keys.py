@@ -15,15 +15,7 @@ _IMPL = "threefry2x32"
 
 
 def as_seed(seed: Any, name: str = "seed") -> int:
-    """Return a seed as an int, having checked that it is from 0 to 2**32 - 1.
-
-    Args:
-      seed: The user's seed.
-      name: The name of the seed for the error.
-
-    Raises:
-      UsageError: `seed` is not a whole number in this range.
-    """
+    """Return a seed as an int, having checked that it is from 0 to 2**32 - 1."""
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise UsageError(f"{name}={seed!r}: it must be a whole number from 0 to 2**32 - 1.")
     return int(seed)
@@ -46,11 +38,7 @@ def step_key(state: Any) -> jax.Array:
 
 
 def with_key(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """Return the update as a function `(state, batch)`. A third parameter gets the key of the step.
-
-    Raises:
-      UsageError: The update takes other arguments; or, when called, its state has no `seed` or no `step`.
-    """
+    """Return the update as a function `(state, batch)`. A third parameter gets the key of the step."""
     names = ("state", "batch", "key")
     call = in_order(step, dict.fromkeys(names), "step function", optional="key")
     if len(call.args) + len(call.keywords) < len(names):

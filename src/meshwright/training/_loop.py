@@ -135,10 +135,6 @@ def check_equal_start(state: Any, data: Any, steps: int) -> None:
 
     Nothing is compared unless the state is on devices of all processes. The facts of `data` are compared if
     it has a method `facts`.
-
-    Raises:
-      UsageError: The processes differ. One would wait for the others for ever, or train on other examples.
-        Or a state cannot count so many steps.
     """
     check_num_steps("max_steps", steps)
     if _is_of_all(state):

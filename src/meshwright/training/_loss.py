@@ -228,11 +228,7 @@ def _check_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def as_metric(name: str, value: Any) -> Mean | Histogram:
-    """Return a `Histogram` unchanged, or a `Mean` made from any other value by `as_mean`.
-
-    Raises:
-      UsageError: The value is not a scalar, a `Mean` or a `Histogram`.
-    """
+    """Return a `Histogram` unchanged, or a `Mean` made from any other value by `as_mean`."""
     if not isinstance(value, Histogram):
         return as_mean(name, value)
     if jnp.ndim(value.parts) != 1:
@@ -245,11 +241,7 @@ def as_metric(name: str, value: Any) -> Mean | Histogram:
 
 
 def as_mean(name: str, value: Any) -> Mean:
-    """Return a scalar as a `Mean` with the count 1, or a `Mean` unchanged, in at least float32.
-
-    Raises:
-      UsageError: The value is neither a scalar nor a `Mean` of scalars.
-    """
+    """Return a scalar as a `Mean` with the count 1, or a `Mean` unchanged, in at least float32."""
     remedy = "Return losses.mean(), or mw.Mean.of(losses, weights) to weigh examples or tokens."
     if not isinstance(value, Mean | jax.Array | np.ndarray | np.generic | float | int):
         found = "None: does it end without `return`?" if value is None else f"of type {type(value).__name__}."

@@ -44,9 +44,6 @@ def norms_of(pattern: str | None) -> Callable[[PyTree, PyTree], Metrics]:
     """Return a function that takes parameters and gradients and returns the norms that `pattern` selects.
 
     The norms are called `param_norm/layers/0/q` and `grad_norm/layers/0/q`. None selects no norms.
-
-    Raises:
-      UsageError: The pattern is not a regular expression. Or, when called, it matches no parameter.
     """
     if pattern is None:
         return lambda params, grads: {}

@@ -8,16 +8,7 @@ from meshwright.errors import UsageError
 
 
 def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
-    """Return `shardings` in another memory. Scalars stay on the devices, because they need little memory.
-
-    Args:
-      kind: The kind of memory, such as "pinned_host". None leaves the shardings unchanged.
-      arrays: The structs of the arrays.
-      shardings: The shardings of the arrays, in a tree of the same structure.
-
-    Raises:
-      UsageError: The devices do not have this kind of memory.
-    """
+    """Return `shardings` in another memory. Scalars stay on the devices, because they need little memory."""
     if kind is None:
         return shardings
 

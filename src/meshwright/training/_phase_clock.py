@@ -32,10 +32,6 @@ _ENOUGH_STEPS = 20
 class PhaseClock:
     """The phase and the last step of a process, and the seconds that it spent in each phase so far.
 
-    Args:
-      started: The time from which the phase `start` counts, on the clock `time.monotonic`; None is now.
-      clock: Returns the time in seconds.
-
     Example:
       >>> times = iter([0.0, 2.0, 5.0, 6.0])
       >>> clock = mw.training._internal.PhaseClock(clock=lambda: next(times))
@@ -94,9 +90,6 @@ class PhaseClock:
     def learn(self, seconds: float = 0.0) -> None:
         """Note that the time so far in the present phase is usual for it, as when an evaluation is
         complete.
-
-        Args:
-          seconds: A time in seconds that is usual, too.
         """
         spent = self._clock() - self.started - self._past_total
         self._longest[self.phase] = max(spent, seconds, self._longest.get(self.phase, 0.0))
@@ -106,12 +99,7 @@ class PhaseClock:
         return self.phase in self._longest and self._num_steps >= _ENOUGH_STEPS
 
     def limit_seconds(self, shortest: float, first: float = math.inf) -> float:
-        """Return the time without a turn in the present phase after which it is unusually long.
-
-        Args:
-          shortest: The shortest such time, in seconds.
-          first: The shortest such time of a phase of which the run does not know yet what it takes.
-        """
+        """Return the time without a turn in the present phase after which it is unusually long."""
         limit = max(shortest, _UNUSUAL_FACTOR * self._longest.get(self.phase, 0.0))
         return limit if self.is_known() else max(limit, first)
 
@@ -124,9 +112,6 @@ class PhaseClock:
     def seconds(self, now: float | None = None) -> dict[str, float]:
         """Return the seconds of each phase so far, and those of stalls as `stall`. The sum is the time since
         the start.
-
-        Args:
-          now: The time until which to count, on the clock of this object; None is the present.
         """
         past, phase = dict(self._past), self.phase
         total = (self._clock() if now is None else now) - self.started

@@ -12,11 +12,7 @@ from meshwright.parallel._internal import PIPELINE, Layout
 
 
 def shardings_of(state: PyTree, layout: Layout) -> PyTree:
-    """Return the shardings of a state's leaves.
-
-    Raises:
-      LayoutError: A leaf is not on the mesh of `layout`.
-    """
+    """Return the shardings of a state's leaves."""
 
     def one(name: str, x: Any) -> NamedSharding:
         sharding = getattr(x, "sharding", None)
@@ -32,11 +28,7 @@ def shardings_of(state: PyTree, layout: Layout) -> PyTree:
 
 
 def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
-    """Return a global batch, of arrays or structs, as structs with the batch sharding of `layout`.
-
-    Raises:
-      LayoutError: The batch size is not a multiple of the ways of the mesh times the microbatches.
-    """
+    """Return a global batch, of arrays or structs, as structs with the batch sharding of `layout`."""
     sharding, stages = layout.batch_sharding, layout.mesh.shape.get(PIPELINE, 1)
     # The rows of a microbatch are not split over the stages, but those of a batch are.
     rows = layout.batch_ways // math.gcd(layout.batch_ways, stages)
@@ -61,9 +53,6 @@ def refuse_donated(state: Any) -> None:
 
     With several devices, XLA's CPU client dies of a segmentation fault if it gets donated arrays
     (jaxlib 0.10.2). A step donates all arrays of a state together, and to check all would cost time.
-
-    Raises:
-      UsageError: The state was donated.
     """
     count = getattr(state, "step", None)
     if isinstance(count, jax.Array) and count.is_deleted():

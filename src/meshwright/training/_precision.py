@@ -22,9 +22,6 @@ def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
     """Return a function that casts parameters to `compute_dtype`.
 
     It casts only floating parameters that are wider than `compute_dtype`, and returns the others unchanged.
-
-    Raises:
-      UsageError: A dtype is unknown or not floating, or a pattern is not a regular expression.
     """
     rules = _rules(compute_dtype)
     Table.of("compute_dtype", rules)
@@ -44,17 +41,7 @@ def narrowed(params: PyTree, compute_dtype: ComputeDtype) -> PyTree:
 
 
 def check_dtypes(compute_dtype: ComputeDtype, params: PyTree, name: str = "compute_dtype") -> None:
-    """Check that each rule of a `ComputeDtype` has an effect on at least one parameter.
-
-    Args:
-      compute_dtype: The dtype or the table of rules.
-      params: All parameters of the model, or their structs.
-      name: The name of the setting in error messages.
-
-    Raises:
-      UsageError: Some rules have no effect; the message lists all of them. Or a dtype is unknown or not
-        floating, or a pattern is not a regular expression.
-    """
+    """Check that each rule of a `ComputeDtype` has an effect on at least one parameter."""
     judge({Table.of(name, _rules(compute_dtype)): tree.leaf_names({"params": params})})
 
 

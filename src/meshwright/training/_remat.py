@@ -52,16 +52,13 @@ def remat(function: Callable[..., Any], policy: str) -> Callable[..., Any]:
 def remat_policy(policy: str) -> RematPolicy:
     """Return a policy of `jax.checkpoint` by its name.
 
-      everything     keep all values: nothing is computed twice
-      nothing        keep the arguments only
-      dots           keep the results of matrix products
-      dots_no_batch  keep the products without batch dimensions: those with weights, not attention's
-      offload_dots_no_batch  keep these products in the host's memory
-      save:a,b       keep the values that `jax.ad_checkpoint.checkpoint_name` calls a or b
-      offload:a,b    keep these values in the host's memory
-
-    Raises:
-      UsageError: There is no such policy.
+    everything     keep all values: nothing is computed twice
+    nothing        keep the arguments only
+    dots           keep the results of matrix products
+    dots_no_batch  keep the products without batch dimensions: those with weights, not attention's
+    offload_dots_no_batch  keep these products in the host's memory
+    save:a,b       keep the values that `jax.ad_checkpoint.checkpoint_name` calls a or b
+    offload:a,b    keep these values in the host's memory
     """
     kind, _, listed = policy.partition(":")
     names = [name.strip() for name in listed.split(",") if name.strip()]

@@ -221,11 +221,7 @@ def fresh_opt_state(optimizer: Tx, params: PyTree) -> optax.OptState:
 
 
 def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
-    """Return `optimizer.init(params)`.
-
-    Raises:
-      UsageError: The optimizer's labels or masks are in a tree of another type than the parameters.
-    """
+    """Return `optimizer.init(params)`."""
     try:
         return optimizer.init(params)
     except (ValueError, TypeError) as error:
@@ -257,10 +253,8 @@ def _kind_of_masks(error: Exception) -> str | None:
 def updated(
     optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Any
 ) -> tuple[PyTree, optax.OptState]:
-    """Return what `optimizer.update` does, which gets `loss`, a `Mean`, and the gradients if it needs them.
-
-    Raises:
-      UsageError: The optimizer asks for what a step does not have, such as the loss as a function.
+    """Return what `optimizer.update` does, which gets `loss`, a `Mean`, and the gradients if it needs
+    them.
     """
     update = partial(optimizer.update, grads, opt_state, params)
     try:

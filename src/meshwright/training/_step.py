@@ -151,12 +151,8 @@ class Step:
         return len(self._programs)
 
     def __call__(self, state: S, batch: PyTree) -> tuple[S, Mapping[str, Any]]:
-        """Return the new state and the metrics by name. The metrics stay on the devices until you read one.
-
-        Raises:
-          UsageError: The structure or dtypes of the batch differ from those of the first batch. Or a step has
-            already donated the state. Or, with several processes, the step was not compiled for the shape of
-            the batch.
+        """Return the new state and the metrics by name. The metrics stay on the devices until you read
+        one.
         """
         refuse_donated(state)
         new, metrics = self._computed(state, batch)

@@ -145,11 +145,7 @@ Tx = optax.GradientTransformation | Trainable
 
 
 def as_trainable(optimizer: Tx) -> Trainable:
-    """Return `optimizer` as a `Trainable`. An optax transformation trains all parameters.
-
-    Raises:
-      UsageError: The optimizer is neither a `Trainable` nor an optax transformation.
-    """
+    """Return `optimizer` as a `Trainable`. An optax transformation trains all parameters."""
     inner = optimizer.optimizer if isinstance(optimizer, Trainable) else optimizer
     if not hasattr(inner, "init"):
         raise UsageError(
@@ -160,13 +156,7 @@ def as_trainable(optimizer: Tx) -> Trainable:
 
 
 def frozen_names(optimizer: Tx, params: PyTree, model_state: PyTree = None) -> list[str]:
-    """Return the names of the arrays that no step changes, such as `params/encoder/w`.
-
-    Args:
-      optimizer: The optimizer.
-      params: The parameters, or their structs.
-      model_state: The model's state; None if it has none. Rules may keep it from changing, too.
-    """
+    """Return the names of the arrays that no step changes, such as `params/encoder/w`."""
     only = as_trainable(optimizer)
     changes = _chosen(only.updatable, "model_state", model_state)
     fixed = jax.tree.map(lambda x, change: None if change else x, model_state, changes)

@@ -85,22 +85,14 @@ def watchdog(
 
 
 def unwatched(clock: PhaseClock | None = None) -> "RunningWatchdog":
-    """Return an `on_step` without timeouts, which reports nothing.
-
-    Args:
-      clock: As in `watchdog`.
-    """
+    """Return an `on_step` without timeouts, which reports nothing."""
     watching = RunningWatchdog({STEP: math.inf}, kill=False, clock=clock or PhaseClock())
     watching.over.set()
     return watching
 
 
 def timeouts(seconds: Timeouts) -> Mapping[str, float]:
-    """Return the timeouts by phase.
-
-    Raises:
-      UsageError: A timeout is not positive, or there is no timeout for "step".
-    """
+    """Return the timeouts by phase."""
     by_phase = seconds if isinstance(seconds, Mapping) else {STEP: seconds}
     if STEP not in by_phase or not all(each > 0 for each in by_phase.values()):
         raise UsageError(

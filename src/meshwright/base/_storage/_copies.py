@@ -63,13 +63,6 @@ def put_at(place: str | Path) -> Iterator[Path]:
     """Yield a directory to write files to: a local directory itself, or a temporary one, uploaded at the end.
 
     After an error nothing is uploaded. The temporary directory is deleted in any case.
-
-    Args:
-      place: A local directory, or the URL of a directory in a store.
-
-    Raises:
-      UsageError: The URL cannot be opened.
-      MeshwrightError: The store cannot be written to; raised at the end.
     """
     if not isinstance(root := location(place), ObjectPath):
         yield local_path(place)
@@ -83,15 +76,7 @@ def put_at(place: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def put_file_at(place: str | Path) -> Iterator[Path]:
-    """Yield a path to write one file to: a local path itself, or a temporary one, uploaded at the end.
-
-    Args:
-      place: A local path, or the URL of a file in a store.
-
-    Raises:
-      UsageError: The URL cannot be opened, or names only a bucket.
-      MeshwrightError: The store cannot be written to; raised at the end.
-    """
+    """Yield a path to write one file to: a local path itself, or a temporary one, uploaded at the end."""
     if not isinstance(path := location(place), ObjectPath):
         yield local_path(place)
         return
@@ -102,16 +87,7 @@ def put_file_at(place: str | Path) -> Iterator[Path]:
 
 
 def read_text(place: str | Path) -> str:
-    """Return the text of a small file.
-
-    Args:
-      place: A local path, or the URL of a file in a store.
-
-    Raises:
-      OSError: The file does not exist, is not a file, or cannot be read.
-      InputError: It is not UTF-8 text.
-      MeshwrightError: The store cannot be read.
-    """
+    """Return the text of a small file."""
     path = location(place)
     try:
         return (path.read_bytes() if isinstance(path, ObjectPath) else read_file(local_path(place))).decode()

@@ -23,14 +23,7 @@ class Fsspec:
     creates = False
 
     def __init__(self, filesystem: Any, root: str, seconds: float | None):
-        """Wrap a file system.
-
-        Args:
-          filesystem: The file system of fsspec.
-          root: The path that precedes each key.
-          seconds: The longest time that a write may take; None, or a file system without such a limit, for no
-            limit.
-        """
+        """Wrap a file system."""
         self._filesystem, self._root = filesystem, root.rstrip("/")
         self._within = {"timeout": seconds} if filesystem.async_impl and seconds else {}
 
@@ -93,11 +86,7 @@ class Fsspec:
 
 
 def connect(address: str, seconds: float | None) -> Fsspec:
-    """Return the store below a URL.
-
-    Raises:
-      UsageError: Fsspec, or its package for this scheme, is not installed, or the scheme is unknown.
-    """
+    """Return the store below a URL."""
     try:
         filesystem, root = importlib.import_module("fsspec.core").url_to_fs(address)
     except (ImportError, ValueError, OSError) as error:  # some connect at once

@@ -35,12 +35,7 @@ class Mirror:
         """The directory to write to."""
 
     def get(self, names: Iterable[str]) -> None:
-        """Download those of the named files that exist, and check that the store can be written to.
-
-        Raises:
-          MeshwrightError: The store cannot be read, written to or deleted from.
-          UsageError: The local disk cannot be written to.
-        """
+        """Download those of the named files that exist, and check that the store can be written to."""
         for name in names:
             with suppress(FileNotFoundError):
                 self._keep(name, (self._root / name).read_bytes())

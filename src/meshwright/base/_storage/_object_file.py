@@ -50,15 +50,7 @@ class Part:
         return self.path.request(first, last)
 
     def answer(self, requested: Any) -> memoryview:
-        """Return the bytes that were requested.
-
-        Args:
-          requested: The result of `request`.
-
-        Raises:
-          DamagedError: The object does not exist, or has another size.
-          MeshwrightError: The store does not answer.
-        """
+        """Return the bytes that were requested."""
         found = self.path.answer_with_size(requested)
         if found is None:
             raise DamagedError(f"{self.path} is missing")
@@ -71,12 +63,7 @@ class Part:
 
 
 def parts_of(path: ObjectPath, nbytes: int) -> list[Part]:
-    """Return the objects of a file, in order.
-
-    Args:
-      path: The path of the file.
-      nbytes: Its size.
-    """
+    """Return the objects of a file, in order."""
     if nbytes <= OBJECT_BYTES:
         return [Part(path, 0, nbytes)]
     return [
@@ -86,15 +73,7 @@ def parts_of(path: ObjectPath, nbytes: int) -> list[Part]:
 
 
 def wrong_objects(path: ObjectPath, nbytes: int) -> list[str]:
-    """Return a message for each object of a file that is missing or has another size.
-
-    Args:
-      path: The path of the file.
-      nbytes: The size that it should have.
-
-    Raises:
-      MeshwrightError: The store does not answer.
-    """
+    """Return a message for each object of a file that is missing or has another size."""
     asked = [(part, part.request(0, 1)) for part in parts_of(path, nbytes)]
     wrong = []
     for part, requested in asked:
@@ -106,16 +85,7 @@ def wrong_objects(path: ObjectPath, nbytes: int) -> list[str]:
 
 
 def put_parts(path: ObjectPath, nbytes: int, contents: Iterable[bytes | bytearray]) -> None:
-    """Write a file, several objects at a time.
-
-    Args:
-      path: The path of the file.
-      nbytes: Its size.
-      contents: The contents of its objects in order, which are copied.
-
-    Raises:
-      MeshwrightError: The store cannot be written to.
-    """
+    """Write a file, several objects at a time."""
     under_way: deque[Any] = deque()
     try:
         for part, content in zip(parts_of(path, nbytes), contents, strict=True):
@@ -134,9 +104,6 @@ class ObjectBytes:
 
     The cache helps because small arrays lie side by side, and several devices ask for the same chunks. After
     two consecutive blocks the next ones are requested ahead.
-
-    Args:
-      parts: The objects of the file. None is opened yet.
     """
 
     _all: ClassVar[WeakSet["ObjectBytes"]] = WeakSet()
@@ -149,12 +116,7 @@ class ObjectBytes:
         self._all.add(self)
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Return the bytes of `part`, a slice with both ends.
-
-        Raises:
-          DamagedError: An object that holds some of them is missing, or has another size.
-          MeshwrightError: The store does not answer.
-        """
+        """Return the bytes of `part`, a slice with both ends."""
         out = np.empty(part.stop - part.start, np.uint8)
         blocks, num_ahead = _blocks(part), min(_AHEAD, self._num_kept() // 2)  # two threads may read
         reads_on = blocks.start - 1 in self._blocks

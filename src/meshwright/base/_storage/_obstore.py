@@ -20,13 +20,7 @@ class Obstore:
     """A bucket as a `Store`."""
 
     def __init__(self, store: Any, lenient: S3Listing | None = None, *, creates: bool = True):
-        """Wrap a store of obstore.
-
-        Args:
-          store: The store of obstore.
-          lenient: Lists a bucket that holds keys which obstore cannot list; None if there is no such way.
-          creates: Whether `create` is safe with several writers.
-        """
+        """Wrap a store of obstore."""
         self.creates = creates
         self._obstore, self._store, self._lenient = importlib.import_module("obstore"), store, lenient
         self._errors = importlib.import_module("obstore.exceptions")

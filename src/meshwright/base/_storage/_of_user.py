@@ -17,9 +17,6 @@ def user_cache() -> Path:
 
     Where that cannot be written, as on machines that have homes read-only or none, it is a folder of the user
     in the temporary directory, with a warning.
-
-    Raises:
-      UsageError: That one is a link or somebody else's, or cannot be made either.
     """
     instead = Path(tempfile.gettempdir(), f"meshwright-cache-{os.getuid()}")
     try:
@@ -39,11 +36,7 @@ def user_cache() -> Path:
 
 
 def check_owned(path: Path) -> Path:
-    """Return a folder in the temporary directory, where everybody may write.
-
-    Raises:
-      UsageError: It is a link, or somebody else's.
-    """
+    """Return a folder in the temporary directory, where everybody may write."""
     if os.path.lexists(path) and (path.is_symlink() or path.stat().st_uid != os.getuid()):
         raise UsageError(
             f"{path} is a link, or belongs to somebody else. Look at it and remove it, or set TMPDIR."

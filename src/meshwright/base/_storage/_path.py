@@ -29,11 +29,6 @@ _ATTEMPTS = 3
 class ObjectPath:
     """A path in a store: an object, or a directory of objects. `location` or `parse` make one from a URL.
 
-    Args:
-      root: The URL of the bucket.
-      key: The key in the bucket.
-      store: The store, connected.
-
     Example:
       >>> path = mw.base._internal.location("memory://runs/a") / "note.txt"
       >>> path.put(b"hello")
@@ -48,11 +43,7 @@ class ObjectPath:
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """Return the path of a URL such as `s3://bucket/run`. Nothing is requested from the store.
-
-        Raises:
-          UsageError: It is no URL of a store, or a package for it is not installed.
-        """
+        """Return the path of a URL such as `s3://bucket/run`. Nothing is requested from the store."""
         check_address(address)
         scheme, _, rest = address.partition("://")
         root, _, key = rest.partition("/")
@@ -158,11 +149,7 @@ class ObjectPath:
             self.store.write(self.key, content)
 
     def create(self, content: bytes) -> bool:
-        """Write the object unless it exists, and return whether this call wrote it.
-
-        Raises:
-          MeshwrightError: It could not be written, or the store does not say whether it was.
-        """
+        """Write the object unless it exists, and return whether this call wrote it."""
         return _create(self, content)
 
     def unlink(self) -> None:
@@ -217,12 +204,6 @@ Directory = Path | ObjectPath
 def check_address(address: str) -> None:
     """Check the form of a URL of a store. Nothing is requested, and no package is needed.
 
-    Args:
-      address: The URL, such as `s3://bucket/run`.
-
-    Raises:
-      UsageError: It has no bucket, or it has credentials.
-
     Example:
       >>> mw.base._internal.check_address("s3://bucket/run")
     """
@@ -261,14 +242,7 @@ def write_later(path: ObjectPath, content: bytes) -> "Future[None]":
 
 
 def read_each(paths: Sequence[Directory]) -> list[bytes]:
-    """Return the contents of files, which may be anybody's; those in stores are requested concurrently.
-
-    Args:
-      paths: Paths of files.
-
-    Raises:
-      OSError: A file does not exist, or is not an ordinary one.
-    """
+    """Return the contents of files, which may be anybody's; those in stores are requested concurrently."""
     asked = [(path, path.request() if isinstance(path, ObjectPath) else None) for path in paths]
     return [
         path.answer(request) if isinstance(path, ObjectPath) and request else read_file(Path(str(path)))
@@ -278,12 +252,6 @@ def read_each(paths: Sequence[Directory]) -> list[bytes]:
 
 def location(path: str | Path | ObjectPath) -> Directory:
     """Return an absolute local path, with `~` resolved, or a path in a store.
-
-    Args:
-      path: A local path or the URL of a store, `s3://bucket/run`.
-
-    Raises:
-      UsageError: It is a URL that cannot be opened.
 
     Example:
       >>> mw.base._internal.location("/tmp/run")

@@ -8,11 +8,7 @@ from meshwright.errors import CheckpointError
 
 @contextmanager
 def telling_unreadable() -> Iterator[None]:
-    """Turn a `PermissionError` into a `CheckpointError` that names the file. Also a decorator.
-
-    Raises:
-      CheckpointError: A file cannot be read by this user.
-    """
+    """Turn a `PermissionError` into a `CheckpointError` that names the file. Also a decorator."""
     try:
         yield
     except PermissionError as error:

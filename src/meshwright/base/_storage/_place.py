@@ -15,24 +15,12 @@ _MANGLED = re.compile("([a-z][a-z0-9+.-]+):/(?!/)")
 
 
 def is_address(place: str | Path) -> bool:
-    """Return whether a place is the URL of a store; `file:///tmp/run` is a local path.
-
-    Args:
-      place: A local path or a URL.
-    """
+    """Return whether a place is the URL of a store; `file:///tmp/run` is a local path."""
     return "://" in str(place) and not str(place).startswith("file://")
 
 
 def local_path(place: str | Path, instead: str = INSTEAD) -> Path:
-    """Return a local path, with `~` resolved.
-
-    Args:
-      place: A local path or `file:///tmp/run`.
-      instead: Advice for the error if it is the URL of a store.
-
-    Raises:
-      UsageError: `place` is the URL of a store, was one before it was made a `Path`, or is empty.
-    """
+    """Return a local path, with `~` resolved."""
     text = str(place)
     if not text:
         raise UsageError(
@@ -48,20 +36,11 @@ def local_path(place: str | Path, instead: str = INSTEAD) -> Path:
 
 
 def join(place: str | Path, name: str) -> str:
-    """Return the path or URL of a file in a directory.
-
-    Args:
-      place: A local directory or the URL of one.
-      name: The relative name of the file.
-    """
+    """Return the path or URL of a file in a directory."""
     return f"{str(place).rstrip('/')}/{name}" if is_address(place) else str(local_path(place) / name)
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a text can be the name of one file: printable, not too long, and not a path.
-
-    Args:
-      name: The text.
-    """
+    """Return whether a text can be the name of one file: printable, not too long, and not a path."""
     fits = name.isprintable() and "/" not in name and len(name.encode()) <= MAX_NAME_BYTES
     return fits and name not in ("", ".", "..")

@@ -34,12 +34,7 @@ def is_key(key: str) -> bool:
 
 
 class S3Listing:
-    """Lists a bucket of S3.
-
-    Args:
-      opened: Opens the `S3Store` of obstore, given an endpoint.
-      url: The HTTP URL of the bucket.
-    """
+    """Lists a bucket of S3."""
 
     def __init__(self, opened: Callable[..., Any], url: str):
         self._opened, self._url = opened, url

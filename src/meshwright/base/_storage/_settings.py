@@ -41,11 +41,7 @@ _OF_PROFILE = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 
 def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
-    """Return a bucket. No request is sent yet.
-
-    Raises:
-      UsageError: Obstore is not installed, or rejects the settings in the environment.
-    """
+    """Return a bucket. No request is sent yet."""
     try:
         errors = importlib.import_module("obstore.exceptions")
         stores = importlib.import_module("obstore.store")

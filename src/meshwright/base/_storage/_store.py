@@ -54,11 +54,7 @@ class Store(Protocol):
         ...
 
     def create(self, key: str, content: bytes) -> None:
-        """Write an object unless it exists.
-
-        Raises:
-          FileExistsError: The store says that it exists; after a retry it may be the one just written.
-        """
+        """Write an object unless it exists."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -68,11 +64,7 @@ class Store(Protocol):
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Turn any error of a store into one that says what was tried, without secrets.
-
-    Raises:
-      MeshwrightError: The block raised an error.
-    """
+    """Turn any error of a store into one that says what was tried, without secrets."""
     try:
         yield
     except MeshwrightError:

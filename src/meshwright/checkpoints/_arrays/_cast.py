@@ -28,14 +28,6 @@ def cast_leaves(leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], s
 
     Values of arrays on devices are checked now, which is collective; those of lazy arrays, when they are
     read.
-
-    Args:
-      leaves: Arrays of any kind, or numbers, by name.
-      casts: Pairs of a pattern for names and a dtype; the first pattern that matches decides.
-      also: Returns a second name of a leaf, which patterns may match too.
-
-    Raises:
-      UsageError: A pattern casts nothing, or a value does not fit into its dtype.
     """
     dtypes = cast_dtypes(leaves, casts, also) if casts else {}
     cast = {name: cast_leaf(name, leaves[name], dtype) for name, dtype in dtypes.items()}
@@ -44,16 +36,7 @@ def cast_leaves(leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], s
 
 
 def cast_leaf(name: str, leaf: Any, dtype: np.dtype) -> Any:
-    """Return one leaf in another dtype.
-
-    Args:
-      name: The name that errors call it by.
-      leaf: An array on devices, in memory or lazy, or a number.
-      dtype: The new dtype.
-
-    Raises:
-      UsageError: A value does not fit into `dtype`. Arrays on devices are not checked.
-    """
+    """Return one leaf in another dtype."""
     if isinstance(leaf, jax.Array):
         return leaf.astype(dtype)
     if hasattr(leaf, "with_values"):  # a lazy array
@@ -64,16 +47,7 @@ def cast_leaf(name: str, leaf: Any, dtype: np.dtype) -> Any:
 def cast_dtypes(
     leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], str] = str
 ) -> dict[str, np.dtype]:
-    """Return the new dtype of each leaf that `casts` match, by name.
-
-    Args:
-      leaves: Arrays of any kind, or numbers, by name.
-      casts: Pairs of a pattern for names and a dtype; the first pattern that matches decides.
-      also: Returns a second name of a leaf, which patterns may match too.
-
-    Raises:
-      UsageError: A pattern casts nothing, or there is no such dtype.
-    """
+    """Return the new dtype of each leaf that `casts` match, by name."""
     kinds, dtypes = (
         {name: _kind(leaf) for name, leaf in leaves.items()},
         [_dtype(given) for _, given in casts],
@@ -95,14 +69,7 @@ def cast_dtypes(
 
 
 def floating(dtype: DTypeLike) -> np.dtype:
-    """Return `dtype` as a NumPy dtype, if it is a floating-point dtype.
-
-    Args:
-      dtype: A dtype or its name, `"bfloat16"`.
-
-    Raises:
-      UsageError: It is no dtype, not a floating-point dtype, or one without NaN.
-    """
+    """Return `dtype` as a NumPy dtype, if it is a floating-point dtype."""
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -121,16 +88,7 @@ def _refuse_without_nan(dtype: np.dtype) -> None:
 
 
 def converted(name: str, block: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return a part of an array in another dtype.
-
-    Args:
-      name: The array's name, for errors.
-      block: The part, in memory.
-      dtype: The new dtype.
-
-    Raises:
-      UsageError: A value does not fit into `dtype`.
-    """
+    """Return a part of an array in another dtype."""
     if block.dtype == dtype:
         return block
     with np.errstate(over="ignore", invalid="ignore"):

@@ -31,24 +31,12 @@ class Share(NamedTuple):
 
 
 def bounds_of(index: Index, shape: tuple[int, ...]) -> Bounds:
-    """Return the bounds of a part that is given as slices.
-
-    Args:
-      index: A slice for each dimension.
-      shape: The shape of the whole array.
-
-    Raises:
-      UsageError: A slice has a step other than 1.
-    """
+    """Return the bounds of a part that is given as slices."""
     return tuple(_bounds(part, size) for part, size in zip(index, shape, strict=True))
 
 
 def as_rows(parts: tuple[Bounds, ...]) -> Bounds | None:
-    """Return the union of several parts, if they are consecutive rows; otherwise None.
-
-    Args:
-      parts: The bounds of each part.
-    """
+    """Return the union of several parts, if they are consecutive rows; otherwise None."""
     first, *others = parts
     if not others or not first:
         return None
@@ -62,13 +50,7 @@ def as_rows(parts: tuple[Bounds, ...]) -> Bounds | None:
 def chunks_of(
     parts: tuple[Bounds, ...], shape: tuple[int, ...], chunk_shape: tuple[int, ...]
 ) -> list[tuple[int, list[Share]]]:
-    """Return the chunks that overlap any of the parts, by number, each with its overlaps.
-
-    Args:
-      parts: The bounds of each part.
-      shape: The shape of the array.
-      chunk_shape: The shape of a chunk.
-    """
+    """Return the chunks that overlap any of the parts, by number, each with its overlaps."""
     shares: dict[int, list[Share]] = {}
     for part, bounds in enumerate(parts):
         for position, into, within in shares_of(bounds, chunk_shape):
@@ -78,22 +60,12 @@ def chunks_of(
 
 
 def grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of chunks along each dimension.
-
-    Args:
-      shape: The shape of the array.
-      chunk_shape: The shape of a chunk.
-    """
+    """Return the number of chunks along each dimension."""
     return tuple(-(-size // chunk) for size, chunk in zip(shape, chunk_shape, strict=True))
 
 
 def row_major(position: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the row-major number of a cell in a grid.
-
-    Args:
-      position: The cell's index along each dimension.
-      counts: The number of cells along each dimension.
-    """
+    """Return the row-major number of a cell in a grid."""
     number = 0
     for along_dim, count in zip(position, counts, strict=True):
         number = number * count + along_dim
@@ -108,12 +80,7 @@ def _bounds(part: slice, size: int) -> tuple[int, int]:
 
 
 def overlapping(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the grid positions of the chunks that overlap a part.
-
-    Args:
-      bounds: The bounds of the part.
-      chunk_shape: The shape of a chunk.
-    """
+    """Yield the grid positions of the chunks that overlap a part."""
     dims = zip(bounds, chunk_shape, strict=True)
     return itertools.product(
         *(range(start // chunk, -(-stop // chunk) if start < stop else 0) for (start, stop), chunk in dims)
@@ -121,12 +88,7 @@ def overlapping(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[
 
 
 def shares_of(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
-    """Yield the chunks that overlap a part: grid position, index into the part, index into the chunk.
-
-    Args:
-      bounds: The bounds of the part.
-      chunk_shape: The shape of a chunk.
-    """
+    """Yield the chunks that overlap a part: grid position, index into the part, index into the chunk."""
     for position in overlapping(bounds, chunk_shape):
         into, within = [], []
         for (start, stop), place, chunk in zip(bounds, position, chunk_shape, strict=True):
@@ -137,12 +99,7 @@ def shares_of(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[tu
 
 
 def cuts(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[Index]:
-    """Yield the pieces of an array in row-major order; the last along a dimension may be smaller.
-
-    Args:
-      shape: The shape of the array.
-      sizes: The size of a piece along each dimension.
-    """
+    """Yield the pieces of an array in row-major order; the last along a dimension may be smaller."""
     dims = zip(shape, sizes, strict=True)
     return itertools.product(
         *([slice(start, min(start + size, end)) for start in range(0, end, size)] for end, size in dims)
@@ -154,10 +111,6 @@ def slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
 
     Their bytes, one slab after the other, are those of the array. So an array of any size can be processed in
     little memory.
-
-    Args:
-      shape: The shape of the array.
-      itemsize: The bytes of one element.
     """
     # As much of each dimension as fits into a slab together with all of those behind it.
     fitting = (_SLAB // max(1, itemsize * math.prod(shape[dim + 1 :])) for dim in range(len(shape)))

@@ -20,14 +20,7 @@ Names = Callable[[str], str | None]
 
 
 class TreeSource:
-    """A tree of arrays with the methods of an opened checkpoint.
-
-    Args:
-      leaves: A tree of arrays and numbers that this process holds whole.
-
-    Raises:
-      UsageError: An array of the tree lies on other processes too.
-    """
+    """A tree of arrays with the methods of an opened checkpoint."""
 
     def __init__(self, leaves: tree.PyTree):
         self._leaves, self.empty = tree.named_leaves(leaves), tree.empty_nodes(leaves)
@@ -51,14 +44,7 @@ class TreeSource:
 
 
 def readable(tree_or_source: tree.PyTree | Source) -> Source | TreeSource:
-    """Return an opened checkpoint as it is, and a tree as a `TreeSource`.
-
-    Args:
-      tree_or_source: A tree of arrays, or an opened checkpoint.
-
-    Raises:
-      UsageError: An array of the tree lies on other processes too.
-    """
+    """Return an opened checkpoint as it is, and a tree as a `TreeSource`."""
     has = (callable(getattr(tree_or_source, method, None)) for method in ("arrays", "read"))
     return tree_or_source if all(has) else TreeSource(tree_or_source)
 
@@ -67,13 +53,6 @@ def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> S
     """Return an opened checkpoint as it is, and a tree as a `Source`.
 
     Reading any part of a tree's array copies the whole array to the host first.
-
-    Args:
-      tree_or_source: A tree of arrays, or an opened checkpoint.
-      name: The name that errors call a tree by.
-
-    Raises:
-      UsageError: An array of the tree lies on other processes too, or holds typed PRNG keys.
     """
     source = readable(tree_or_source)
     if source is tree_or_source:
@@ -88,14 +67,7 @@ def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> S
 
 
 def local(place: str | Path) -> Path:
-    """Return the absolute path of an export's destination.
-
-    Args:
-      place: A path on this machine.
-
-    Raises:
-      UsageError: `place` is the URL of a store.
-    """
+    """Return the absolute path of an export's destination."""
     return local_path(place, "Export to a disk, and copy the files.").absolute()
 
 
@@ -123,15 +95,7 @@ class Chosen(NamedTuple):
 
 
 def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
-    """Return the arrays to write, by their new names.
-
-    Args:
-      saved: All arrays, by name.
-      names: Returns the new name of an array, or None, which leaves it out.
-
-    Raises:
-      UsageError: No array is left, or two get the same name.
-    """
+    """Return the arrays to write, by their new names."""
     found: dict[str, Chosen] = {}
     for name, array in saved.items():
         if (theirs := names(name)) is None:
@@ -147,10 +111,8 @@ def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
 
 
 def is_of_numpy(dtype: Any) -> bool:
-    """Return whether `dtype` is NumPy's own; NumPy writes others, such as bfloat16, as bytes without a type.
-
-    Args:
-      dtype: The dtype of an array or of typed PRNG keys.
+    """Return whether `dtype` is NumPy's own; NumPy writes others, such as bfloat16, as bytes without a
+    type.
     """
     return dtype.type.__module__ == "numpy" and dtype.kind in "biufc"
 
@@ -158,16 +120,7 @@ def is_of_numpy(dtype: Any) -> bool:
 def refuse_dtypes(
     where: str, arrays: Mapping[str, Chosen], accepts: Callable[[Any], bool] = is_of_numpy
 ) -> None:
-    """Raise an error if an export format lacks the dtype of an array.
-
-    Args:
-      where: The format's name, for the error.
-      arrays: The arrays to write, by their new names.
-      accepts: Returns whether the format has a dtype.
-
-    Raises:
-      UsageError: The format lacks some; the first arrays with such dtypes are listed.
-    """
+    """Raise an error if an export format lacks the dtype of an array."""
     unfit = [each for each in arrays.values() if not accepts(each.array.dtype)]
     if unfit:
         named = listed(f"{each.name} ({type_name(each.array)})" for each in unfit)

@@ -25,20 +25,12 @@ def key_type(leaf: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def type_name(leaf: Any) -> str:
-    """Return the name of an array's dtype for messages; typed keys have `key<threefry2x32>`.
-
-    Args:
-      leaf: An array or a struct.
-    """
+    """Return the name of an array's dtype for messages; typed keys have `key<threefry2x32>`."""
     return f"key<{key_type(leaf)[0]}>" if is_key(leaf) else leaf.dtype.name
 
 
 def keys_as_data(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the leaves with typed PRNG keys replaced by their data, and the implementations of the keys.
-
-    Args:
-      leaves: Arrays by name. The data of keys gets their sharding. Lazy arrays hold data already, and only
-        their implementations are returned.
 
     Returns:
       The leaves, and by name the implementation of those that are keys.
@@ -50,12 +42,7 @@ def keys_as_data(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
 
 
 def saved_structs(leaves: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shapes that leaves have when they are saved, as structs with shardings; numbers stay.
-
-    Args:
-      leaves: Arrays, structs or numbers, by name. Typed PRNG keys become structs of their data.
-      dtypes: By name, the dtypes of leaves that are cast.
-    """
+    """Return the shapes that leaves have when they are saved, as structs with shardings; numbers stay."""
 
     def struct(name: str, leaf: Any) -> Any:
         if is_key(leaf):

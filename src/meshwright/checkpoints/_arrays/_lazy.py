@@ -144,12 +144,7 @@ class LazyArray:
         return dataclasses.replace(self, shape=shape, read=_Derived(self, held, cut), stored_chunks=None)
 
     def __getitem__(self, index: Any) -> Self:
-        """Return a part, lazily. `index` holds integers and slices of step 1.
-
-        Raises:
-          UsageError: `index` holds something else.
-          IndexError: An integer is out of range.
-        """
+        """Return a part, lazily. `index` holds integers and slices of step 1."""
         picked = [_pick(size, part) for size, part in zip(self.shape, self._full(index), strict=True)]
         shape = tuple(len(part) for part in picked if isinstance(part, range))
 
@@ -204,11 +199,7 @@ class _Parts:
 
 
 def in_memory(array: Any) -> LazyArray:
-    """Return an array in memory, or a number, as a `LazyArray`.
-
-    Args:
-      array: An array of NumPy or JAX, or a number.
-    """
+    """Return an array in memory, or a number, as a `LazyArray`."""
     array = array if hasattr(array, "dtype") else np.asarray(array)
     return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
 

@@ -49,17 +49,7 @@ def matched(
 
 
 def origins(source: Source, names: Iterable[str], assign: Assign) -> dict[str, str | None]:
-    """Return the name in `source` for each name in a target; None for those left to the fallback.
-
-    Args:
-      source: The source to look names up in.
-      names: Names in the target.
-      assign: Pairs of a pattern for names in the target and a saved name, as in `restore`.
-
-    Raises:
-      UsageError: A pattern of `assign` decides nothing, or a saved name refers to a group that it lacks.
-      CheckpointError: The format of `source` writes two of the names alike.
-    """
+    """Return the name in `source` for each name in a target; None for those left to the fallback."""
     wanted = _assigned(names, assign)
     stored = stored_names(source, {origin for origin in wanted.values() if origin is not None})
     return {name: origin and stored[origin] for name, origin in wanted.items()}

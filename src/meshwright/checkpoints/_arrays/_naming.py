@@ -26,28 +26,14 @@ def renamed(leaves: Mapping[str, Any], names: Names | None) -> dict[str, Any]:
 
 
 def left_out(target: tree.PyTree, names: Names | None) -> set[str]:
-    """Return the names of the leaves of a state that are not saved.
-
-    Args:
-      target: A state, of arrays or structs.
-      names: As in `renamed`.
-
-    Raises:
-      UsageError: No leaf is left, or two get the same name.
-    """
+    """Return the names of the leaves of a state that are not saved."""
     leaves = tree.named_leaves(target)
     renamed(leaves, names)
     return set() if names is None else {name for name in leaves if names(name) is None}
 
 
 def named_back(source: Source, names: Names | None, target: tree.PyTree) -> Source:
-    """Return a checkpoint that was saved with `names`, under the names of the state again.
-
-    Args:
-      source: The checkpoint.
-      names: As in `renamed`.
-      target: A state like the one that was saved, of arrays or structs.
-    """
+    """Return a checkpoint that was saved with `names`, under the names of the state again."""
     if names is None:
         return source
     arrays = dict(source.arrays())

@@ -107,17 +107,6 @@ def read_for(
 
     Reading may fail on one process only. The function that is returned is collective if an array of `target`
     spans several processes; it returns what `restore` does.
-
-    Args:
-      source: As in `restore`.
-      target: As in `restore`.
-      assign: As in `restore`.
-      fallback: As in `restore`.
-      ignore: As in `restore`.
-
-    Raises:
-      CheckpointError: As `restore`.
-      UsageError: As `restore`.
     """
     # A fallback made by a function is freed before anything is read, except for the leaves that are used.
     found = restore_lazily(source, target, assign=assign, fallback=fallback, ignore=ignore)
@@ -226,9 +215,6 @@ def compare_source(source: Source) -> None:
     """Check that all processes read the same checkpoint, which may be on disks of their own. Collective.
 
     Compared are the checksums that were saved with the arrays, or the first values of some without one.
-
-    Raises:
-      UsageError: They do not. The message names an array and the processes.
     """
 
     def values() -> dict[str, str]:

@@ -74,19 +74,13 @@ class Spelling:
 
 
 def spelling_of(source: object) -> Spelling:
-    """Return the spelling of a source; Meshwright's own, if it does not say.
-
-    Args:
-      source: A source, or anything else.
-    """
+    """Return the spelling of a source; Meshwright's own, if it does not say."""
     return getattr(source, "spelling", Spelling())
 
 
 def stored_names(source: Any, names: Iterable[str]) -> dict[str, str]:
-    """Return the name in `source` for each Meshwright name; the same name, if there is none or more than one.
-
-    Raises:
-      CheckpointError: The format of `source` writes two of the names alike.
+    """Return the name in `source` for each Meshwright name; the same name, if there is none or more than
+    one.
     """
     stored, folded = source.arrays(), spelling_of(source).folded
     alike: dict[str, list[str]] = {}
@@ -123,11 +117,7 @@ def names_below(source: Any, prefix: str) -> dict[str, str]:
 
 
 def described(opened: Opened) -> str:
-    """Return one line about a checkpoint: format, path, step, arrays, and the mesh that it was saved from.
-
-    Args:
-      opened: An opened checkpoint.
-    """
+    """Return one line about a checkpoint: format, path, step, arrays, and the mesh that it was saved from."""
     mesh = opened.writer.get("mesh") if isinstance(opened.writer, Mapping) else None
     facts = [
         *([] if opened.step is None else [f"step {opened.step}"]),

@@ -81,16 +81,7 @@ def cast(source: Source, casts: Casts) -> Source:
 
 
 def cast_back(source: Source, casts: Casts, target: tree.PyTree) -> Source:
-    """Return a checkpoint that was saved with `casts`, with these arrays in the dtypes of `target` again.
-
-    Args:
-      source: The checkpoint.
-      casts: The casts that it was saved with.
-      target: A state, of arrays or structs.
-
-    Raises:
-      UsageError: A pattern casts nothing of `target`.
-    """
+    """Return a checkpoint that was saved with `casts`, with these arrays in the dtypes of `target` again."""
     wanted, arrays = tree.named_leaves(target), source.arrays()
     names = cast_dtypes(wanted, casts).keys() & arrays.keys()
     back = {name: cast_leaf(name, arrays[name], dtype_of(wanted[name])) for name in names}
@@ -103,11 +94,7 @@ def with_arrays(source: Source, arrays: Mapping[str, LazyArray]) -> Source:
 
 
 def empty_of(source: object) -> Mapping[str, Any]:
-    """Return the entries of a source that are no arrays, None or {}, by name; {} if it knows of none.
-
-    Args:
-      source: A source, or anything else.
-    """
+    """Return the entries of a source that are no arrays, None or {}, by name; {} if it knows of none."""
     return getattr(source, "empty", {})
 
 

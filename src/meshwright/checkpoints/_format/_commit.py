@@ -55,12 +55,6 @@ def commit(
 
     `head` is the manifest without files and arrays. Setting `abandoned` ends the wait for parts. `here` are
     the processes that write there, if these are not all: the chunks of the others are elsewhere.
-
-    Raises:
-      MeshwrightError: A process failed, or the parts do not fit together, or, in a store, another attempt was
-        first or files are gone. Nothing was committed.
-      OSError: In a file system, another attempt was first.
-      PeersError: Some processes did not report in time.
     """
     parts = _await_parts(temporary, range(num_processes) if here is None else here, abandoned)
     names = {process: data_file_name(process, num_processes) for process in parts}

@@ -69,9 +69,6 @@ def layouts(
     Leaves that are not sharded over several processes (numbers, NumPy arrays, arrays on this process's
     devices) are assumed to be equal on all of them, and one process writes each. A chunk that a process of
     `here` has is written by one of these, whatever other processes have it, too.
-
-    Raises:
-      UsageError: The format cannot hold the dtype of a leaf; all such leaves are listed.
     """
     _check_dtypes(leaves)
     return _layouts(tuple(_described(name, leaf) for name, leaf in leaves.items()), num_processes, here)

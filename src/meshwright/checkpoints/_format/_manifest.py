@@ -133,15 +133,7 @@ def manifest_text(manifest: Manifest) -> bytes:
 
 
 def read_manifest(directory: Directory) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Args:
-      directory: The step directory, local or in a store.
-
-    Raises:
-      CheckpointError: There is no checkpoint, or it has a newer format version.
-      DamagedError: It is damaged, or missing from a directory.
-    """
+    """Return the manifest of a checkpoint."""
     path = directory / MANIFEST
     try:
         content = path.read_bytes()

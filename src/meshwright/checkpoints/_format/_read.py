@@ -33,16 +33,7 @@ class NativeSource:
     """The usual name of the format."""
 
     def __init__(self, path: Directory, *, verify: bool = True):
-        """Read the manifest; no data file is opened yet.
-
-        Args:
-          path: The step directory.
-          verify: Compare each chunk that is read with its checksum.
-
-        Raises:
-          CheckpointError: There is no manifest, or it has a newer format version.
-          DamagedError: The manifest is damaged.
-        """
+        """Read the manifest; no data file is opened yet."""
         self.path = path
         self._verify = verify
         self.manifest = read_manifest(path)
@@ -81,15 +72,7 @@ class NativeSource:
         }
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        """Return a part of an array, as a copy that does not depend on files which retention may remove.
-
-        Args:
-          name: The array's name.
-          index: A slice of step 1 for each dimension.
-
-        Raises:
-          DamagedError: A data file is missing or has another size, or a checksum is wrong.
-        """
+        """Return a part of an array, as a copy that does not depend on files which retention may remove."""
         return self.read_parts(name, [index])[0]
 
     def read_parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:

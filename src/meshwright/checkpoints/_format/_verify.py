@@ -84,12 +84,6 @@ def incomplete(directory: Directory) -> str | None:
     """Return the first obvious error of a checkpoint, in its manifest or in the sizes of files; or None.
 
     This takes little longer than reading the manifest.
-
-    Args:
-      directory: The step directory.
-
-    Raises:
-      CheckpointError: The checkpoint has a newer format version.
     """
     try:
         manifest = read_manifest(directory)
@@ -99,14 +93,7 @@ def incomplete(directory: Directory) -> str | None:
 
 
 def native_report(directory: Directory) -> Report:
-    """Return the result of verifying a checkpoint in Meshwright's format.
-
-    Args:
-      directory: The step directory.
-
-    Raises:
-      CheckpointError: The checkpoint has a newer format version.
-    """
+    """Return the result of verifying a checkpoint in Meshwright's format."""
     try:
         manifest = read_manifest(directory)
     except DamagedError as error:

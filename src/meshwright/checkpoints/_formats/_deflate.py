@@ -24,11 +24,7 @@ def gzipped(data: memoryview, level: int) -> Iterator[bytes]:
 
 
 def inflated(data: bytes, nbytes: int) -> np.ndarray:
-    """Return the content of gzip or zlib data, which must be of size `nbytes`.
-
-    Raises:
-      ValueError: The data is damaged, incomplete or followed by other data, or the content has another size.
-    """
+    """Return the content of gzip or zlib data, which must be of size `nbytes`."""
     stream, room, done = decompressobj(wbits=_EITHER), np.empty(nbytes, np.uint8), 0
     try:
         for piece in _pieces(stream, memoryview(data)):

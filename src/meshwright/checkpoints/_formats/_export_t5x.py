@@ -60,9 +60,6 @@ _NOT_OF_NUMPY = {
 def t5x_names(name: str) -> str | None:
     """Return T5X's name of a leaf; None if T5X has no place for it, as for the seed.
 
-    Args:
-      name: A Meshwright name, or one of T5X, which stays as it is.
-
     Example:
       >>> mw.checkpoints._internal.t5x_names("params/encoder/w"), mw.checkpoints._internal.t5x_names("seed")
       ('target/encoder/w', None)

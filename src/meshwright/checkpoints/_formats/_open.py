@@ -102,11 +102,7 @@ def steps_at(place: Directory) -> Mapping[int, Directory]:
 
 @telling_unreadable()
 def checkpoints_at(path: str | Directory) -> list[Directory]:
-    """Return the paths of the checkpoints in a directory, the lowest step first, or of the one at `path`.
-
-    Raises:
-      CheckpointError: There is no complete checkpoint.
-    """
+    """Return the paths of the checkpoints in a directory, the lowest step first, or of the one at `path`."""
     place = location(path)
     if steps := [step_path(place, step) for step in saved_steps(place)] or [*steps_at(place).values()]:
         return steps

@@ -30,11 +30,7 @@ def nbytes_here(arrays: tuple[ArrayLayout, ...], place: Place) -> int:
 
 
 def check_room(nbytes: int, settings: InMemory, place: Place) -> None:
-    """Check that two checkpoints fit into the budget and into the directory's file system.
-
-    Raises:
-      UsageError: They do not.
-    """
+    """Check that two checkpoints fit into the budget and into the directory's file system."""
     needed = _FEWEST * nbytes
     why = (
         f"a checkpoint takes {human_bytes(nbytes)} on this host, and two must fit, {human_bytes(needed)}: "

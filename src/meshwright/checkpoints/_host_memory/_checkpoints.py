@@ -37,12 +37,7 @@ class Tier:
     """The checkpoints of a run in memory. Methods are collective, but for `close` after an error."""
 
     def __init__(self, settings: InMemory, of: Directory):
-        """Open nothing yet; `open` does.
-
-        Args:
-          settings: The settings.
-          of: The directory of the run's checkpoints on disk.
-        """
+        """Open nothing yet; `open` does."""
         self._settings, self._of = settings, of
         self._stack = ExitStack()
         self._place: Place | None = None
@@ -55,11 +50,7 @@ class Tier:
 
     @property
     def place(self) -> Place:
-        """Return the directory in memory.
-
-        Raises:
-          UsageError: The tier is not open.
-        """
+        """Return the directory in memory."""
         if self._place is None:
             raise UsageError(
                 "checkpoints in memory are found only while the directory is open: `with Checkpoints(…, "
@@ -73,11 +64,7 @@ class Tier:
         self._thread = ThreadPoolExecutor(1, "checkpoint-in-memory")
 
     def check(self, leaves: Mapping[str, Any]) -> None:
-        """Check that two checkpoints of a state fit, given by name as it is saved, as arrays or structs.
-
-        Raises:
-          UsageError: They do not.
-        """
+        """Check that two checkpoints of a state fit, given by name as it is saved, as arrays or structs."""
         nbytes = nbytes_here(layouts_here(leaves, self.place), self.place)
         processes.on_all(lambda: check_room(nbytes, self._settings, self.place))
 
@@ -140,14 +127,7 @@ class Tier:
         host_nbytes: int,
         first: Callable[[], None],
     ) -> None:
-        """Start saving a state, after `is_due` has returned True.
-
-        Args:
-          leaves: The state by name, as it is saved.
-          head: The manifest without files and arrays.
-          host_nbytes: The most bytes of copies in the memory of a process.
-          first: Is called on a thread of process 0 before the commit.
-        """
+        """Start saving a state, after `is_due` has returned True."""
         place = self.place
         assert self._thread is not None
         arrays = layouts_here(leaves, place)
@@ -171,11 +151,7 @@ class Tier:
             self._is_free(self._writing.step)
 
     def forget(self, after: int | None = None) -> None:
-        """Remove checkpoints in memory, and make those of hosts that are not in the run now invalid.
-
-        Args:
-          after: The newest step that stays, which all hosts have; None if none stays.
-        """
+        """Remove checkpoints in memory, and make those of hosts that are not in the run now invalid."""
         self._complete = after
         renew(self.place, self._of, after)
 

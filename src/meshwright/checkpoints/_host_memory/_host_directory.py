@@ -52,9 +52,6 @@ def open_place(root: str, of: Directory, stack: ExitStack) -> Place:
     """Make the directory of a run on each host, and lock it until `stack` is closed. Collective.
 
     What another run, or a killed save of this one, has left there is removed.
-
-    Raises:
-      UsageError: A process cannot use `root`, or another run uses the directory.
     """
     drawn = processes.on_lead(lambda: _drawn(of))
     path = Path(root, f"meshwright-{os.geteuid()}-{drawn['name']}")

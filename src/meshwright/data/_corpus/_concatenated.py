@@ -24,13 +24,7 @@ class Decompressor(Protocol):
 
 
 class Concatenated(io.RawIOBase):
-    """The content of all streams of a file.
-
-    Args:
-      raw: The file.
-      new: Returns what decompresses the next stream. It raises where there is none.
-      padding: The byte that may stand behind a stream, in fours; empty for none.
-    """
+    """The content of all streams of a file."""
 
     def __init__(self, raw: BinaryIO, new: Callable[[], Decompressor], padding: bytes = b""):
         self._raw, self._new, self._padding = raw, new, padding

@@ -48,18 +48,7 @@ def each_document(
     separator: str | None = None,
     start: int = 0,
 ) -> Iterator[Document]:
-    """Yield the documents of files in order. Files are opened one after the other.
-
-    Args:
-      files: The files.
-      field: The field of a JSON object, or the column of a table, that is the document.
-      separator: The text between two documents of a `.txt` file; without it, a file is one document.
-      start: The line or row of the first file to begin at.
-
-    Raises:
-      InputError: A file is damaged, or a document has no such field; the message names file and line.
-      UsageError: A package that reads a kind of files is not installed.
-    """
+    """Yield the documents of files in order. Files are opened one after the other."""
     for file in files:
         for record in _records(file, field, separator, start):
             document = Document(record.value, file, record.number, record.tools)

@@ -32,15 +32,7 @@ class Documents(Protocol):
 
 
 class Given:
-    """Documents that are given as an object.
-
-    Args:
-      source: The object. Its items are the documents, or mappings of which one field is the document.
-      field: The name of that field.
-
-    Raises:
-      ExamplesError: The object has no end.
-    """
+    """Documents that are given as an object."""
 
     def __init__(self, source: Documents, field: str):
         self._source, self._field, self._size = source, field, len(source)
@@ -51,10 +43,8 @@ class Given:
             )
 
     def file(self) -> File:
-        """Return what stands for the object among files. Its version is a digest of up to 10,000 documents.
-
-        Raises:
-          ExamplesError: A document has no such field, or is not of JSON's types.
+        """Return what stands for the object among files. Its version is a digest of up to 10,000
+        documents.
         """
         some = np.unique(np.linspace(0, max(self._size - 1, 0), min(self._size, _LOOKED_AT)).astype(np.int64))
         digest = hashlib.sha256()
@@ -63,12 +53,7 @@ class Given:
         return File(self._name, self._size, digest.hexdigest(), GIVEN)
 
     def send(self, to: IO[bytes], start: int) -> None:
-        """Write the documents from number `start` on.
-
-        Raises:
-          ExamplesError: As `file`.
-          OSError: The other end is closed.
-        """
+        """Write the documents from number `start` on."""
         to.write(json.dumps({"start": start}).encode() + b"\n")
         for number in range(start, self._size):
             to.write(self._line(number))

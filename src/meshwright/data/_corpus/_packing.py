@@ -30,24 +30,14 @@ class Rows(NamedTuple):
 
 
 def packed(lengths: np.ndarray, row: int) -> Rows:
-    """Return rows that hold several documents each.
-
-    Args:
-      lengths: Number of tokens of each document of a block, int64[k].
-      row: Number of tokens of a row.
-    """
+    """Return rows that hold several documents each."""
     pieces = _cut(lengths, row)
     filled = _filled(*_together(pieces[:, 1], row), pieces, row)
     return _in_order(*filled)
 
 
 def one_by_one(lengths: np.ndarray, row: int) -> Rows:
-    """Return rows that hold one document each, or a part of one that is longer than a row.
-
-    Args:
-      lengths: Number of tokens of each document of a block, int64[k].
-      row: Number of tokens of a row.
-    """
+    """Return rows that hold one document each, or a part of one that is longer than a row."""
     pieces = _cut(lengths, row)
     return Rows(np.arange(len(pieces) + 1), pieces[:, 0], pieces[:, 1])
 
@@ -149,13 +139,6 @@ def filled_rows(
     tokens: np.ndarray, rows: Rows, numbers: np.ndarray, row: int, weights: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
     """Return some rows as arrays.
-
-    Args:
-      tokens: The tokens of the block.
-      rows: The rows of the block.
-      numbers: Numbers of the rows, int64[k].
-      row: Number of tokens of a row.
-      weights: How much each token of the block counts in the loss; None if all count.
 
     Returns:
       `tokens`, `segments`, which count the pieces of each row from 1, and are 0 where a row is empty, and

@@ -21,13 +21,7 @@ _KEPT = 64
 
 
 class RowStore:
-    """The rows of a store, numbered over all blocks.
-
-    Args:
-      store: The store.
-      length: Number of tokens of a row.
-      pack: True if a row may hold several documents.
-    """
+    """The rows of a store, numbered over all blocks."""
 
     def __init__(self, store: Store, length: int, pack: bool):
         self._store, self._length, self._pack = store, length, pack
@@ -41,12 +35,6 @@ class RowStore:
         """Return the number of rows up to the end of each block, and whether these are all blocks.
 
         This waits until there are more than `number` rows, or no more blocks.
-
-        Args:
-          number: Number of a row; infinity for all blocks.
-
-        Raises:
-          InputError: A text is damaged, or cannot be tokenized.
         """
         with self._lock:
             while not (len(self._ends) and self._ends[-1] > number):
@@ -58,11 +46,7 @@ class RowStore:
             return self._ends, False
 
     def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Return rows as arrays, see `filled_rows`.
-
-        Args:
-          numbers: Numbers of rows, below `ends(…)`, int64[k].
-        """
+        """Return rows as arrays, see `filled_rows`."""
         ends = self._ends
         blocks = np.searchsorted(ends, numbers, side="right")
         begins = np.concatenate([[0], ends])[blocks]

@@ -53,11 +53,7 @@ class Store:
         self._worker: _Worker | None = None
 
     def block(self, number: int) -> Block | None:
-        """Return a block, when it is there; None if there is none of this number.
-
-        Raises:
-          InputError: A file is damaged, or a document cannot be tokenized.
-        """
+        """Return a block, when it is there; None if there is none of this number."""
         return read_block(self.directory, number) if self.wait_for(number) else None
 
     def wait_for(self, number: int) -> bool:
@@ -183,21 +179,6 @@ def tokenized(
     """Return the store of the tokens of documents. Reading a block begins or awaits its making.
 
     Stores are kept, and used again for the same texts, tokenizer and settings, by any number of processes.
-
-    Args:
-      paths: Files, folders, patterns and URLs, as for `files_of`. Or an object whose items are the documents,
-        and that can be indexed: a `datasets.Dataset`, a `MapDataset` of grain.
-      tokenizer: The tokenizer: of the package `tokenizers`, a fast one of `transformers`, the path of a
-        `tokenizer.json` or of a folder with one, or `mw.lm.Bytes()`.
-      field: The field of a JSON object, or the column of a table, that is the document.
-      separator: The text between two documents of a `.txt` file; without it, a file is one document.
-      begin: A token before each document, by its text or number. Chats have none: their template writes it.
-      end: A token after each document, by its text or number. Chats have none, as for `begin`.
-      store: The folder of all stores; by default `~/.cache/meshwright/texts`, or below `$XDG_CACHE_HOME`.
-
-    Raises:
-      InputError: A file is missing.
-      UsageError: A file is of no known kind, or the tokenizer or the store cannot be used.
 
     Example:
       >>> import tempfile, pathlib

@@ -54,11 +54,7 @@ class _OfStore(io.RawIOBase):
 
 
 def opened(file: File) -> BinaryIO:
-    """Return the bytes of a file as they lie in it.
-
-    Raises:
-      InputError: It cannot be read.
-    """
+    """Return the bytes of a file as they lie in it."""
     path = location(file.place)
     if isinstance(path, ObjectPath):
         return io.BufferedReader(_OfStore(path, file.nbytes), _BLOCK)

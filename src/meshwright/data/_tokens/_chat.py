@@ -94,17 +94,7 @@ class Chat:
         return bool(self.files.templates)
 
     def text(self, messages: Messages, *, tools: Sequence[Any] | None = None, reply: bool = False) -> str:
-        """Return a chat as text.
-
-        Args:
-          messages: The messages, each a mapping of JSON values with a `role`: system, user, assistant, tool.
-          tools: The tools that the assistant may call, as JSON schemas.
-          reply: If true, the text ends with what asks for the assistant's answer.
-
-        Raises:
-          InputError: The messages are not of this form, or the template refuses them or fails on them.
-          UsageError: The tokenizer has no template.
-        """
+        """Return a chat as text."""
         (text,) = self._rendered(_checked(messages), _plain(tools, 0), (len(messages), reply))
         return text
 
@@ -113,28 +103,12 @@ class Chat:
 
         The template says which, if it has `{% generation %}`. Otherwise an answer is what the text gains by
         it after the prompt for an answer.
-
-        Args:
-          messages: As in `text`.
-          tools: As in `text`.
-
-        Raises:
-          InputError: As `text`; or the template writes messages differently if others follow.
-          UsageError: As `text`.
         """
         (found,) = self.encode_each([(messages, tools)])
         return found
 
     def encode_each(self, chats: Iterable[tuple[Messages, Sequence[Any] | None]]) -> Iterator[Encoded]:
-        """Yield what `encode` returns of each of some chats, in less time: their texts are made meanwhile.
-
-        Args:
-          chats: The messages and tools of each.
-
-        Raises:
-          InputError: As `encode`, when that chat is reached.
-          UsageError: As `text`.
-        """
+        """Yield what `encode` returns of each of some chats, in less time: their texts are made meanwhile."""
         left = iter(chats)
         while some := [*itertools.islice(left, _TOGETHER)]:
             ready, failure = [], None
@@ -151,17 +125,7 @@ class Chat:
                 raise failure
 
     def answer(self, prompt: Any, completion: Any, *, tools: Sequence[Any] | None = None) -> Encoded:
-        """Return the tokens of a prompt and its completion, of which only the completion counts.
-
-        Args:
-          prompt: Messages, or a text.
-          completion: Messages of the assistant, or a text.
-          tools: As in `text`.
-
-        Raises:
-          InputError: One is a text and the other is not; or as `encode`.
-          UsageError: As `text`.
-        """
+        """Return the tokens of a prompt and its completion, of which only the completion counts."""
         if isinstance(prompt, str) and isinstance(completion, str):
             end = str(self.files.special.get("eos_token", ""))
             whole = prompt + completion + ("" if completion.endswith(end) else end)
@@ -176,24 +140,13 @@ class Chat:
         return self._encoded(text, [(len(before), len(text))])
 
     def plain(self, text: str) -> Encoded:
-        """Return the tokens of a text that is no chat, with the tokens that begin and end one; all count.
-
-        Args:
-          text: The text.
-
-        Raises:
-          InputError: It is not Unicode: it has half of a surrogate pair.
-        """
+        """Return the tokens of a text that is no chat, with the tokens that begin and end one; all count."""
         end = str(self.files.special.get("eos_token", ""))
         whole = text if text.endswith(end) else text + end
         return self._encoded(whole, [(0, len(whole))], special=True)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, special tokens among them.
-
-        Args:
-          tokens: The tokens.
-        """
+        """Return the text of tokens, special tokens among them."""
         return self.files.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
 
     def _encoded(self, text: str, spans: Sequence[tuple[int, int]], *, special: bool = False) -> Encoded:

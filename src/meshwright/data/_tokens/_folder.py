@@ -38,12 +38,7 @@ class Files:
 
 
 def read_folder(path: str | Path) -> Files:
-    """Read the files of a tokenizer.
-
-    Raises:
-      UsageError: A file is missing, is damaged or has unknown keys, files contradict each other, the path is
-        a URL, or `tokenizers` is not installed.
-    """
+    """Read the files of a tokenizer."""
     place = local_path(path, "Copy the tokenizer to a disk.")
     config, tokenizer = _object(place / CONFIG), _tokenizer(place)
     _check_added(place, config, tokenizer)
@@ -55,12 +50,6 @@ def end_tokens(path: str | Path) -> tuple[int, ...]:
 
     The latter are `eos_token_id` of `generation_config.json`, else of `config.json`. It does without
     the package `tokenizers`.
-
-    Args:
-      path: The folder of a model or of a tokenizer.
-
-    Raises:
-      UsageError: A file is damaged or has unknown keys, or the path is a URL.
 
     Example:
       >>> place = mw.data.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
@@ -89,11 +78,7 @@ def end_tokens(path: str | Path) -> tuple[int, ...]:
 
 
 def needed(package: str, what: str) -> Any:
-    """Return an optional package.
-
-    Raises:
-      UsageError: It is not installed.
-    """
+    """Return an optional package."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:

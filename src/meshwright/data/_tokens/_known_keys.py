@@ -40,15 +40,7 @@ _KNOWN = {"tokenizer_config.json": {*_TOKENIZER.split()}, "generation_config.jso
 
 
 def check_keys(file: Path, config: Mapping[str, Any]) -> None:
-    """Check that all keys of a config are known, but for those that say nothing: null, false and empty.
-
-    Args:
-      file: The file of the config. Files of other names are not checked.
-      config: The object in the file.
-
-    Raises:
-      UsageError: A key is not known.
-    """
+    """Check that all keys of a config are known, but for those that say nothing: null, false and empty."""
     if file.name not in _KNOWN:
         return
     names = {key for key in config if key.endswith("_token")} if file.name.startswith("tokenizer") else set()

@@ -26,11 +26,8 @@ def _answers(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def spans_by_prefix(messages: Sequence[Mapping[str, Any]], texts: Mapping[Ask, str]) -> list[Span]:
-    """Return the spans of the assistant's messages in a chat's text, given the texts of its parts, in order.
-
-    Raises:
-      InputError: The template writes earlier messages differently if others follow, so that there is no such
-        span.
+    """Return the spans of the assistant's messages in a chat's text, given the texts of its parts, in
+    order.
     """
     text, spans = texts[len(messages), False], []
     for number in _answers(messages):
@@ -47,11 +44,7 @@ def spans_by_prefix(messages: Sequence[Mapping[str, Any]], texts: Mapping[Ask, s
 
 
 def spans_by_marks(text: str, marked: str, opened: str, closed: str) -> list[Span]:
-    """Return the spans of a text that are between marks where the template writes them, in order.
-
-    Raises:
-      InputError: There are such blocks within others, or the template changes what they enclose.
-    """
+    """Return the spans of a text that are between marks where the template writes them, in order."""
     first, *rest = marked.split(opened)
     spans, pieces = [], [first]
     for each in rest:

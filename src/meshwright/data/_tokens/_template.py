@@ -36,11 +36,7 @@ _UNMARKED, _MARKS = ("", ""), ("\ud800", "\udfff")
 
 
 class Template:
-    """A template that is ready to render chats.
-
-    Raises:
-      UsageError: It is not a template of Jinja, or `jinja2` is not installed.
-    """
+    """A template that is ready to render chats."""
 
     def __init__(self, text: str, where: str, date: datetime.datetime):
         self._about = f"the chat template of {where}"
@@ -50,11 +46,7 @@ class Template:
         self._has_generation: bool = head["has_generation"]
 
     def render(self, messages: Sequence[Any], names: Mapping[str, Any], *asks: Ask) -> list[str]:
-        """Return the texts of parts of a chat, whose messages are plain values of JSON.
-
-        Raises:
-          InputError: The template refuses the messages, fails on them, or writes what is no Unicode.
-        """
+        """Return the texts of parts of a chat, whose messages are plain values of JSON."""
         ((_, texts),) = self._answers([_job(messages, names, asks)])
         return [_checked(text) for text in texts]
 
@@ -64,9 +56,6 @@ class Template:
         `{% generation %}` encloses them; the template then writes the chat once more, with marks, because a
         macro or `{% set %}` may write a block long before it becomes part of the text. In a template that has
         none, an answer is what the text gains by it.
-
-        Raises:
-          InputError: As `render`; or it does not tell what the assistant wrote.
         """
         if self._has_generation:
             wholes = [_job(messages, names, [(len(messages), False)]) for messages, names in chats]

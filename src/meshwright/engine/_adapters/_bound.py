@@ -48,13 +48,6 @@ class Bound(Part):
 
     Use it only while a step is traced. If the model has a state, each call updates `model_state`.
 
-    Args:
-      model: The model, as `functional` returns it.
-      params: Its parameters, as `model.init` returns them.
-      model_state: Its state, such as the means of batch normalisation; None if it has none.
-      key: The key that random numbers are drawn from; None if there are none to draw.
-      train: True in training mode, False in evaluation mode.
-
     Example:
       >>> model = mw.functional((lambda key: {"w": jnp.ones(3)}, lambda params, x: x * params["w"]))
       >>> bound = mw.engine._internal.Bound(model, {"w": jnp.ones(3)}, None, key=None, train=False)

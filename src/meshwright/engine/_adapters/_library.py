@@ -93,12 +93,7 @@ def in_evaluation(model: Any) -> Any:
 
 
 def reach(model: Any, path: str) -> Any:
-    """Return the attribute of `model` at `path`: names and keys joined by dots; "" is the model itself.
-
-    Raises:
-      AttributeError: The model has no such attribute.
-      UsageError: It is a pair of functions, which has none.
-    """
+    """Return the attribute of `model` at `path`: names and keys joined by dots; "" is the model itself."""
     if path and isinstance(model, functools.partial):
         raise UsageError(
             f"there is no method {path!r}: this model is a pair of functions, (init, apply).\n"
@@ -155,11 +150,7 @@ def arrays(examples: PyTree) -> PyTree:
 
 
 def ordered_leaves(values: PyTree, names: Sequence[str], what: str) -> list[Any]:
-    """Return the leaves of the plain tree `values` in the order of `names`.
-
-    Raises:
-      UsageError: Some of `names` are missing, or `values` has others.
-    """
+    """Return the leaves of the plain tree `values` in the order of `names`."""
     named = tree.named_leaves(values)
     missing = [name for name in names if name not in named]
     unknown = sorted(named.keys() - {*names})
@@ -183,11 +174,7 @@ def _instead(named: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def checked_module(model: Any, module: type, argument: str) -> Any:
-    """Return `model`, the result of a function that takes `argument`, if it is a `module`.
-
-    Raises:
-      UsageError: It is something else.
-    """
+    """Return `model`, the result of a function that takes `argument`, if it is a `module`."""
     if not isinstance(model, module):
         library = module.__module__.partition(".")[0]
         raise UsageError(

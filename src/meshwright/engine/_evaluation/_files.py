@@ -24,12 +24,7 @@ from meshwright.training._internal import nothing
 
 
 class OutputFiles:
-    """Writes the outputs of an evaluation to a file for each step; process 0 writes it. Collective.
-
-    Args:
-      rows: Computes the outputs.
-      examples: The examples to compute them for.
-    """
+    """Writes the outputs of an evaluation to a file for each step; process 0 writes it. Collective."""
 
     def __init__(self, rows: ExampleFunction, examples: Any):
         self._rows, self._examples = rows, examples
@@ -44,12 +39,7 @@ class OutputFiles:
             deque(batches, maxlen=0)  # computes this process's share
 
     def check(self, state: Any, batch: PyTree) -> None:
-        """Trace the function with structs, without compiling it.
-
-        Raises:
-          UsageError: The function does not return a dictionary of arrays of real numbers, with a row for
-            each example.
-        """
+        """Trace the function with structs, without compiling it."""
         outputs = self._rows.check(state, batch)
         if not isinstance(outputs, Mapping):
             raise UsageError(

@@ -26,16 +26,6 @@ def scoring_by_function(
     """Return the scoring of a state by a function of its parameters, which are on the mesh of the run.
 
     A run calls it once before its first step, so that errors show and its scores are known.
-
-    Args:
-      function: The function.
-      name: Its name for errors.
-      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
-      params: A function that returns the parameters to evaluate, given the state.
-
-    Raises:
-      UsageError: `compute_dtype` is not a floating dtype; or, when called, the function does not return
-        numbers by name.
     """
     narrow = narrowing(compute_dtype)
 

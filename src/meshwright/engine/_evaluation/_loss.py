@@ -25,12 +25,6 @@ class AverageLoss:
     It evaluates the averaged parameters if the optimizer keeps them. A scalar is weighted by the number of
     examples in its batch, a `Mean` by its own count. Every example counts, and padding does not. The random
     numbers of the loss depend on the seed, the batch size and the examples' indices, and not on the mesh.
-
-    Args:
-      loss: A `Loss` or `StatefulLoss` in evaluation mode.
-      layout: The mesh, which splits the batches.
-      seed: The seed of the loss's keys.
-      compute_dtype: The dtype to compute in, as for `make_step`.
     """
 
     def __init__(
@@ -52,11 +46,7 @@ class AverageLoss:
         self._is_checked = False
 
     def __call__(self, state: TrainState, batches: Iterable[tuple[PyTree, range]]) -> Scores:
-        """Return the scores over all batches.
-
-        Raises:
-          ExamplesError: There are no examples.
-        """
+        """Return the scores over all batches."""
         scores = mean_over(self._of_rows, state, self._arguments(state, batches), self._layout.mesh)
         if not scores:
             raise ExamplesError("there are no examples to evaluate on.")

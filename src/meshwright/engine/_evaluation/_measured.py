@@ -38,17 +38,7 @@ def evaluating(
     compute_dtype: ComputeDtype = None,
     params: Callable[[Any], PyTree] = eval_params,
 ) -> Callable[[Any, PyTree], T]:
-    """Return a function of a state and a batch, given one of the parameters and a batch.
-
-    Args:
-      function: A function `(params, batch)`; for a model with a state, `(params, batch, model_state)`. An
-        argument `step` gets the number of updates of the state.
-      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
-      params: A function that returns the parameters to evaluate, given the state.
-
-    Raises:
-      UsageError: `compute_dtype` is not a floating dtype.
-    """
+    """Return a function of a state and a batch, given one of the parameters and a batch."""
     narrow = narrowing(compute_dtype)
 
     def evaluated(state: Any, batch: PyTree) -> T:
@@ -69,10 +59,6 @@ class Measured:
     """The mean of each of `measure`'s values: `(state, weighted batches) -> scores`. Collective.
 
     The arguments are those of `Evaluator`.
-
-    Raises:
-      UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` does not return a value
-        for each example.
     """
 
     def __init__(
@@ -97,12 +83,7 @@ class Measured:
         return mean_over(self._score, state, batches, self._mesh)
 
     def check(self, state: Any, batch: PyTree, rows: PyTree = None) -> tuple[str, ...]:
-        """Trace `measure` with structs of the state and of a batch, and return the names of the scores.
-
-        Raises:
-          UsageError: `measure` does not return a value for each example, or looks up what a table does not
-            have, given rows of the batch; or the processes have different programs.
-        """
+        """Trace `measure` with structs of the state and of a batch, and return the names of the scores."""
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with in_mesh(self._mesh):
             # The evaluation reuses this trace.

@@ -31,18 +31,7 @@ It calls `before_batch` before each batch.
 def check_metric(
     function: Callable[..., Any] | None, predict: Any, *, has_scores: bool, names: tuple[str, str]
 ) -> None:
-    """Check that a metric function and a predict function fit together.
-
-    Args:
-      function: The metric function, or None.
-      predict: The function or predictor that makes the predictions, or None.
-      has_scores: True if there are averages over the examples.
-      names: The names of the two for error messages.
-
-    Raises:
-      UsageError: One needs the other, which is missing; or the metric function has a parameter of an unknown
-        name.
-    """
+    """Check that a metric function and a predict function fit together."""
     if function is None and predict is not None:
         raise UsageError(f"{names[1]} makes predictions for {names[0]}: give both.")
     if function is not None:
@@ -62,15 +51,6 @@ class Metric:
     """The scores of a metric function: `(state, scores) -> scores`. Collective.
 
     Process 0 calls the function, and all processes get its scores.
-
-    Args:
-      function: A function with any of the parameters `examples`, `preds`, `scores` and `step`, the number of
-        updates of the state. It returns numbers by name.
-      examples: The examples, in a form that `numbered_batches` takes.
-      batch_size: The number of examples for the trial at the start of a run.
-      predict: The function that makes the predictions, or None.
-      has_scores: True if there are averages over the examples.
-      name: The name of the function for error messages.
     """
 
     def __init__(
@@ -91,11 +71,7 @@ class Metric:
     def __call__(
         self, state: Any, scores: Scores, before_batch: BeforeBatch = nothing, *, is_trial: bool = False
     ) -> Scores:
-        """Return the function's scores; on trial, those of the first `batch_size` examples.
-
-        Raises:
-          UsageError: The function does not return numbers by name, or returns a name that an average has.
-        """
+        """Return the function's scores; on trial, those of the first `batch_size` examples."""
         examples = _head(self._examples, self._batch_size) if is_trial else self._examples
         preds = None if self._predict is None else self._predict(state, examples, before_batch)
         step = int(state.step) if hasattr(state, "step") else None  # a user's own state need not have one

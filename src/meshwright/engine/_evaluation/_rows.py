@@ -18,15 +18,6 @@ class ExampleFunction:
     """A function over all examples: `(state, examples) -> predictions`, as `BatchedPredict` yields them.
 
     Collective.
-
-    Args:
-      function: A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays with a
-        row for each example.
-      batch_size: The number of examples computed at a time, over the whole mesh.
-      layout: The mesh, which splits the batches.
-      seed: The seed of `BatchedPredict`, which the function does not use.
-      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
-      params: A function that returns the parameters to evaluate, given the state.
     """
 
     def __init__(
@@ -54,11 +45,7 @@ class ExampleFunction:
         return [row for _, outputs in self(state, examples, before_batch) for row in rows_of(outputs)]
 
     def check(self, state: Any, batch: PyTree) -> PyTree:
-        """Return structs of the outputs, given structs of a state and a batch. Compiles nothing.
-
-        Raises:
-          UsageError: The function does not return arrays with a row for each example.
-        """
+        """Return structs of the outputs, given structs of a state and a batch. Compiles nothing."""
         with in_mesh(self._layout.mesh):
             outputs = jax.eval_shape(self._evaluate, state, batch)
         check_rows(outputs, jax.tree.leaves(batch)[0].shape[0])

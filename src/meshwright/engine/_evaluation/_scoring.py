@@ -12,19 +12,7 @@ from meshwright.training._internal import nothing
 
 
 class Scoring:
-    """The scores of a state over some examples, the same on all processes. Collective.
-
-    Args:
-      mean: A function `(state, batches) -> scores` that averages over the examples, such as a `Measured` or a
-        `AverageLoss`; None for no averages.
-      read: A function that returns the batches of all examples, in the form that `mean` takes.
-      metric: The metric function's scores, or None.
-      outputs: A function `(directory, step, state, before_batch)` that writes files of outputs, such as an
-        `OutputFiles`; None for no files.
-      num_examples: The number of examples, or None if it is not known.
-      check: A function that traces with structs of the state and returns the names of the averages. It
-        returns None if the names are not known before there is a state.
-    """
+    """The scores of a state over some examples, the same on all processes. Collective."""
 
     def __init__(
         self,
@@ -45,39 +33,21 @@ class Scoring:
     def __call__(
         self, state: Any, step: int = 0, directory: Path | None = None, before_batch: BeforeBatch = nothing
     ) -> Scores:
-        """Return the scores over all examples, and write the output files.
-
-        Args:
-          state: The state to evaluate.
-          step: The step for the names of the output files.
-          directory: The directory of the output files; None writes none.
-          before_batch: A function that is called before each batch.
-
-        Raises:
-          EvaluationInterrupted: `before_batch` interrupted the evaluation.
-        """
+        """Return the scores over all examples, and write the output files."""
         scores = self._scores(state, before_batch, is_trial=False)
         if self._outputs is not None and directory is not None:
             self._outputs(directory, step, state, before_batch)
         return scores
 
     def check(self, target: Any) -> bool:
-        """Trace with structs of the state, and return whether anything could be traced.
-
-        Raises:
-          UsageError: A function does not fit the state or the examples.
-        """
+        """Trace with structs of the state, and return whether anything could be traced."""
         names = self._check(target)
         if names is not None and self._metric is None:
             self.names = tuple(names)
         return names is not None
 
     def first(self, state: Any) -> Scores:
-        """Return the scores over the first batch of examples, as a trial.
-
-        Raises:
-          UsageError: A function does not fit the state or the examples.
-        """
+        """Return the scores over the first batch of examples, as a trial."""
         scores = self._scores(state, nothing, is_trial=True)
         self.names = tuple(scores)
         return scores

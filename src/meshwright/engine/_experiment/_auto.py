@@ -34,29 +34,17 @@ class Settled(NamedTuple):
 
 
 def automatic(experiment: Experiment) -> list[str]:
-    """Return the names of the fields that a run chooses.
-
-    Args:
-      experiment: The experiment.
-    """
+    """Return the names of the fields that a run chooses."""
     return [name for name in _BEFORE if getattr(experiment, name) == AUTO]
 
 
 def before_choice(experiment: Experiment) -> Experiment:
-    """Return the experiment with the simplest values of the fields that a run chooses.
-
-    Args:
-      experiment: The experiment.
-    """
+    """Return the experiment with the simplest values of the fields that a run chooses."""
     return replace(experiment, **{name: _BEFORE[name] for name in automatic(experiment)})
 
 
 def as_chosen(experiment: Experiment) -> Experiment:
-    """Return the experiment with what an attempt before chose; without any, with the simplest values.
-
-    Args:
-      experiment: The experiment.
-    """
+    """Return the experiment with what an attempt before chose; without any, with the simplest values."""
     names = automatic(experiment)
     return replace(before_choice(experiment), **_known(experiment, names)) if names else experiment
 
@@ -67,10 +55,6 @@ def settled(
     """Return the experiment with what a run chooses, and its parts. If there was a choice, they are compiled.
 
     Collective. What an attempt before chose is taken again if it still fits.
-
-    Raises:
-      UsageError: No choice fits into the devices' memory, or the settings do not fit together.
-      LayoutError: The parameters do not fit the mesh.
     """
     names = automatic(experiment)
     if not names:

@@ -33,9 +33,6 @@ def open_averages(path: str | Source) -> Source:
 def has_averages(source: Source) -> bool:
     """Return whether a checkpoint has averages of its parameters, which `mw.training.keep_ema` kept.
 
-    Args:
-      source: An open checkpoint.
-
     Example:
       >>> mw.engine._internal.has_averages(mw.checkpoints.as_source({"params/w": np.ones(2)}, "mine"))
       False

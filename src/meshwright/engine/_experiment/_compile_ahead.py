@@ -67,16 +67,7 @@ def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None =
 
 
 def compile_parts(parts: Parts) -> AheadOfTime:
-    """Compile the step of a run's parts.
-
-    Args:
-      parts: The parts of the run.
-
-    Raises:
-      UsageError: The loss or the compiler's options are invalid; see `Step.compile`.
-      LayoutError: The batch does not divide over the devices; see `Step.compile`.
-      MeshwrightError: The compiler does not report the memory that the program takes.
-    """
+    """Compile the step of a run's parts."""
     started = time.perf_counter()
     compiled = parts.step.compile(parts.target, parts.batch)
     return _told(compiled, parts, time.perf_counter() - started)

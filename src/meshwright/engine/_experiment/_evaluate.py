@@ -65,16 +65,7 @@ def evaluate(
 def evaluate_checkpoint(
     experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> Outcome:
-    """Return the scores of a checkpoint with its step, its state and the seconds that it took.
-
-    Args:
-      experiment: The description, as in `evaluate`.
-      run: The run, as in `evaluate`.
-      checkpoint: The checkpoint, as in `evaluate`.
-
-    Raises:
-      MeshwrightError: Of the kinds that `evaluate` raises.
-    """
+    """Return the scores of a checkpoint with its step, its state and the seconds that it took."""
     if not experiment.evaluations and not (experiment.generation and experiment.generation.prompts):
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
     return _of_checkpoint(experiment, run, checkpoint)
@@ -83,16 +74,7 @@ def evaluate_checkpoint(
 def state_of_checkpoint(
     experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> TrainState:
-    """Return the state of a checkpoint, on the experiment's mesh. Collective.
-
-    Args:
-      experiment: The description, as in `evaluate`.
-      run: The run, as in `evaluate`.
-      checkpoint: The checkpoint, as in `evaluate`.
-
-    Raises:
-      MeshwrightError: Of the kinds that `evaluate` raises.
-    """
+    """Return the state of a checkpoint, on the experiment's mesh. Collective."""
     return _of_checkpoint(
         dataclasses.replace(experiment, evaluations={}, generation=None), run, checkpoint
     ).state

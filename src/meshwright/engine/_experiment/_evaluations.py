@@ -23,11 +23,7 @@ from meshwright.parallel._internal import Layout
 
 
 def evaluations_of(experiment: Experiment, layout: Layout) -> list[EvaluationPart]:
-    """Return the evaluations of an experiment.
-
-    Raises:
-      UsageError: A dtype of an evaluation is unknown, or prompts cannot be encoded.
-    """
+    """Return the evaluations of an experiment."""
     each = [_evaluation(experiment, name, layout) for name in experiment.evaluations]
     return each + generation_of(experiment)
 
@@ -86,11 +82,7 @@ class _Parts:
         self.outputs = None if outputs is None else OutputFiles(outputs, one.examples)
 
     def check(self, target: Any) -> Sequence[str]:
-        """Trace the functions for the structs of a state and a batch, and return the names of the scores.
-
-        Raises:
-          UsageError: A function returns an array without a value for each example.
-        """
+        """Trace the functions for the structs of a state and a batch, and return the names of the scores."""
         with errors_naming(self._field):
             rows = some_rows(self._one.examples, self._one.batch_size, self._layout.batch_sharding)
             batch = _first_batch(self._one, self._layout, rows)

@@ -41,19 +41,6 @@ def export_checkpoint(
     A model that generates becomes a program from tokens to the logits of the next one, as
     `mw.lm._internal.logits_of` says. Of another run the program is `Evaluation.predict`, of any number of
     examples. The parameters are those that are evaluated, in the dtype that is computed in.
-
-    Args:
-      experiment: The description of the run.
-      to: The path of the file. If it ends with `.safetensors`, the parameters alone are written; with
-        `.gguf`, the model for llama.cpp, with an adapter added to its weights.
-      run: The run, as in `mw.evaluate`.
-      checkpoint: The checkpoint, as in `mw.evaluate`.
-      evaluation: The evaluation whose predictions to export; None for the logits or the only one.
-      options: `platforms` and `arrays` of `mw.engine.export`, `context_length` of `mw.lm.gguf.export_model`.
-
-    Raises:
-      UsageError: There is nothing to export, or as `mw.engine.export`.
-      CheckpointError: As `mw.evaluate`.
     """
     to = local(to)  # raises before anything is read
     if to.suffix == ".gguf":

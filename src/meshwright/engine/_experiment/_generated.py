@@ -29,11 +29,7 @@ NAME = "generation"
 
 
 def generation_of(experiment: Experiment) -> list[EvaluationPart]:
-    """Return the evaluation that writes texts, if the experiment has prompts.
-
-    Raises:
-      UsageError: Another evaluation has its name, or a prompt cannot be encoded.
-    """
+    """Return the evaluation that writes texts, if the experiment has prompts."""
     given = experiment.generation
     if given is None or not given.prompts:
         return []
@@ -43,16 +39,7 @@ def generation_of(experiment: Experiment) -> list[EvaluationPart]:
 
 
 def generation_part(given: Generation, compute_dtype: ComputeDtype, seed: int) -> EvaluationPart:
-    """Return the evaluation of a run that writes texts after the prompts of `given`.
-
-    Args:
-      given: How the model generates.
-      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
-      seed: The seed of the draws.
-
-    Raises:
-      UsageError: A prompt cannot be encoded.
-    """
+    """Return the evaluation of a run that writes texts after the prompts of `given`."""
     with errors_naming(NAME):
         texts = _Texts(given, compute_dtype, seed)
     scoring = Scoring(

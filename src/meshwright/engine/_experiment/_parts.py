@@ -53,11 +53,7 @@ class Parts:
 
 
 def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Experiment:
-    """Return the experiment with the changes of its first mesh rule that matches the devices.
-
-    Raises:
-      UsageError: A mesh rule is invalid, even if it does not match.
-    """
+    """Return the experiment with the changes of its first mesh rule that matches the devices."""
     with errors_naming("mesh_rules"):
         return apply_mesh_rules(experiment, experiment.mesh_rules, hardware(devices))
 
@@ -98,21 +94,7 @@ def parts_of(
     loss: Loss | None = None,
     target: TrainState | None = None,
 ) -> Parts:
-    """Return the parts of a run on a mesh. Nothing of the run is compiled.
-
-    Args:
-      experiment: The experiment.
-      mesh: The mesh.
-      rows: Some examples of a batch, as arrays.
-      other_rows: Some examples of each other shape that a batch may have.
-      init: What is called instead of `as_init(experiment.model)`, such as one that is traced once.
-      loss: What is called instead of `loss_of(experiment)`.
-      target: The state, if it is known of other parts on this mesh.
-
-    Raises:
-      LayoutError: The parameters do not fit the mesh.
-      UsageError: The settings do not fit together.
-    """
+    """Return the parts of a run on a mesh. Nothing of the run is compiled."""
     compiler = step_options(experiment.compile, mesh)
     init, loss = init or as_init(experiment.model), loss or loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)

@@ -100,11 +100,7 @@ def _remedies(experiment: Experiment) -> str:
 
 
 def on_devices(experiment: Experiment) -> Experiment:
-    """Compare the settings and devices of all processes, and return the experiment for these devices.
-
-    Raises:
-      UsageError: The value is not an experiment, or the processes differ.
-    """
+    """Compare the settings and devices of all processes, and return the experiment for these devices."""
     if not isinstance(experiment, Experiment):
         kind = getattr(experiment, "__name__", type(experiment).__name__)
         call = f" Call it: {kind}()." if callable(experiment) else ""
@@ -148,13 +144,7 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
 
 
 def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: RunningWatchdog) -> Training:
-    """Return the parts of an experiment's run. The stack closes the data.
-
-    Args:
-      made: The experiment, to which the one that is run is added.
-      stack: Closes the data.
-      watch: The watchdog.
-    """
+    """Return the parts of an experiment's run. The stack closes the data."""
     experiment = made[-1]
     mesh = mesh_of(experiment)
     data = stack.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))

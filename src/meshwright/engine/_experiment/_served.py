@@ -23,18 +23,7 @@ def served_of_checkpoint(
     run: str | Path | None = None,
     checkpoint: int | str | None = None,
 ) -> tuple[int, Served]:
-    """Return the step of a checkpoint, and its model as `mw.lm.serve` takes it.
-
-    Args:
-      experiment: The description of the run.
-      name: The name that clients ask for.
-      run: The run, as in `mw.evaluate`.
-      checkpoint: The checkpoint, as in `mw.evaluate`.
-
-    Raises:
-      UsageError: It is not known how the model generates.
-      CheckpointError: As `mw.evaluate`.
-    """
+    """Return the step of a checkpoint, and its model as `mw.lm.serve` takes it."""
     given = how_it_generates(experiment)
     tokenizer, (chat, ends) = tokenizer_of(given.tokenizer), _chat_of(given.tokenizer)
     new = tuple((end,) for end in ends if (end,) not in given.decoding.stop)

@@ -53,23 +53,7 @@ def texts_of_checkpoint(
     seed: int = 0,
     every: int = 4,
 ) -> Texts:
-    """Return what the model of a checkpoint writes after each prompt. Collective.
-
-    Args:
-      experiment: The description of the run. If it has no `generation`, its `model` must be the `init` of a
-        reference model, and prompts are tokens such as "5 12".
-      prompts: The prompts.
-      run: The run, as in `mw.evaluate`.
-      checkpoint: The checkpoint, as in `mw.evaluate`.
-      decoding: How tokens are chosen; None for the experiment's own settings.
-      stop: Texts that end the result, beside the stop sequences of `decoding`.
-      seed: The seed of the draws.
-      every: The number of tokens after which they are yielded.
-
-    Raises:
-      UsageError: It is not known how the model generates, or a prompt is empty.
-      CheckpointError: As `mw.evaluate`.
-    """
+    """Return what the model of a checkpoint writes after each prompt. Collective."""
     given = how_it_generates(experiment)
     tokenizer = tokenizer_of(given.tokenizer)
     encoded = [list(tokenizer.encode(prompt)) for prompt in prompts]
@@ -86,11 +70,7 @@ def texts_of_checkpoint(
 
 
 def how_it_generates(experiment: Experiment) -> Generation:
-    """Return how a run's model generates.
-
-    Raises:
-      UsageError: It is not known.
-    """
+    """Return how a run's model generates."""
     given = generation_of_run(experiment)
     if given is None:
         raise UsageError(

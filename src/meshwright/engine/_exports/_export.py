@@ -109,13 +109,6 @@ def export(
 def export_params(params: tree.PyTree, to: str | Path) -> Path:
     """Write parameters as one safetensors file, and return its path. Collective: process 0 writes.
 
-    Args:
-      params: The parameters, a tree of arrays that this process holds whole.
-      to: The path of the file, which ends with `.safetensors`.
-
-    Raises:
-      UsageError: The file exists already, or the format lacks the dtype of an array.
-
     Example:
       >>> path = mw.engine._internal.export_params({"layer": {"w": jnp.ones(3)}}, "model.safetensors")
       >>> list(mw.checkpoints.open_source(path).arrays())

@@ -42,11 +42,7 @@ def packed(program: bytes, about: dict[str, Any]) -> list[bytes]:
 
 
 def read(path: Path) -> Contents:
-    """Return what is in a file, having compared its checksum.
-
-    Raises:
-      InputError: There is no such file, or it is damaged.
-    """
+    """Return what is in a file, having compared its checksum."""
     try:
         content = read_file(path)
     except OSError as error:
@@ -93,11 +89,7 @@ def _texts(told: Any) -> list[Any]:
 
 
 def crc32_of(path: Path) -> int:
-    """Return the CRC-32 of a file.
-
-    Raises:
-      OSError: It cannot be read.
-    """
+    """Return the CRC-32 of a file."""
     crc = 0
     with open_file(path) as file:
         while part := file.read(_PART):

@@ -15,15 +15,7 @@ _TEXT = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*")
 
 
 def structs_of(inputs: tree.PyTree, constraints: Sequence[str]) -> tree.PyTree:
-    """Return the structs of a program's inputs; a size with a name stands for any number.
-
-    Args:
-      inputs: A tree of texts such as `int32[batch, length]`, of structs or of arrays.
-      constraints: What holds of the names, such as `length <= 1024`.
-
-    Raises:
-      UsageError: A text or a constraint is not one.
-    """
+    """Return the structs of a program's inputs; a size with a name stands for any number."""
     try:
         scope = jax_export.SymbolicScope(constraints)
     except ValueError as error:

@@ -47,11 +47,7 @@ class Exported:
     """The parameters by name, if they are beside the program."""
 
     def __call__(self, inputs: tree.PyTree) -> Any:
-        """Return the outputs.
-
-        Raises:
-          UsageError: The inputs do not fit, or the program is not for the devices here.
-        """
+        """Return the outputs."""
         platform = jax.default_backend()
         here = self.platforms if platform != "gpu" else {*self.platforms} & {"cuda", "rocm"}
         if platform not in ("gpu", *here) or not here:

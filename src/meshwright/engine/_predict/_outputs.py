@@ -17,23 +17,15 @@ from meshwright.errors import UsageError
 
 
 class Outputs:
-    """A file of predictions. Only one process may write it.
-
-    Args:
-      path: The file. Its directory is made if it does not exist.
-      about: The values that identify these predictions, such as a fingerprint of the parameters. JSON must be
-        able to hold them. Predictions that were made with other values are not continued.
-    """
+    """A file of predictions. Only one process may write it."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]):
         self._path, self._about = path, dict(about)
         self._part_path, self._about_path = _with_suffix(path, ".part"), _with_suffix(path, ".about")
 
     def begin(self, batch_size: int) -> int | None:
-        """Return how many predictions of an earlier call are kept, in whole batches; None if all are there.
-
-        Raises:
-          UsageError: The file exists and holds other predictions.
+        """Return how many predictions of an earlier call are kept, in whole batches; None if all are
+        there.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         existing = [path for path in (self._path, self._part_path) if path.exists()]
@@ -45,11 +37,7 @@ class Outputs:
         return None if self._path in existing else _truncate(self._part_path, batch_size)
 
     def append(self, outputs: Iterable[Any]) -> None:
-        """Append the next predictions. When this returns, they survive the death of this process.
-
-        Raises:
-          UsageError: A prediction holds a value that JSON cannot hold.
-        """
+        """Append the next predictions. When this returns, they survive the death of this process."""
         lines = "".join(json.dumps(output, default=_as_json) + "\n" for output in outputs)
         with self._part_path.open("ab") as file:
             file.write(lines.encode())

@@ -31,13 +31,6 @@ class BatchedPredict:
 
     It compiles once for each shape of a batch, however often it is called. Each device computes its share of
     a batch, and every process gets the whole prediction. Rows of padding are cut off.
-
-    Args:
-      predict: The function to compile. It must return a row for each example.
-      layout: The mesh, which splits the batches.
-      seed: The seed of the keys, unless a call gives another. The key of a batch depends on the seed and on
-        the index of the batch's first example.
-      idle: A function that gets the error about a mesh axis that only repeats work. It may raise it.
     """
 
     def __init__(
@@ -68,11 +61,7 @@ class BatchedPredict:
     def __call__(
         self, params: PyTree, model_state: PyTree, batches: Batches, seed: int | None = None
     ) -> Predictions:
-        """Yield the predictions of each batch.
-
-        Raises:
-          UsageError: The predictions do not have a row for each example. The first batch shows it.
-        """
+        """Yield the predictions of each batch."""
         in_flight: deque[tuple[range, PyTree]] = deque()
         seed = self._seed if seed is None else seed
         for number, (batch, ids) in enumerate(batches):
@@ -88,10 +77,8 @@ class BatchedPredict:
             yield _fetched(*in_flight.popleft())
 
     def compare(self, params: PyTree, model_state: PyTree, batch: PyTree) -> None:
-        """Check that all processes have the same program for these arguments, arrays or structs. Collective.
-
-        Raises:
-          UsageError: The programs differ.
+        """Check that all processes have the same program for these arguments, arrays or structs.
+        Collective.
         """
         with in_mesh(self._layout.mesh):
             self._compute.compare(params, model_state, batch, np.uint32(0), np.uint32(0))
@@ -102,11 +89,7 @@ def _fetched(ids: range, out: PyTree) -> tuple[range, PyTree]:
 
 
 def check_rows(prediction: PyTree, num_examples: int) -> None:
-    """Check that every array of `prediction`, or every struct, has `num_examples` rows.
-
-    Raises:
-      UsageError: An array has another number of rows, or there are no arrays.
-    """
+    """Check that every array of `prediction`, or every struct, has `num_examples` rows."""
     shapes = {name: np.shape(x) for name, x in tree.named_leaves(prediction).items()}
     problems = [
         f"{name or 'the returned array'} has shape {shape}"

@@ -16,9 +16,6 @@ def written(
 
     Rows that end before earlier ones are kept until those have ended. What a prompt gets depends neither on
     `start` nor on the other prompts.
-
-    Raises:
-      UsageError: An example is no prompt.
     """
     tokenizer = tokenizer_of(given.tokenizer)
     prompts = [_tokens(tokenizer, number, each) for number, each in enumerate(_each(examples))]

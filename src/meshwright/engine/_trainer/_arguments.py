@@ -55,12 +55,7 @@ def with_full_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) -> Call:
-    """Return the checked arguments of a call.
-
-    Raises:
-      UsageError: An argument has the wrong type or an invalid value, or it needs another argument.
-      LayoutError: A batch cannot be split over the mesh.
-    """
+    """Return the checked arguments of a call."""
     policies = "eval_when", "save_when", "keep_every_epochs", "best", "keep"
     schedule = Schedule(given["epochs"], given["max_steps"], *(given[name] for name in policies))
     values = {name: given[name] for name in ("logging", "stop", "profile", "watchdog", "memory", "strict")}

@@ -53,13 +53,7 @@ class Finished:
         return self.newest[number - self.num_older - 1] if number > self.num_older else None
 
     def told(self, number: int, asked: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
-        """Return the message for a finished call that is made again, and the scores of the call.
-
-        Args:
-          number: The number of the call.
-          asked: The record of the call as it is made now.
-          digest: The digest of the calls of this process up to this one.
-        """
+        """Return the message for a finished call that is made again, and the scores of the call."""
         said, about = f"call {number} of fit was finished before", self.about(number)
         if about is None:
             if number == self.num_older and digest != self.digest:
@@ -87,14 +81,7 @@ def digest_of(digest: str, fingerprint: str) -> str:
 
 
 class CallData:
-    """The batches of one call of `fit`. They end at once if the saved position is that of a later call.
-
-    Args:
-      epochs: The batches of all epochs.
-      number: The number of the call, from 1.
-      first_step: The number of updates before the call.
-      finished: The record of the calls before it.
-    """
+    """The batches of one call of `fit`. They end at once if the saved position is that of a later call."""
 
     def __init__(self, epochs: Epochs, number: int, first_step: int, finished: Finished):
         self.epochs, self.number, self.first_step = epochs, number, first_step
@@ -129,10 +116,8 @@ class CallData:
         return {**about, **self.epochs.get_state()}
 
     def set_state(self, state: Position, /) -> None:
-        """Continue from a position that this call saved. A position of a later call ends this call at once.
-
-        Raises:
-          InputError: The position has another seed or number of examples.
+        """Continue from a position that this call saved. A position of a later call ends this call at
+        once.
         """
         self.finished = Finished.saved_in(state)
         call = int(state.get("call", 1))

@@ -21,18 +21,7 @@ from meshwright.errors import ExamplesError, InputError
 
 
 class Epochs:
-    """An iterator over the batches of all epochs. Its state is the epoch and the position in it.
-
-    Args:
-      examples: The examples, in any form that `batches` takes.
-      batch_size: The number of examples in a batch.
-      sharding: The sharding of the batches.
-      collate: A function that makes a dictionary of arrays from a list of examples; None stacks them.
-      seed: The seed of the order of each epoch, and of the random numbers of mapping functions.
-      num_epochs: The number of epochs; None means without end.
-      first_step: The number of updates before the first epoch. It changes the order and the random numbers.
-      shuffle: True to read each epoch in a new random order, False to keep the order of the examples.
-    """
+    """An iterator over the batches of all epochs. Its state is the epoch and the position in it."""
 
     def __init__(
         self,
@@ -70,12 +59,7 @@ class Epochs:
         return self
 
     def __next__(self) -> PyTree:
-        """Return the next batch.
-
-        Raises:
-          StopIteration: The last epoch has ended.
-          ExamplesError: An epoch does not fill one batch.
-        """
+        """Return the next batch."""
         if self.is_empty():
             raise StopIteration
         if self.at_end_of_epoch():
@@ -84,11 +68,7 @@ class Epochs:
         return next(self._batches)
 
     def peek(self) -> PyTree:
-        """Return this process's rows of the next batch of this epoch, without moving on.
-
-        Raises:
-          ExamplesError: The epoch has no further batch.
-        """
+        """Return this process's rows of the next batch of this epoch, without moving on."""
         if self.at_end_of_epoch():
             batched = "If the examples are batches already, wrap them: mw.data.Batched(loader)."
             smaller = "Make the batch smaller."
@@ -138,11 +118,7 @@ class Epochs:
         }
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from a state that `get_state` or `start_of` returned.
-
-        Raises:
-          InputError: The state has another seed or number of examples, or comes from another kind of run.
-        """
+        """Continue from a state that `get_state` or `start_of` returned."""
         if "in_epoch" not in state:
             raise InputError(
                 f"cannot continue from the data state {state} of this checkpoint: it was not saved by a "

@@ -23,22 +23,13 @@ Best = Mapping[str, Mode]
 
 
 def full_name(score: str, others: Iterable[str] = ()) -> str:
-    """Return the name of a score in reports and checkpoints, given this or the name that `fit` returns.
-
-    Args:
-      score: The name, `loss` or `eval/loss`.
-      others: The names of further evaluations, whose scores have one name: `tasks/acc`.
-    """
+    """Return the name of a score in reports and checkpoints, given this or the name that `fit` returns."""
     return score if score.startswith((PREFIX, *(f"{name}/" for name in others))) else PREFIX + score
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """The examples to evaluate on, and the functions that score them.
-
-    Raises:
-      UsageError: An argument is missing that another one needs.
-    """
+    """The examples to evaluate on, and the functions that score them."""
 
     recipe: Recipe
     """The parts of the trainer that do not depend on the examples."""
@@ -96,12 +87,7 @@ def _predictions(
 
 
 def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode | None) -> Variables:
-    """Return the evaluated parameters and model state of the checkpoint with the best score. Collective.
-
-    Raises:
-      CheckpointError: No checkpoint has this score.
-      UsageError: The score or its mode is not known.
-    """
+    """Return the evaluated parameters and model state of the checkpoint with the best score. Collective."""
     wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
     state = restore(open_best(directory, score and full_name(score), mode), wanted, ignore=".*")
     return Variables(eval_params(state), state.model_state)

@@ -56,16 +56,7 @@ def fit(
     place: str | None,
     described: Callable[[], str],
 ) -> Scores:
-    """Run one call of `fit`, and return its last scores, named without the prefix `eval/`. Collective.
-
-    Args:
-      recipe: The parts of the trainer that do not depend on the examples.
-      progress: The progress of the trainer. It is updated.
-      call: The arguments of the call.
-      first_state: A function that returns the state to start from, if no checkpoint contains it.
-      place: The run directory, or None if there is none.
-      described: A function that returns the settings as text.
-    """
+    """Run one call of `fit`, and return its last scores, named without the prefix `eval/`. Collective."""
     number = progress.num_calls + 1
     with contextlib.ExitStack() as stack:
         first_step = _first_step(progress, number)

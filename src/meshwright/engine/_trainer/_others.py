@@ -19,11 +19,7 @@ _TAKEN = ("eval", "generation")
 
 @dataclass(frozen=True)
 class Others:
-    """The arguments `evaluations` and `generation` of `fit`.
-
-    Raises:
-      UsageError: A name cannot be used, or a value has another type.
-    """
+    """The arguments `evaluations` and `generation` of `fit`."""
 
     functions: Mapping[str, ParamsFunction]
     """The functions by name."""
@@ -48,13 +44,7 @@ class Others:
                 )
 
     def parts(self, recipe: Recipe, due: When, is_new: Callable[[], bool]) -> list[EvaluationPart]:
-        """Return the parts for the engine.
-
-        Args:
-          recipe: The parts of the trainer that do not depend on the examples.
-          due: The policy of the evaluation on examples, for the functions.
-          is_new: Returns False for a call that was finished before the program restarted.
-        """
+        """Return the parts for the engine."""
         dtype, found = recipe.compute_dtype, list[EvaluationPart]()
         for name, function in self.functions.items():
             field = f"evaluations[{name!r}]"

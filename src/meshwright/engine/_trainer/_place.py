@@ -12,15 +12,7 @@ _TAKEN = (CHECKPOINTS, "rounds")
 
 
 class Place:
-    """The run directory of a trainer.
-
-    Args:
-      deployer: The deployer, which has the workdir.
-      name: The name of the folder in the workdir. None means the workdir itself.
-
-    Raises:
-      UsageError: The name cannot be the name of a folder.
-    """
+    """The run directory of a trainer."""
 
     def __init__(self, deployer: Deployer, name: str | None):
         if name is not None and (not is_file_name(name) or name in _TAKEN):
@@ -37,14 +29,7 @@ class Place:
         return None if workdir is None else workdir / (self._name or "")
 
     def open(self, is_needed: bool) -> str | None:
-        """Return the run directory, and reserve it for this trainer. Return None if there is no workdir.
-
-        Args:
-          is_needed: True if a missing workdir is an error.
-
-        Raises:
-          UsageError: Another trainer uses the directory, the processes do not share it, or it is missing.
-        """
+        """Return the run directory, and reserve it for this trainer. Return None if there is no workdir."""
         if self.directory is None and not is_needed:
             return None
         directory = self._deployer.shared_workdir("saving checkpoints") / (self._name or "")
@@ -58,12 +43,5 @@ class Place:
         return str(directory)
 
     def checkpoints(self, what: str) -> Path:
-        """Return the directory of the checkpoints.
-
-        Args:
-          what: The operation that needs them, for the error.
-
-        Raises:
-          UsageError: There is no workdir, or the processes do not share it.
-        """
+        """Return the directory of the checkpoints."""
         return self._deployer.shared_workdir(what) / (self._name or "") / CHECKPOINTS

@@ -55,12 +55,7 @@ class Recipe:
         return self.lay_out()
 
     def lay_out(self, *batch: PyTree) -> Layout:
-        """Return the layout of the arrays. The first call decides it.
-
-        Args:
-          batch: A batch as structs, if one is known. Rules are inferred from the use that the loss makes of
-            it.
-        """
+        """Return the layout of the arrays. The first call decides it."""
         if self._layout is None:
             with in_mesh(self.deployer.mesh):  # sharding constraints of the loss may need the mesh
                 axes = self.model.axes if self.model else {}
@@ -78,14 +73,7 @@ class Recipe:
         return abstract_state(self.start.init, self.tx, self.layout)
 
     def step(self, norms: str | None) -> Step:
-        """Return the function that makes one update. It is compiled once for each shape of batches.
-
-        Args:
-          norms: A pattern for names of parameters whose norms are among the metrics, or None.
-
-        Raises:
-          UsageError: Norms are asked for, but the update is the user's `train_step`.
-        """
+        """Return the function that makes one update. It is compiled once for each shape of batches."""
         if norms not in self._steps:
             self._steps[norms] = self._step(norms)
         return self._steps[norms]
@@ -116,11 +104,7 @@ class Recipe:
 def both_losses(
     loss: Callable[..., Any], model: Functional | None, has_state: bool
 ) -> dict[bool, Callable[..., Any]]:
-    """Return a user's loss for training (key True) and for evaluation (key False).
-
-    Raises:
-      UsageError: The loss names an argument that does not exist.
-    """
+    """Return a user's loss for training (key True) and for evaluation (key False)."""
     return {train: loss_of(loss, model, train=train, has_state=has_state) for train in (True, False)}
 
 

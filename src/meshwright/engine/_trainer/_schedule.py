@@ -19,11 +19,7 @@ EPOCH = "epoch"
 
 @dataclass(frozen=True)
 class Schedule:
-    """The arguments of `fit` that determine its length, its evaluations and its checkpoints.
-
-    Raises:
-      UsageError: An argument has an invalid value, or the length is missing.
-    """
+    """The arguments of `fit` that determine its length, its evaluations and its checkpoints."""
 
     epochs: int | None
     """The number of epochs of the call."""
@@ -94,16 +90,7 @@ class Schedule:
         return keep_any(last(1), *each, *([self.keep] if self.keep else []))
 
     def num_steps(self, done: int, data: Epochs, before: int) -> int | None:
-        """Return the total number of updates, or None if it depends on the data.
-
-        Args:
-          done: The number of updates so far.
-          data: The batches of the call.
-          before: The number of updates that earlier calls made.
-
-        Raises:
-          UsageError: It is larger than a state can count.
-        """
+        """Return the total number of updates, or None if it depends on the data."""
         left, last = data.num_left(), None if self.max_steps is None else before + self.max_steps
         whole = last if left is None else min(done + left, last or done + left)
         check_num_steps("the number of updates of all calls", whole or 0)
@@ -111,12 +98,7 @@ class Schedule:
 
 
 def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[int, int]:
-    """Return the number of examples in one part of a batch, and the number in the whole batch.
-
-    Raises:
-      UsageError: Both numbers are given or none is, or a batch would be empty.
-      LayoutError: The batch cannot be split into equal parts.
-    """
+    """Return the number of examples in one part of a batch, and the number in the whole batch."""
     if (per_device is None) == (whole is None):
         raise UsageError("give one of per_device_batch_size and batch_size.")
     size = whole if per_device is None else per_device * ways

@@ -28,18 +28,7 @@ from meshwright.training._internal import (
 
 
 class Start:
-    """The first state of training. Its shapes and dtypes are known before it is made.
-
-    Args:
-      model: The model, or None.
-      params: The parameters to start from; None means those that `model.init` makes.
-      model_state: The model state to start from.
-      opt_state: The optimizer state to start from; None means that of `tx.init`.
-      last_ckpt_info: The information that `deployer.load_ckpt` returned with these arrays.
-
-    Raises:
-      UsageError: There are no parameters to start from, or the arguments contradict each other.
-    """
+    """The first state of training. Its shapes and dtypes are known before it is made."""
 
     def __init__(
         self,
@@ -68,12 +57,7 @@ class Start:
         return made if isinstance(made, Variables) else Variables(made, None)
 
     def state(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
-        """Return the first state, on the mesh. Call it once: the given arrays are copied and released.
-
-        Raises:
-          UsageError: The given optimizer state belongs to another optimizer or to other parameters.
-          MeshwrightError: The state was made before.
-        """
+        """Return the first state, on the mesh. Call it once: the given arrays are copied and released."""
         if self._is_used:
             raise lost()
         state = self._made(tx, seed, layout)
@@ -87,14 +71,7 @@ class Start:
         return [f"the given {' and '.join(names)}{after}"] if names else []
 
     def give_way(self, newest: int) -> str | None:
-        """Return a message that the given arrays are not used, or None if none were given.
-
-        Args:
-          newest: The step of the newest checkpoint in the workdir, from which the run continues instead.
-
-        Raises:
-          UsageError: The given arrays are from a later step.
-        """
+        """Return a message that the given arrays are not used, or None if none were given."""
         names, self._arguments = ", ".join(self._arguments), []  # the message is shown once
         if self._step > newest:
             raise UsageError(
@@ -124,11 +101,7 @@ class Start:
 
 
 def check_step(loss: Any, train_step: Any, microbatches: int) -> None:
-    """Check the arguments that define an update.
-
-    Raises:
-      UsageError: Neither a loss nor a train step is given, or the number of microbatches is invalid.
-    """
+    """Check the arguments that define an update."""
     if loss is None and train_step is None:
         raise UsageError("Trainer has no loss and no train_step: give one of them.")
     if microbatches < 1:
@@ -140,11 +113,7 @@ def check_step(loss: Any, train_step: Any, microbatches: int) -> None:
 
 
 def check_schedule(lr_schedule: Any, microbatches: int, target: TrainState) -> None:
-    """Check that a schedule from the deployer was made for the trainer's number of microbatches.
-
-    Raises:
-      UsageError: The numbers differ, so that the schedule would end too early or too late.
-    """
+    """Check that a schedule from the deployer was made for the trainer's number of microbatches."""
     if not isinstance(lr_schedule, LrSchedule) or has_multi_steps(target.opt_state):
         return  # with `optax.MultiSteps` one step of the schedule is several steps of the trainer
     counted = lr_schedule.microbatches
@@ -157,11 +126,7 @@ def check_schedule(lr_schedule: Any, microbatches: int, target: TrainState) -> N
 
 
 def check_same(target: TrainState, state: TrainState) -> None:
-    """Check that a state has the structure, shapes, dtypes and shardings of `target`.
-
-    Raises:
-      UsageError: The state differs from `target`, or its arrays are deleted.
-    """
+    """Check that a state has the structure, shapes, dtypes and shardings of `target`."""
     if isinstance(count := getattr(state, "step", None), jax.Array) and count.is_deleted():
         raise UsageError(
             "the arrays of this state are deleted: `fit` donated them when it trained further.\n"

@@ -89,11 +89,7 @@ def batch_of(model: Model, prompts: jax.Array, lengths: jax.Array, max_new_token
 
 
 def check_positions(model: Model, length: int) -> None:
-    """Check that the model supports rows of this length.
-
-    Raises:
-      UsageError: It does not.
-    """
+    """Check that the model supports rows of this length."""
     if model.positions is not None and length > model.positions:
         raise UsageError(
             f"the longest prompt and what is generated have {length} tokens; the model has {model.positions} "

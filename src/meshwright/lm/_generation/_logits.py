@@ -59,13 +59,6 @@ def chosen(
 
     What is drawn depends on the key, the row's number and the count of its tokens, and not on the rows beside
     it or the devices that compute it.
-
-    Args:
-      decoding: The settings.
-      logits_BV: The adjusted logits.
-      key: The key of all rows.
-      numbers_B: The number of each row's prompt.
-      counts_B: The number of tokens that each row has generated.
     """
     if decoding.is_greedy:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)

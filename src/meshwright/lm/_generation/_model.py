@@ -123,9 +123,6 @@ def logits_of(model: Model) -> Callable[[PyTree, Any], jax.Array]:
     encoder-decoder they are a dictionary: `inputs`, int32[B, S]; `lengths`, int32[B], the number of tokens of
     each input; and `targets`, int32[B, T], which begin with the start token.
 
-    Args:
-      model: The model.
-
     Example:
       >>> model = mw.lm.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
       >>> mw.lm._internal.logits_of(model)(jnp.eye(4), jnp.array([[1, 2]])).shape
@@ -169,16 +166,7 @@ def _logits_of_one(model: Model) -> Callable[[PyTree], jax.Array]:
 
 
 def check_tokens(name: str, tokens: Any, vocabulary: int) -> None:
-    """Check that tokens are of a model.
-
-    Args:
-      name: What has the tokens: "prompt 3".
-      tokens: The tokens.
-      vocabulary: The number of tokens of the model.
-
-    Raises:
-      UsageError: One is not.
-    """
+    """Check that tokens are of a model."""
     if others := [x for x in np.ravel(tokens).tolist() if not 0 <= x < vocabulary]:
         raise UsageError(
             f"{name} has the token {others[0]}, but the model has {vocabulary}, from 0 on.\n"
@@ -187,16 +175,7 @@ def check_tokens(name: str, tokens: Any, vocabulary: int) -> None:
 
 
 def prompt_vocabulary(model: Model, params: PyTree, decoding: Decoding) -> int:
-    """Return how many tokens prompts may be of, given how they are continued.
-
-    Args:
-      model: The model.
-      params: Its parameters, as arrays or structs.
-      decoding: How rows go on, and end.
-
-    Raises:
-      UsageError: The decoding has a token that the model does not have.
-    """
+    """Return how many tokens prompts may be of, given how they are continued."""
     vocabulary = vocabulary_of(model, params)
     for name, rows in {"stop": decoding.stop, "choices": decoding.choices}.items():
         check_tokens(f"decoding.{name}", [*itertools.chain(*rows)], vocabulary)

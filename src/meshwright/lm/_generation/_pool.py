@@ -51,17 +51,6 @@ class Pool:
 
     Its programs are compiled when it is made. Call it from one thread.
 
-    Args:
-      model: The model.
-      params: Its parameters, on one process.
-      decoding: Stop sequences, choices and the repetition penalty of all rows.
-      length: The bound of the length of rows, prompt and new tokens; of an encoder-decoder, of its inputs.
-      slots: The number of rows, at most; a mesh may round it up.
-      new: The bound of new tokens of an encoder-decoder.
-
-    Raises:
-      UsageError: Rows are longer than the model supports.
-
     Example:
       >>> model = mw.lm.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
       >>> pool = mw.lm._internal.Pool(model, jnp.eye(4)[::-1], length=16, slots=2)
@@ -112,11 +101,7 @@ class Pool:
         return self._sizes.row - prompt_length
 
     def start(self, wanted: dict[int, Wanted]) -> None:
-        """Put prompts into slots; what was in these is forgotten.
-
-        Args:
-          wanted: The prompts by slot, from 0.
-        """
+        """Put prompts into slots; what was in these is forgotten."""
         pending = list(wanted.items())
         while pending:
             now, pending = pending[: self._sizes.refilled], pending[self._sizes.refilled :]
@@ -129,12 +114,7 @@ class Pool:
             self._lengths[slots] = prompts.lengths[: len(now)]
 
     def advance(self, num_tokens: int, num_ends: int | None = None) -> dict[int, tuple[np.ndarray, bool]]:
-        """Return the new tokens of each slot, int32[n], and whether its row has ended.
-
-        Args:
-          num_tokens: The number of tokens that rows get.
-          num_ends: The number of rows after whose ends it returns before; None for all.
-        """
+        """Return the new tokens of each slot, int32[n], and whether its row has ended."""
         limits = np.int32(num_tokens), np.int32(self.slots if num_ends is None else num_ends)
         program = advancing(self._model, self._decoding, self._mesh, self._placed)
         self._rows = program(self._params, self._rows, self._key, *limits)

@@ -103,17 +103,7 @@ def advanced(
     num_tokens: jax.Array,
     num_ends: jax.Array,
 ) -> Rows:
-    """Return the rows with up to `num_tokens` more tokens each, fewer if `num_ends` of them end before.
-
-    Args:
-      model: The model.
-      decoding: How tokens are chosen.
-      params: The parameters.
-      rows: The rows.
-      key: The key of all draws.
-      num_tokens: The number of tokens, int32[].
-      num_ends: The number of rows that end, int32[].
-    """
+    """Return the rows with up to `num_tokens` more tokens each, fewer if `num_ends` of them end before."""
     most_done = jnp.minimum(rows.is_done.sum() + num_ends, len(rows.is_done))
 
     def goes_on(carried: tuple[jax.Array, Rows]) -> jax.Array:

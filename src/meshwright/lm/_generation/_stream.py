@@ -133,13 +133,7 @@ def mesh_of(params: PyTree) -> Mesh | None:
 
 
 def length_for(model: Model, prompts: Iterable[Prompt], decoding: Decoding) -> int:
-    """Return the bound of the length of rows that holds the longest of these prompts, a power of two.
-
-    Args:
-      model: The model.
-      prompts: The prompts.
-      decoding: How many tokens follow each.
-    """
+    """Return the bound of the length of rows that holds the longest of these prompts, a power of two."""
     longest = max((len(prompt) for prompt in prompts if isinstance(prompt, Sized)), default=1)
     length = longest if model.encode else longest + decoding.max_new_tokens
     bound = max(64, 1 << (length - 1).bit_length())

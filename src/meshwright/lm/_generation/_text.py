@@ -54,11 +54,7 @@ class Numbers:
     """
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers in a text.
-
-        Raises:
-          UsageError: It has other words than whole numbers.
-        """
+        """Return the numbers in a text."""
         try:
             return [int(word) for word in text.replace(",", " ").split()]
         except ValueError:
@@ -166,10 +162,6 @@ def stop_sequences(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[tuple[in
     """Return the tokens of texts that end a result; of texts that are others to the tokenizer, none.
 
     A text may also come in other tokens, or end within one: look for it in the text, too.
-
-    Args:
-      tokenizer: The tokenizer.
-      texts: The texts. The text of a special token is that token.
     """
     has_choice = "skip_special_tokens" in inspect.signature(tokenizer.decode).parameters
     whole: dict[str, Any] = {"skip_special_tokens": False} if has_choice else {}

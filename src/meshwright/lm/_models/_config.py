@@ -40,11 +40,7 @@ class Rope:
     """The number of turns from which on a frequency stays the same."""
 
     def frequencies(self, head: int) -> np.ndarray:
-        """Return the angle per position of each pair of features, in radians: float32[H / 2].
-
-        Args:
-          head: The size of one head, H.
-        """
+        """Return the angle per position of each pair of features, in radians: float32[H / 2]."""
         frequency = self.base ** -(np.arange(0, head, 2) / head)
         turns = self.length * frequency / (2 * math.pi)
         kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
@@ -55,9 +51,6 @@ class Rope:
 @dataclass(frozen=True)
 class Config:
     """The sizes and features of a decoder. The defaults make a model of 0.9 million parameters.
-
-    Raises:
-      UsageError: The sizes do not fit together.
 
     Example:
       >>> cfg = mw.lm.decoder.Config(vocabulary=100, model=64, layers=2, heads=4)
@@ -200,12 +193,6 @@ def check_sizes(cfg: Any, *names: str) -> None:
 
 def config(name: str) -> Config:
     """Return the config of a published model.
-
-    Args:
-      name: The name of the model, such as `llama-7b`.
-
-    Raises:
-      UsageError: There is no model of that name.
 
     Example:
       >>> mw.lm.decoder.config("llama-3-8b").layers

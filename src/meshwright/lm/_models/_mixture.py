@@ -31,13 +31,7 @@ def feed_forward_weights(cfg: Config, normal: Callable[..., jax.Array]) -> PyTre
 
 
 def mixture(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> tuple[jax.Array, nn.Routing]:
-    """Return the weighted sum of each token's experts, [B, T, D], and how even the experts' load is.
-
-    Args:
-      cfg: The config of the model.
-      layer: The parameters of one layer.
-      x_BTD: The normalised input.
-    """
+    """Return the weighted sum of each token's experts, [B, T, D], and how even the experts' load is."""
     activation = ACTIVATIONS[cfg.activation]
 
     def expert(weights: PyTree, rows: jax.Array, dot: Callable[..., jax.Array]) -> jax.Array:

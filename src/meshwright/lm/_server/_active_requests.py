@@ -60,11 +60,7 @@ class Going:
         )
 
     async def pieces(self) -> AsyncIterator[tuple[int, str, str | None]]:
-        """Yield the index, the new text and the reason of the end of an answer, until all have ended.
-
-        Raises:
-          Refused: The model failed.
-        """
+        """Yield the index, the new text and the reason of the end of an answer, until all have ended."""
         while not all(answer.reason for answer in self._answers):
             index, news = await self._told.get()
             if news.has_failed:

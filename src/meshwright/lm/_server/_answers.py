@@ -13,14 +13,7 @@ from meshwright.lm._generation._text import GrowingText, Tokenizer, stop_sequenc
 
 
 class Answer:
-    """The text of one row, cut before the first of the texts that end it, or before a stop sequence.
-
-    Args:
-      tokenizer: The tokenizer.
-      stops: The texts that end the answer, which are not part of it.
-      sequences: The sequences of tokens that end a row, which are not part of it either.
-      limit: The number of tokens after which the row ends.
-    """
+    """The text of one row, cut before the first of the texts that end it, or before a stop sequence."""
 
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str], sequences: Sequence[tuple[int, ...]], limit: int

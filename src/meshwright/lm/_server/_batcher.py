@@ -39,11 +39,6 @@ class Full(Exception):  # noqa: N818 - it is no fault: the client is to come aga
 class Batcher:
     """A pool, a queue of bounded length before it, and a thread that advances the rows.
 
-    Args:
-      pool: The rows.
-      max_waiting: The number of prompts that may wait for a row.
-      every: The number of tokens that rows get before they are told.
-
     Example:
       >>> import time
       >>> model = mw.lm.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
@@ -81,15 +76,7 @@ class Batcher:
         return self._is_closed
 
     def submit(self, wanted: Sequence[Wanted], tell: Sequence[Tell]) -> list[Ticket]:
-        """Put prompts into the queue, all or none, and return a ticket for each.
-
-        Args:
-          wanted: The prompts.
-          tell: For each a function that is called from the thread.
-
-        Raises:
-          Full: There is no room for all of them.
-        """
+        """Put prompts into the queue, all or none, and return a ticket for each."""
         tickets = [Ticket(*each) for each in zip(wanted, tell, strict=True)]
         with self._changed:
             free = self.pool.slots - len(self._owners)

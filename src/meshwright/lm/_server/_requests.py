@@ -52,14 +52,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 
 class Refused(Exception):  # noqa: N818 - the client's fault, not the program's
-    """A request that gets an answer of OpenAI's shape for errors.
-
-    Args:
-      status: The status of HTTP.
-      message: What was expected, and what was found.
-      param: The field that is wrong, if it is one.
-      code: OpenAI's word for the error.
-    """
+    """A request that gets an answer of OpenAI's shape for errors."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -111,11 +104,7 @@ class Chat(_Common):
     messages: list[_Message] = Field(fail_fast=True, min_length=1, max_length=1000)
 
     def plain(self) -> list[dict[str, Any]]:
-        """Return the messages with their texts.
-
-        Raises:
-          Refused: One has a picture or another part that is no text.
-        """
+        """Return the messages with their texts."""
         return [{**each.model_dump(), "content": _text(each.content)} for each in self.messages]
 
 
@@ -133,11 +122,7 @@ Request = TypeVar("Request", Completion, Chat)
 
 
 def parsed(body: bytes, kind: type[Request], served: str) -> Request:
-    """Return the request in a body.
-
-    Raises:
-      Refused: It is not JSON, a field is wrong, or it asks for what is not here.
-    """
+    """Return the request in a body."""
     try:
         found = parse_object(body)
         json.dumps(found, ensure_ascii=False).encode()  # raises if half of a surrogate pair is in a text
@@ -161,11 +146,7 @@ def parsed(body: bytes, kind: type[Request], served: str) -> Request:
 
 
 def prompts_of(request: Completion, tokenizer: Tokenizer) -> list[np.ndarray]:
-    """Return the prompts of a request as tokens.
-
-    Raises:
-      Refused: There is none, there are too many, or one has no tokens.
-    """
+    """Return the prompts of a request as tokens."""
     given = request.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
@@ -187,11 +168,7 @@ def _encoded(text: str, tokenizer: Tokenizer) -> np.ndarray:
 def wanted_of(
     request: Completion | Chat, prompts: Sequence[np.ndarray], decoding: Decoding, pool: Pool
 ) -> list[Wanted]:
-    """Return what the pool is to generate: `n` rows for each prompt.
-
-    Raises:
-      Refused: A prompt is empty or too long, or has tokens that the model does not have.
-    """
+    """Return what the pool is to generate: `n` rows for each prompt."""
     asked = request.max_completion_tokens or request.max_tokens
     drawn = {
         "temperature": decoding.temperature if request.temperature is None else request.temperature,

@@ -53,12 +53,7 @@ Line = TypeVar("Line", Example, Pair)
 
 
 def read_examples(path: str | Path, model: str | Path | None, vocabulary: int | None) -> list[Example]:
-    """Return the examples of a file of JSON lines.
-
-    Raises:
-      InputError: There is no such file, or a line is none of the forms. The message has its number.
-      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
-    """
+    """Return the examples of a file of JSON lines."""
     chats = functools.cache(lambda: _chats(model))
 
     def parsed(said: dict[str, Any]) -> Example:

@@ -39,11 +39,7 @@ class Family:
 
 
 def family_of(cfg: Config) -> Family:
-    """Return the family of a model.
-
-    Raises:
-      UsageError: It is not that of a reference model.
-    """
+    """Return the family of a model."""
     for kind, family in _FAMILIES.items():
         if isinstance(cfg, kind):
             return family

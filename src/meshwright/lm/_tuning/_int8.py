@@ -13,34 +13,17 @@ _LARGEST = 127
 
 
 def scales_of(weight: Any, xp: Any) -> Any:
-    """Return the scales, [..., 1, out], in the weight's dtype.
-
-    Args:
-      weight: An array [..., in, out] of NumPy or JAX.
-      xp: The library of the array, `numpy` or `jax.numpy`.
-    """
+    """Return the scales, [..., 1, out], in the weight's dtype."""
     return xp.abs(weight).max(-2, keepdims=True)
 
 
 def codes_of(weight: Any, scales: Any, xp: Any) -> Any:
-    """Return the codes, int8[..., in, out].
-
-    Args:
-      weight: An array [..., in, out] of NumPy or JAX.
-      scales: Its scales.
-      xp: The library of the array, `numpy` or `jax.numpy`.
-    """
+    """Return the codes, int8[..., in, out]."""
     wide = scales.astype(np.float32)
     unit = weight.astype(np.float32) / xp.where(wide == 0, 1, wide)
     return xp.round(unit * _LARGEST).astype(np.int8)
 
 
 def decode(codes: jax.Array, scales: jax.Array, size: int) -> jax.Array:
-    """Return the weights, float32[..., in, out].
-
-    Args:
-      codes: The codes, as `codes_of` returns them.
-      scales: The scales, as `scales_of` returns them.
-      size: The last dimension of the weight.
-    """
+    """Return the weights, float32[..., in, out]."""
     return codes.astype(jnp.float32) * (scales.astype(jnp.float32) / _LARGEST)

@@ -97,11 +97,7 @@ class Lora:
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
     def init(self, init: Init | Model) -> Init:
-        """Return a function of a key that makes the parameters of the model and the adapter.
-
-        Args:
-          init: The function that makes the model's parameters. Its weights may be quantised.
-        """
+        """Return a function of a key that makes the parameters of the model and the adapter."""
 
         def made(key: jax.Array) -> Any:
             variables = as_init(init)(key)
@@ -112,39 +108,19 @@ class Lora:
         return made
 
     def beside(self, params: tree.PyTree, key: jax.Array) -> dict[str, tree.PyTree]:
-        """Return given parameters with a new adapter, `{"base": params, "adapter": …}`.
-
-        Args:
-          params: The model's parameters.
-          key: A typed PRNG key for the adapter.
-
-        Raises:
-          UsageError: The pattern matches no name, or matches a weight that is no matrix.
-        """
+        """Return given parameters with a new adapter, `{"base": params, "adapter": …}`."""
         chosen = self.chosen(params)
         new = {name: self._new(weight, name, key) for name, weight in chosen.items()}
         return {BASE: params, ADAPTER: tree.nested(new)}
 
     def chosen(self, params: tree.PyTree) -> dict[str, Any]:
-        """Return the weights that the pattern matches, by name.
-
-        Args:
-          params: The model's parameters, or their structs.
-
-        Raises:
-          UsageError: The pattern matches no name.
-        """
+        """Return the weights that the pattern matches, by name."""
         leaves, table = tree.named_leaves(params, is_quantised), Table("lora", (self.pattern,))
         judge({table: leaves, Table.of("lora(dims=)", self.dims): leaves})
         return {name: x for name, x in leaves.items() if table.first(name)}
 
     def effective(self, params: Mapping[str, tree.PyTree], key: jax.Array | None = None) -> tree.PyTree:
-        """Return the parameters to call the model with: the base, with the adapter in its places.
-
-        Args:
-          params: The parameters `{"base": …, "adapter": …}`.
-          key: A typed PRNG key for dropout. None drops nothing.
-        """
+        """Return the parameters to call the model with: the base, with the adapter in its places."""
         if self.form == "merged":
             return self.merged(params)
         return self._with(params, lambda name, weight, part: self._factored(name, weight, part, key))
@@ -155,9 +131,6 @@ class Lora:
         Each weight is computed in float32, and has the dtype of the base's; a quantised one has that of its
         scales.
 
-        Args:
-          params: The parameters `{"base": …, "adapter": …}`.
-
         Example:
           >>> adapter = mw.lm.lora("w", rank=1)
           >>> params = adapter.beside({"w": jnp.zeros((2, 2)), "b": jnp.zeros(2)}, mw.training.key_of(0))
@@ -167,11 +140,7 @@ class Lora:
         return dequantised(self._with(params, self.added))
 
     def loss(self, loss: Loss | StatefulLoss) -> Callable[..., Any]:
-        """Return a loss of the parameters with the adapter, for `mw.make_step` or an `Experiment`.
-
-        Args:
-          loss: The model's loss, `(params, batch, key)` or `(params, batch)`.
-        """
+        """Return a loss of the parameters with the adapter, for `mw.make_step` or an `Experiment`."""
 
         def called(params: Any, batch: Any, key: jax.Array, *model_state: Any, step: Any = None) -> Any:
             stream = jax.random.fold_in(key, _STREAM) if self.dropout else None
@@ -181,14 +150,7 @@ class Lora:
         return called
 
     def optimizer(self, optimizer: Tx) -> Trainable:
-        """Return an optimizer that trains the adapter alone, and has state for it alone.
-
-        Args:
-          optimizer: An optax transformation.
-
-        Raises:
-          UsageError: It is a `Trainable`, which chooses parameters itself.
-        """
+        """Return an optimizer that trains the adapter alone, and has state for it alone."""
         if isinstance(optimizer, Trainable):
             raise UsageError(
                 "lora: the optimizer is a Trainable already, but an adapter decides what is trained. Give "
@@ -200,9 +162,6 @@ class Lora:
         """Return sharding rules for the parameters with the adapter, given those of the model.
 
         Quantised weights are split as the weights would be. Adapters stay whole on each device.
-
-        Args:
-          rules: The rules of the model.
         """
         return with_base(rules, f"params/{BASE}/", f"params/{ADAPTER}/")
 
@@ -220,24 +179,11 @@ class Lora:
         )
 
     def letters(self, name: str, weight: Any) -> str:
-        """Return the letters of a weight's dimensions, of `dims` or of a stack of matrices [in, out].
-
-        Args:
-          name: The name of the weight.
-          weight: The weight or its struct.
-
-        Raises:
-          UsageError: It is no matrix, or has another number of dimensions than letters.
-        """
+        """Return the letters of a weight's dimensions, of `dims` or of a stack of matrices [in, out]."""
         return letters_of(name, weight.shape, value_of(self.dims, name, None))
 
     def sizes(self, name: str, weight: Any) -> tuple[tuple[int, ...], int, int]:
-        """Return the shape of the stack of matrices in a weight, its number of inputs and that of outputs.
-
-        Args:
-          name: The name of the weight.
-          weight: The weight or its struct.
-        """
+        """Return the shape of the stack of matrices in a weight, its number of inputs and that of outputs."""
         return matrix_shape(weight.shape, self.letters(name, weight))
 
     def _new(self, weight: Any, name: str, key: jax.Array) -> dict[str, jax.Array]:
@@ -245,12 +191,7 @@ class Lora:
         return part | ({"magnitude": self.first_magnitude(name, weight)} if self.dora else {})
 
     def first_magnitude(self, name: str, weight: Any) -> jax.Array:
-        """Return the magnitude that DoRA begins with: the norm of each output's weights.
-
-        Args:
-          name: The name of the weight.
-          weight: The weight, which may be quantised.
-        """
+        """Return the magnitude that DoRA begins with: the norm of each output's weights."""
         return norms_of_outputs(as_matrices(computed(weight), self.letters(name, weight)))
 
     def _factored(self, name: str, weight: Any, part: Part, key: jax.Array | None) -> Adapted:
@@ -263,22 +204,12 @@ class Lora:
         return factored(weight, part, named_key(key, name), self.scale, self.dropout)
 
     def added(self, name: str, weight: Any, part: Part) -> jax.Array:
-        """Return a weight with its adapter added, in the dtype of the weight.
-
-        Args:
-          name: The name of the weight.
-          weight: The weight, which may be quantised.
-          part: The adapter of the weight, its arrays by name.
-        """
+        """Return a weight with its adapter added, in the dtype of the weight."""
         return added(weight, self.letters(name, weight), part, self.scale)
 
 
 def check_part(name: str, weight: Any, part: Mapping[str, Any], lora: Lora) -> None:
-    """Check that the adapter of a weight has its shapes, as others would be spread over all layers.
-
-    Raises:
-      CheckpointError: It has not, or has a magnitude and `dora` is false, or the other way round.
-    """
+    """Check that the adapter of a weight has its shapes, as others would be spread over all layers."""
     stack, inputs, outputs = lora.sizes(name, weight)
     a, b = part["lora_a"].shape, part["lora_b"].shape
     if (a[:-1], b[:-2], b[-1:]) != ((*stack, inputs), stack, (outputs,)) or a[-1] != b[-2]:

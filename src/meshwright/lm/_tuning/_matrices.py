@@ -16,11 +16,7 @@ _LETTERS = re.compile(r"(?=.*i)(?=.*o)[sio]+")
 
 
 def check_letters(letters: str) -> None:
-    """Check the letters of `dims`.
-
-    Raises:
-      UsageError: There are other letters than s, i and o, or no i or no o.
-    """
+    """Check the letters of `dims`."""
     if not _LETTERS.fullmatch(letters):
         raise UsageError(
             f"dims has {letters!r}; expected one letter for each dimension: s for a stack of matrices, i for "
@@ -29,10 +25,8 @@ def check_letters(letters: str) -> None:
 
 
 def letters_of(name: str, shape: tuple[int, ...], given: str | None) -> str:
-    """Return the letters of a weight: the given ones, or by default those of a stack of matrices [in, out].
-
-    Raises:
-      UsageError: The weight is no matrix, or has another number of dimensions than there are letters.
+    """Return the letters of a weight: the given ones, or by default those of a stack of matrices [in,
+    out].
     """
     if given is None and len(shape) < 2:
         raise UsageError(

@@ -40,23 +40,12 @@ _BOUNDS = (VALUES[1:] + VALUES[:-1]) / 2
 
 
 def scales_of(weight: Any, xp: Any) -> Any:
-    """Return the scales, [..., blocks], in the weight's dtype.
-
-    Args:
-      weight: An array [..., size] of NumPy or JAX.
-      xp: The library of the array, `numpy` or `jax.numpy`.
-    """
+    """Return the scales, [..., blocks], in the weight's dtype."""
     return xp.abs(_blocks(weight, xp)).max(-1)
 
 
 def codes_of(weight: Any, scales: Any, xp: Any) -> Any:
-    """Return the codes, uint8[..., blocks * 32].
-
-    Args:
-      weight: An array [..., size] of NumPy or JAX.
-      scales: Its scales.
-      xp: The library of the array, `numpy` or `jax.numpy`.
-    """
+    """Return the codes, uint8[..., blocks * 32]."""
     wide = scales.astype(np.float32)[..., None]
     unit = _blocks(weight, xp).astype(np.float32) / xp.where(wide == 0, 1, wide)
     found = xp.zeros(unit.shape, np.uint8)
@@ -74,13 +63,7 @@ def _blocks(weight: Any, xp: Any) -> Any:
 
 
 def decode(codes: jax.Array, scales: jax.Array, size: int) -> jax.Array:
-    """Return the weights, float32[..., size].
-
-    Args:
-      codes: The codes, as `codes_of` returns them.
-      scales: The scales, as `scales_of` returns them.
-      size: The last dimension of the weight, without padding.
-    """
+    """Return the weights, float32[..., size]."""
     values = jnp.stack([_value(codes), _value(codes >> 4)], -1)
     blocks = values.reshape(*scales.shape, BLOCK) * scales.astype(jnp.float32)[..., None]
     whole = blocks.reshape(*scales.shape[:-1], scales.shape[-1] * BLOCK)

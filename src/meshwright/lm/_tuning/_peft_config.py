@@ -34,11 +34,7 @@ off only: null, false, 0 or empty."""
 
 
 def settings_of(lora: Lora, base: str, parts: Parts, names: Map, cfg: Any) -> dict[str, Any]:
-    """Return the content of an `adapter_config.json`.
-
-    Raises:
-      UsageError: `base` is empty.
-    """
+    """Return the content of an `adapter_config.json`."""
     if not base:
         raise UsageError("an adapter must say which model it is for: `base` is empty.")
     ranks = {
@@ -81,11 +77,7 @@ def _target_modules(modules: Collection[str], names: Map, parts: Parts) -> list[
 
 
 def lora_of(said: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tuple[Lora, dict[str, Any]]:
-    """Return the description of an adapter, and the factor of each `lora_b` that gives it the one scale.
-
-    Raises:
-      CheckpointError: It has a feature that is not known here.
-    """
+    """Return the description of an adapter, and the factor of each `lora_b` that gives it the one scale."""
     if said.get("peft_type") != "LORA":
         raise CheckpointError(f"{path} is of a {said.get('peft_type')!r} adapter; only LORA is known here.")
     refused = {

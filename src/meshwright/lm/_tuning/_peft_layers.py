@@ -20,12 +20,7 @@ from meshwright.lm._tuning._peft_names import PREFIX, modules_of
 def on_all_layers(
     source: Source, said: Mapping[str, Any], path: Path, names: Map, num_layers: Mapping[str, int]
 ) -> Source:
-    """Return the arrays of an adapter, with PEFT's names, for all layers and with one rank.
-
-    Raises:
-      CheckpointError: The arrays are not those that `adapter_config.json` says, a layer has one of the two
-        matrices only, or DoRA is of some of the layers only.
-    """
+    """Return the arrays of an adapter, with PEFT's names, for all layers and with one rank."""
     arrays, wrong = {name: np.asarray(x) for name, x in source.arrays().items()}, []
     for module, ours in modules_of(names).items():
         numbers = range(num_layers[ours] if "{}" in module else 1)

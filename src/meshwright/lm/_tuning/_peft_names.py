@@ -32,11 +32,7 @@ def modules_of(names: Map) -> dict[str, str]:
 
 
 def to_theirs(parts: Parts, names: Map) -> Source:
-    """Return an adapter with PEFT's names and shapes.
-
-    Raises:
-      UsageError: PEFT has no name for one of the weights; or DoRA is of some weights of a module only.
-    """
+    """Return an adapter with PEFT's names and shapes."""
     known = {name for row in _rows(names) for name in row.names}
     if unknown := sorted(parts.keys() - known):
         raise UsageError(
@@ -52,11 +48,7 @@ def to_theirs(parts: Parts, names: Map) -> Source:
 
 
 def to_ours(source: Source, names: Map) -> Parts:
-    """Return an adapter with the names and shapes here, given one of PEFT's.
-
-    Raises:
-      CheckpointError: An array has no place in the model, or a layer is missing.
-    """
+    """Return an adapter with the names and shapes here, given one of PEFT's."""
     arrays = {name.removesuffix(_WEIGHT): x for name, x in source.arrays().items()}
     ours = _map(names).to_ours(as_source(arrays, str(source))).arrays()
     unknown = [name for name in ours if name.startswith(PREFIX) or name in arrays]

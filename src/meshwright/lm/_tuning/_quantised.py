@@ -117,14 +117,6 @@ def computed(weight: Any) -> jax.Array:
 def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     """Return a weight in few bits.
 
-    Args:
-      weight: The weight, floating [..., in, out].
-      kind: "int8" stores eight bits for each weight and a scale for each output. "nf4" stores four bits for
-        each weight and a scale for each 64, along the last dimension (QLoRA, arXiv 2305.14314).
-
-    Raises:
-      UsageError: The kind is unknown, or the weight is no floating matrix.
-
     Example:
       >>> float(abs(mw.lm._internal.quantise(jnp.eye(4), "int8").dequantised() - jnp.eye(4)).max())
       0.0
@@ -141,11 +133,7 @@ def _encode(weight: jax.Array, kind: Kind) -> tuple[jax.Array, jax.Array]:
 
 
 def dequantised(params: tree.PyTree) -> tree.PyTree:
-    """Return a tree with arrays in place of quantised weights.
-
-    Args:
-      params: Any pytree.
-    """
+    """Return a tree with arrays in place of quantised weights."""
     return jax.tree.map(lambda x: x.dequantised() if is_quantised(x) else x, params, is_leaf=is_quantised)
 
 

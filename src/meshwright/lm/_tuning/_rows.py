@@ -21,18 +21,6 @@ def read_rows(
     """Return the examples of a file of JSON lines, cut after `length` tokens and padded to the longest.
 
     How many were cut is logged, and how many were left out because nothing of them counts in the loss.
-
-    Args:
-      path: A local file. Each line is `{"messages": […]}`, `{"prompt": …, "completion": …}`, `{"text": …}` or
-        `{"tokens": […], "weights": […]}`, of which the weights may be left out.
-      length: The largest number of tokens in a row.
-      model: The folder of the tokenizer, which all lines but those of tokens need.
-      vocabulary: The number of tokens that the model knows; None checks nothing.
-
-    Raises:
-      InputError: There is no such file, a line is of no such form, or nothing counts in any of them. The
-        message has the number of the line.
-      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
     """
     examples = read_examples(path, model, vocabulary)
     counted = [each for each in examples if any(each.weights[1:length])]
@@ -66,17 +54,6 @@ def read_pair_rows(
 
     Inputs and targets are each cut after `length` tokens and padded to the longest. How many were cut is
     logged.
-
-    Args:
-      path: A local file. Each line is `{"prompt": "…", "completion": "…"}` or
-        `{"inputs": […], "targets": […]}`, of tokens.
-      length: The largest number of tokens of inputs, and of targets.
-      model: The folder of the tokenizer, which lines with a prompt need.
-      vocabulary: The number of tokens that the model knows; None checks nothing.
-
-    Raises:
-      InputError: There is no such file, or a line is of no such form. The message has the number of the line.
-      UsageError: Lines need a tokenizer, and the folder has none, or `meshwright[text]` is not installed.
     """
     pairs = read_pairs(path, model, vocabulary)
     found: Rows = {}
@@ -102,16 +79,7 @@ def _tell(path: str | Path, length: int, sizes: Sequence[int], what: str) -> Non
 
 
 def split_rows(rows: Rows, held_out: float, seed: int) -> tuple[Rows, Rows]:
-    """Return the examples to train on and those that are held out, at least one of each.
-
-    Args:
-      rows: All examples.
-      held_out: The share that is held out.
-      seed: The seed of the choice.
-
-    Raises:
-      UsageError: The share is not between 0 and 1, or there is only one example.
-    """
+    """Return the examples to train on and those that are held out, at least one of each."""
     size = len(next(iter(rows.values())))
     if not 0 < held_out < 1 or size < 2:
         raise UsageError(f"held_out={held_out} of {size} examples leaves none on one side.")

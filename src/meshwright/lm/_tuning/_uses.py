@@ -9,11 +9,7 @@ from meshwright.lm._tuning._adapted import Adapted
 
 @contextlib.contextmanager
 def explaining_other_uses() -> Iterator[None]:
-    """Explain an error of a model that got an adapted weight where it needs an array.
-
-    Raises:
-      UsageError: Instead of an error of JAX or Python that names the class of adapted weights.
-    """
+    """Explain an error of a model that got an adapted weight where it needs an array."""
     try:
         yield
     except (TypeError, AttributeError, ValueError) as error:

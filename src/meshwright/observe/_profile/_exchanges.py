@@ -14,10 +14,6 @@ def exchange_seconds(summary: Summary, sizes: Mapping[str, int]) -> dict[tuple[s
     """Return the seconds of all collectives of a profile by mesh axes, over all devices, the longest first.
 
     Collectives whose axes the profile does not tell, or that are not of this mesh, are under no axes: ().
-
-    Args:
-      summary: The summary of a profile, whose file still exists.
-      sizes: The size of each mesh axis, in order.
     """
     groups = groups_in(Path(summary.file))
     seconds: dict[tuple[str, ...], float] = defaultdict(float)

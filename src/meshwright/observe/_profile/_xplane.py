@@ -66,15 +66,7 @@ class Recorded:
 
 
 def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
-    """Return the files of one profile, those of all its processes.
-
-    Args:
-      path: A run directory, a directory of profiles, or an `.xplane.pb` file.
-      step: First step of the profile; None takes the profile that was written last.
-
-    Raises:
-      InputError: There is no such profile.
-    """
+    """Return the files of one profile, those of all its processes."""
     path = local_path(path)
     if path.is_file():
         return [path]
@@ -100,11 +92,7 @@ def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
 
 
 def read_profile(file: Path) -> Recorded:
-    """Return the contents of a profile.
-
-    Raises:
-      InputError: The file cannot be read, is damaged, or holds neither steps nor operations.
-    """
+    """Return the contents of a profile."""
     try:
         profile = ProfileData.from_file(str(file))
     except (RuntimeError, OSError) as error:

@@ -23,14 +23,7 @@ class Buffers:
         exchanged: Iterable[Value],
         carried: Container[Value] = (),
     ) -> None:
-        """Find the stored values.
-
-        Args:
-          program: The program.
-          kept: Its results that stay in memory.
-          exchanged: Values that devices send each other.
-          carried: Its inputs that a loop carries.
-        """
+        """Find the stored values."""
         self._program = program
         self._roots: dict[Value, Value] = {}
         exchanged = set(exchanged)

@@ -71,14 +71,7 @@ class Liveness:
     def peak(
         self, program: Program, kept: list[Value], times: int = 1, carried: Container[Value] = ()
     ) -> Counter[str]:
-        """Return the bytes at the fullest moment, by use, without those of the inputs.
-
-        Args:
-          program: The program.
-          kept: The results that get memory of their own.
-          times: Number of runs of the program, for `passed_nbytes`.
-          carried: The inputs that a loop carries, whose memory is free when nothing reads them any more.
-        """
+        """Return the bytes at the fullest moment, by use, without those of the inputs."""
         program = scheduled(inlined(program, self._traffic.copies))
         copied = [x for of in program.operations for x, _ in self._traffic.copies.get(of, [])]
         buffers = Buffers(program, kept, copied, carried)

@@ -149,17 +149,7 @@ def traced_costs(
     ragged_kernel: bool = False,
     ample_nbytes: float = math.inf,
 ) -> TracedCosts:
-    """Return the costs of a step for each device, without compiling it.
-
-    Args:
-      jaxpr: The jaxpr of the step, `step.trace(state, batch).jaxpr`.
-      state: The state that the step was traced with: arrays or structs, with shardings.
-      layout: The layout, whose mesh (it may be abstract) and split of the batch are used.
-      ragged_kernel: True if the hardware has a kernel for ragged products (`jax.lax.ragged_dot`), as TPUs
-        have, which computes used rows only. Elsewhere XLA writes the rows once for each expert.
-      ample_nbytes: The bytes of memory up to which XLA keeps these rows for the gradient; if a step takes
-        more, it makes them again, as far as that is needed.
-    """
+    """Return the costs of a step for each device, without compiling it."""
     program = program_of(jaxpr, leaf_names(state))
     specs = _placed(program, state, layout)
     specs.run(program)

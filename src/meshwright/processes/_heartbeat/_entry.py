@@ -72,12 +72,6 @@ class Entry:
 def board_directory(place: str) -> Path:
     """Return the folder of a run's board: in its directory or, for a run in a store, a temporary one of this
     machine.
-
-    Args:
-      place: The run directory or its URL.
-
-    Raises:
-      UsageError: The temporary directory is a link, or somebody else's: everybody may write where it lies.
     """
     if not is_address(place):
         return local_path(place) / "board"
@@ -123,11 +117,7 @@ def stat_of(pid: int) -> list[str] | None:
 
 
 def write_entry(directory: Path, entry: Entry) -> None:
-    """Write what a process tells, in place.
-
-    Raises:
-      OSError: It cannot be written.
-    """
+    """Write what a process tells, in place."""
     told = dataclasses.asdict(entry)
     told["where"], told["others"] = _cut(entry.where), [_cut(each) for each in entry.others][:2]
     content = json.dumps(told).encode().ljust(_NBYTES - 1) + b"\n"
@@ -147,9 +137,6 @@ def read_entries(directory: Path) -> dict[int, Entry]:
     """Return the entries of all processes, by number.
 
     Those that cannot be read, or are of an earlier attempt with more processes, are left out.
-
-    Args:
-      directory: The folder of the board; it need not exist.
     """
     found: dict[int, Entry] = {}
     # `glob.glob` finds nothing where the last process removes the folder meanwhile.

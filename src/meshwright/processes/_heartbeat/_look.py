@@ -36,9 +36,6 @@ class Seen:
 def look(directory: Path) -> list[Seen]:
     """Return what each process of a run does. It reads the board twice, some seconds apart, and again while
     one of them seems not to answer.
-
-    Args:
-      directory: The folder of the board.
     """
     before = read_entries(directory)
     if not before:
@@ -88,12 +85,7 @@ class LookOut:
         self._told: dict[int, tuple[int, str]] = {}
 
     def late(self, entries: Mapping[int, Entry], now: float) -> Mapping[int, Entry]:
-        """Return the processes that stand still for longer than is usual, only once for each hang.
-
-        Args:
-          entries: What the processes tell.
-          now: The time in seconds, on a clock of the caller.
-        """
+        """Return the processes that stand still for longer than is usual, only once for each hang."""
         late = {}
         for number, entry in entries.items():
             turn = (entry.turns, entry.born)

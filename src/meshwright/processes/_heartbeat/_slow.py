@@ -62,9 +62,6 @@ def slow_processes(readings: Sequence[Mapping[int, Readings]]) -> list[Slow]:
 
     A process is slow if even its lowest figure is above the highest median of the others, by a tenth of a
     step and by three times the spread of the others at least.
-
-    Args:
-      readings: For each time of reading, what each process told, by its number.
     """
     found = [*_slow_hosts(readings, "input", INPUT_SECONDS), *_slow_hosts(readings, "report", REPORT_SECONDS)]
     clocks = _columns(readings, _MEGAHERTZ)
@@ -82,11 +79,7 @@ class SlowPeers:
         self._told: set[tuple[int, str]] = set()
 
     def add(self, readings: Mapping[int, Readings]) -> list[Slow]:
-        """Return the processes that have become slow with these readings. Each is returned once.
-
-        Args:
-          readings: What each process tells, by its number.
-        """
+        """Return the processes that have become slow with these readings. Each is returned once."""
         timed = {process: each for process, each in readings.items() if STEP_SECONDS in each}
         before = self._readings[-1] if self._readings else {}
         if len(timed) < 2 or any(_times(each) == _times(before.get(p, {})) for p, each in timed.items()):

@@ -15,10 +15,6 @@ _CHECKPOINTS = ("meshwright/checkpoint/", "meshwright/storage/")
 def verdict(seen: Sequence[Seen], *, width: int | None = None) -> str:
     """Return a table with what each process does, the unusual ones first, and the sentence that follows from
     it.
-
-    Args:
-      seen: What each process does, as `look` returns it.
-      width: The longest line, in characters; longer cells are shortened.
     """
     rows = [_HEADS]
     groups: dict[tuple[str, ...], list[Seen]] = {}
@@ -75,9 +71,6 @@ def _of_waiting(waiting: Sequence[Seen]) -> str:
 def blamed(seen: Sequence[Seen]) -> list[int]:
     """Return the numbers of the processes that the sentence names, for which others wait; none if all wait in
     one place.
-
-    Args:
-      seen: What each process does, as `look` returns it.
     """
     waiting = [each for each in seen if each.state == WAITS]
     first = min((each.state for each in seen), key=_ORDER.index, default=WAITS)

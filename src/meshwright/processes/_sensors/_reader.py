@@ -28,9 +28,6 @@ def machine_reader(clock: Callable[[], float] = time.monotonic) -> Reader:
     devices each figure is the worst: the lowest clock, the highest temperature. What a machine does not tell
     is left out. A call takes less than a millisecond, and some 50 ms for each NVIDIA GPU.
 
-    Args:
-      clock: Returns the time in seconds.
-
     Example:
       >>> read = mw.processes._internal.machine_reader()
       >>> 0 < read()["machine/memory/host"] < 1
@@ -54,9 +51,6 @@ def machine_reader(clock: Callable[[], float] = time.monotonic) -> Reader:
 
 def worst(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return one reading of several devices or machines: the worst value of each name.
-
-    Args:
-      readings: The readings, with or without `PREFIX`.
 
     Example:
       >>> mw.processes._internal.worst([{"megahertz/device": 1980.0}, {"megahertz/device": 345.0}])

@@ -86,13 +86,6 @@ def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) ->
 def axes_written(written: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the mesh axes along which the devices of a collective differ.
 
-    Args:
-      written: The groups of devices as in an HLO text, such as `replica_groups={{0,1},{2,3}}`.
-      sizes: The size of each mesh axis, in order.
-
-    Raises:
-      ValueError: The groups are written in an unknown form, or have devices that the mesh does not have.
-
     Example:
       >>> mw.program._internal.axes_written("replica_groups={{0,1},{2,3}}", {"data": 2, "fsdp": 2})
       ('fsdp',)

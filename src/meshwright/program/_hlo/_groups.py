@@ -32,11 +32,7 @@ Groups = Sequence[Sequence[int]]
 
 
 def places_of(program: Program, mesh: Mesh) -> np.ndarray:
-    """Return int[slices, partitions]: the place of each device of a program in the flattened mesh.
-
-    Raises:
-      UsageError: The program is for another number of devices than the mesh has.
-    """
+    """Return int[slices, partitions]: the place of each device of a program in the flattened mesh."""
     size = program.num_partitions
     if mesh.size == size:
         return np.arange(size)[None]
@@ -50,11 +46,7 @@ def places_of(program: Program, mesh: Mesh) -> np.ndarray:
 
 
 def device_groups(op: Instruction, places: np.ndarray) -> Groups:
-    """Return the groups of devices of a collective, as places in the mesh.
-
-    Raises:
-      ValueError: The groups are written in an unknown form.
-    """
+    """Return the groups of devices of a collective, as places in the mesh."""
     if target := re.search(r'_xla_megascale_target=(\{\{.*?\}\}|"[^"]*")', op.attributes):
         return [[int(places[n // SLICE - 1, n % SLICE]) for n in group] for group in _over_slices(target[1])]
     return [
@@ -64,10 +56,8 @@ def device_groups(op: Instruction, places: np.ndarray) -> Groups:
 
 
 def groups_written(written: str, num_devices: int, of: str = "a collective") -> Groups:
-    """Return the groups of devices in the attributes of a collective, as the program of a slice numbers them.
-
-    Raises:
-      ValueError: The groups are written in an unknown form.
+    """Return the groups of devices in the attributes of a collective, as the program of a slice numbers
+    them.
     """
     if pairs := re.search(r'source_target_pairs="?\{([\d,{}]*)\}', written):
         return _connected(_listed(pairs[1]))

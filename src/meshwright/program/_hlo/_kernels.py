@@ -54,9 +54,6 @@ def kernels(hlo: str) -> list[Kernel]:
       Triton), whose FLOPs `count_flops` counts if it can.
     - Of a condition's branches only the one that makes most bytes counts.
 
-    Args:
-      hlo: HLO text of the compiled step.
-
     Example:
       >>> compiled = jax.jit(jnp.dot).lower(jnp.ones((8, 4)), jnp.ones((4, 2))).compile()
       >>> sum(kernel.times * kernel.flops for kernel in mw.program._internal.kernels(compiled.as_text()))
@@ -68,9 +65,6 @@ def kernels(hlo: str) -> list[Kernel]:
 
 def memory_traffic(hlo: str) -> int:
     """Return the bytes that a device reads from and writes to its memory in a step, counted as by `kernels`.
-
-    Args:
-      hlo: HLO text of the compiled step.
 
     Example:
       >>> compiled = jax.jit(jnp.sin).lower(jnp.ones(1024)).compile()

@@ -142,9 +142,6 @@ def collective_of(name: str) -> str | None:
 
     None if it is none.
 
-    Args:
-      name: Name of an operation, as in profiles.
-
     Example:
       >>> mw.program._internal.collective_of("all-reduce.12")
       'all-reduce'

@@ -42,12 +42,6 @@ def compile_cache(directory: str | Path | None) -> None:
       half written costs a warning and a compilation at every start. This function deletes such files.
     - The directory grows without bound. `jax_compilation_cache_max_size` sets a bound, but takes a lock for
       every access.
-
-    Args:
-      directory: A local directory. None stops storing programs.
-
-    Raises:
-      UsageError: The directory cannot be made, or is an address.
     """
     jax.config.update("jax_compilation_cache_dir", None if directory is None else _opened(directory))
     # By default JAX stores only programs that take a second to compile.

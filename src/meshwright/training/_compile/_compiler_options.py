@@ -15,11 +15,7 @@ _REFUSED = ("No such compile option", "While setting option")
 
 
 def compiled_with(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.stages.Compiled:
-    """Compile a lowered program with `options`.
-
-    Raises:
-      UsageError: The compiler of these devices does not know an option, or refuses its value.
-    """
+    """Compile a lowered program with `options`."""
     try:
         return lowered.compile(compiler_options=dict(options) or None)  # type: ignore[arg-type]
     except jax.errors.JaxRuntimeError as error:
@@ -30,15 +26,8 @@ def compiled_with(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.
 
 
 def check_compiler_options(options: CompilerOptions, devices: Sequence[jax.Device]) -> None:
-    """Compile a program of one addition with `options`, which shows in milliseconds whether they are known.
-
-    Args:
-      options: The options to check.
-      devices: The devices of the run, or descriptions of devices that are not here.
-
-    Raises:
-      UsageError: The compiler of these devices does not know an option, or refuses its value. The message
-        names the kind of the devices.
+    """Compile a program of one addition with `options`, which shows in milliseconds whether they are
+    known.
     """
     if not options:
         return

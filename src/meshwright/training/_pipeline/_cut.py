@@ -18,17 +18,7 @@ from meshwright.program._internal import STACK, bind, equations, evaluate, is_st
 
 
 class Cut:
-    """The parts of an objective with one stack of layers.
-
-    Args:
-      traced: The jaxpr of the objective of one microbatch. Its inputs are the weights, and then what differs
-        between microbatches.
-      num_weights: The number of its first inputs that are weights.
-      places: The number of microbatches, the size of the axis that the trace may ask for.
-
-    Raises:
-      UsageError: The objective has several stacks.
-    """
+    """The parts of an objective with one stack of layers."""
 
     def __init__(self, traced: Any, num_weights: int, places: int) -> None:
         self._flat = flat = _inlined(traced, places)

@@ -69,17 +69,7 @@ class _Now(NamedTuple):
 def loss_and_gradients(
     cut: Cut, weights: Sequence[Any], pieces: Sequence[Any], schedule: OneForwardOneBackward
 ) -> tuple[list[Any], list[Any]]:
-    """Return the outputs of an objective, summed over microbatches, and the gradient of the first of them.
-
-    Args:
-      cut: The objective, cut at its stack.
-      weights: The weights; those that are not floating or complex get None in place of a gradient.
-      pieces: The other inputs of all microbatches, [groups, p, ...], the second dimension split.
-      schedule: The schedule.
-
-    Raises:
-      AxisError: The layers do not divide over the stages.
-    """
+    """Return the outputs of an objective, summed over microbatches, and the gradient of the first of them."""
     stage = Stage(cut)
     each = num_layers(cut.scan.params["length"], schedule.stages)
     outside = Outside(cut, stage, weights, pieces, schedule)
@@ -136,15 +126,7 @@ def _after_all(ticks: "_Ticks", schedule: OneForwardOneBackward) -> _Now:
 
 
 class _Ticks:
-    """The ticks, and what is done between them.
-
-    Args:
-      stage: One stage.
-      outside: What is before and after the stages.
-      shared: The constants of all layers and microbatches.
-      layers: The weights, [p, layers, ...].
-      schedule: The schedule.
-    """
+    """The ticks, and what is done between them."""
 
     def __init__(
         self,

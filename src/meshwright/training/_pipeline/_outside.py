@@ -15,15 +15,7 @@ from meshwright.training._pipeline._stage_arrays import along, split_over_stages
 
 
 class Outside:
-    """What is before and after the stack.
-
-    Args:
-      cut: The objective, cut at its stack.
-      stage: One stage.
-      weights: The weights of the objective.
-      pieces: The other inputs of all microbatches, [groups, p, ...], the second dimension split.
-      schedule: The schedule.
-    """
+    """What is before and after the stack."""
 
     def __init__(
         self,
@@ -53,12 +45,8 @@ class Outside:
         return {i: found[i] for i in self._stage.moving}, own
 
     def after(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
-        """Return the outputs of a group, summed, and the gradients of `weights`, of what moved and of `aux`.
-
-        Args:
-          g: The number of the group.
-          state: What moved, after the last layer, [p, ...].
-          aux: What layers gave besides, [p stages, p microbatches, layers, ...].
+        """Return the outputs of a group, summed, and the gradients of `weights`, of what moved and of
+        `aux`.
         """
         stage, places = self._stage, g * self._schedule.stages + jnp.arange(self._schedule.stages)
         is_real = places < self._schedule.microbatches
@@ -82,13 +70,7 @@ class Outside:
         return outputs, (of_weights, of_state, {j: self._by_stage(x) for j, x in of_aux.items()})
 
     def back(self, g: Any, state: Operands, own: Operands) -> list[Any]:
-        """Return the gradients of `weights` from those of what a group brought, which is computed again.
-
-        Args:
-          g: The number of the group; if it is negative, the gradients are 0.
-          state: The gradients of what moves.
-          own: The gradients of what each layer has, [p stages, p microbatches, layers, ...].
-        """
+        """Return the gradients of `weights` from those of what a group brought, which is computed again."""
         trained = [i for i in self._cut.own if i in self._cut.trained]
         own = {i: jnp.where(g < 0, 0, self._by_microbatch(x)).astype(x.dtype) for i, x in own.items()}
 

@@ -38,12 +38,6 @@ def over_pipeline(
 
     It sends the microbatches through pipelines. The total, the metrics and the keys are those of the
     microbatches one after the other. Without the axis `pipeline`, objectives stay as they are.
-
-    Raises:
-      UsageError: The schedule is not known, or has no rounds. When the made objective is called: the model
-        has a state, or the loss has several stacks of layers for "1f1b".
-      LayoutError: When the made objective is called: The loss has no `mw.nn.layers`, or has one where it
-        cannot be a pipeline; or its layers do not divide over the stages.
     """
     check_schedule(pipeline_schedule, pipeline_rounds)
     if not has_pipeline(layout):
@@ -124,11 +118,7 @@ def _traced(objective: Callable[..., Any], state: PyTree, pieces: PyTree, places
 
 
 def refuse_stacks(jaxpr: Any) -> None:
-    """Check that no stack of layers is left in the program of a step.
-
-    Raises:
-      LayoutError: There is one, because the user wrote the update.
-    """
+    """Check that no stack of layers is left in the program of a step."""
     if any(map(is_stack, equations(jaxpr))):
         raise LayoutError(
             "mw.nn.layers is a pipeline in the steps of `mw.make_step`, which also computes the gradients; "

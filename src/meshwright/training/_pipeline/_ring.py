@@ -132,12 +132,6 @@ class Ring:
 def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return what all microbatches are after all stages, [places, ...], and what the stages gave besides.
 
-    Args:
-      ring: The schedule.
-      state: The microbatches, a pytree of [places, ...] in `ring.order()`.
-      stage: A function `(round, microbatch, x) -> (x, aux)` of all stages at once: each array has a first
-        dimension of p, one for each stage.
-
     Returns:
       The microbatches in the order in which they came; and the `aux`, [stages, rounds, places, ...], of
       microbatches in their natural order.
@@ -188,11 +182,7 @@ def _column(x: Any, at: Any) -> Any:
 def pipelined_scan(
     eqn: Any, operands: Sequence[Any], batched: Sequence[bool], microbatches: int, rounds: int
 ) -> list[Any]:
-    """Return the results of a scan over layers for all microbatches, [places, ...], by a ring of stages.
-
-    Raises:
-      AxisError: The layers do not divide over the stages.
-    """
+    """Return the results of a scan over layers for all microbatches, [places, ...], by a ring of stages."""
     scan = _Scan(eqn, operands, batched, Ring(num_stages(), microbatches, rounds))
     out, aux = run_stages(scan.ring, scan.state, scan.stage)
     return [*out[: scan.num_carry], *map(scan.in_place, aux)]
@@ -314,11 +304,7 @@ _of_sum.defvjp(
 
 
 def num_layers(total: int, stages: int, rounds: int = 1) -> int:
-    """Return the number of layers of a stage.
-
-    Raises:
-      AxisError: The layers do not divide over the stages.
-    """
+    """Return the number of layers of a stage."""
     if total % (stages * rounds):
         raise AxisError(indivisible(total, stages, rounds), PIPELINE)
     return total // (stages * rounds)

@@ -11,11 +11,7 @@ as soon as the first ones did."""
 
 
 def check_schedule(schedule: str, rounds: int) -> None:
-    """Check the settings of a pipeline.
-
-    Raises:
-      UsageError: The schedule is not known, or has no rounds.
-    """
+    """Check the settings of a pipeline."""
     known = get_args(PipelineSchedule)
     if schedule not in known:
         raise UsageError(f"pipeline_schedule={schedule!r} is not known. It is one of {', '.join(known)}.")

@@ -14,11 +14,7 @@ Operands = Mapping[int, Any]
 
 
 class Stage:
-    """The layers of one stage. Operands are plain numbers, also those that are keys.
-
-    Args:
-      cut: The objective, cut at its stack.
-    """
+    """The layers of one stage. Operands are plain numbers, also those that are keys."""
 
     def __init__(self, cut: Cut) -> None:
         num_consts, num_carry = scan_counts(cut.scan)
@@ -42,14 +38,7 @@ class Stage:
         self._of_results = [key_type(var.aval) for var in cut.scan.outvars[:num_carry]]
 
     def forward(self, shared: Operands, weights: Operands, state: Operands, own: Operands) -> Any:
-        """Return what moves, after the layers, and what each layer gave besides.
-
-        Args:
-          shared: The constants of all layers and microbatches.
-          weights: The stage's part of the weights, [layers, ...].
-          state: What moves.
-          own: The microbatch's part of what it has for each layer, [layers, ...].
-        """
+        """Return what moves, after the layers, and what each layer gave besides."""
         constants = {**shared, **{i: state[i] for i in self.moving if i not in self.carried}}
 
         def one(carry: Operands, layer: Operands) -> tuple[Operands, list[Any]]:
@@ -63,13 +52,7 @@ class Stage:
         return {**state, **carry}, aux
 
     def backward(self, operands: tuple[Operands, ...], state: Operands, aux: Sequence[Any]) -> Any:
-        """Return the gradients of the four kinds of operands of `forward`, of those that have one.
-
-        Args:
-          operands: The operands of `forward`.
-          state: The gradient of what moves, after the layers.
-          aux: The gradient of what each layer gave besides.
-        """
+        """Return the gradients of the four kinds of operands of `forward`, of those that have one."""
 
         def of_trained(trained: tuple[Operands, ...]) -> Any:
             together = ({**all_of, **some} for all_of, some in zip(operands, trained, strict=True))

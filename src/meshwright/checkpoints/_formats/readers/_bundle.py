@@ -50,11 +50,6 @@ def read_bundle(prefix: Directory) -> dict[str, LazyArray]:
     """Return the variables in `{prefix}.index` by name, without those that hold text.
 
     A variable that is read as a whole is compared with its CRC-32C. Parts cannot be.
-
-    Raises:
-      DamagedError: The index is missing or damaged; or, while reading, a shard is missing, truncated or
-        damaged.
-      CheckpointError: It is big-endian, or variables are of kinds that are not supported; all are listed.
     """
     file = File(prefix.parent / f"{prefix.name}.index")
     from google.protobuf.message import DecodeError

@@ -24,11 +24,7 @@ class File:
     """A file whose bytes are read by slicing, also on several threads."""
 
     def __init__(self, path: Directory, nbytes: int | None = None):
-        """Open the file; if `nbytes` is given, it must have this size.
-
-        Raises:
-          DamagedError: The file does not exist, or has another size.
-        """
+        """Open the file; if `nbytes` is given, it must have this size."""
         self.path = path
         try:
             self.nbytes = _size(path, nbytes)
@@ -44,11 +40,7 @@ class File:
             weakref.finalize(self, os.close, self._bytes)
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Return a copy of the bytes of `part`, a slice with both ends.
-
-        Raises:
-          DamagedError: The part is not within the file.
-        """
+        """Return a copy of the bytes of `part`, a slice with both ends."""
         if part.start == part.stop:  # of no rows, from a column on, it may be behind the last byte
             return np.empty(0, np.uint8)
         if part.start < 0:
@@ -112,12 +104,7 @@ def head(path: Directory, nbytes: int) -> bytes:
 
 
 def read_json(path: Directory) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-      FileNotFoundError: The file does not exist.
-      DamagedError: It is not JSON.
-    """
+    """Return the content of a JSON file."""
     try:
         found = parse_json(read_each([path])[0])
         check_depth(found)
@@ -127,12 +114,7 @@ def read_json(path: Directory) -> Any:
 
 
 def read_document(path: Directory) -> dict[str, Any]:
-    """Return the content of a JSON file that holds an object.
-
-    Raises:
-      FileNotFoundError: The file does not exist.
-      DamagedError: It does not hold a JSON object.
-    """
+    """Return the content of a JSON file that holds an object."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise DamagedError(f"{path} is damaged: it does not hold a JSON object. Copy it again.")

@@ -22,12 +22,7 @@ def splits_of(place: Directory) -> list[str]:
 
 
 def open_flat_tokens(place: Directory) -> LazyArray | None:
-    """Return the tokens of a split, uint32[tokens]; None if there are none.
-
-    Raises:
-      DamagedError: They are of another shape or dtype.
-      UsageError: TensorStore is not installed.
-    """
+    """Return the tokens of a split, uint32[tokens]; None if there are none."""
     if not is_flat_tokens(place):
         return None
     spec = {"driver": "zarr", "path": _TOKENS, "fill_missing_data_reads": False}

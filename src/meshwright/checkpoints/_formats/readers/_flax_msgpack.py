@@ -67,9 +67,6 @@ def read_tree(path: Directory) -> Any:
     """Return the tree in a file: dictionaries, lists, numbers, texts, None, and `LazyArray`s.
 
     Only the bytes between the arrays are read.
-
-    Raises:
-      DamagedError: The file is missing or truncated, or is not msgpack as Flax writes it.
     """
     file = File(path)
     try:

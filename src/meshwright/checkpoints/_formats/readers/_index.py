@@ -12,11 +12,7 @@ from meshwright.errors import CheckpointError, DamagedError, listed
 
 
 def only_index(place: Directory, pattern: str, single: str) -> Directory | None:
-    """Return the index in a directory, by a pattern; `single` is the name of a checkpoint in one file.
-
-    Raises:
-      CheckpointError: There are several, or one beside a checkpoint in one file that it does not list.
-    """
+    """Return the index in a directory, by a pattern; `single` is the name of a checkpoint in one file."""
     indices = sorted(place.glob(pattern), key=str)
     if len(indices) > 1:
         names = ", ".join(index.name for index in indices)
@@ -30,12 +26,7 @@ def only_index(place: Directory, pattern: str, single: str) -> Directory | None:
 
 
 def check_listed(index: Directory, files: Mapping[str, str], arrays: Mapping[str, Collection[str]]) -> None:
-    """Check that the arrays in the files of an index, by file, are those that it lists, with their files.
-
-    Raises:
-      DamagedError: A file lacks one.
-      CheckpointError: The index does not list one.
-    """
+    """Check that the arrays in the files of an index, by file, are those that it lists, with their files."""
     if missing := [name for name, file in files.items() if name not in arrays[file]]:
         file = index.parent / files[missing[0]]
         raise DamagedError(f"{file} lacks {missing[0]}, which {index.name} lists there.")
@@ -46,12 +37,7 @@ def check_listed(index: Directory, files: Mapping[str, str], arrays: Mapping[str
 
 
 def read_index(index: Directory) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the file name of each array, and the metadata.
-
-    Raises:
-      DamagedError: The file is not such an index.
-      CheckpointError: It names a file in another directory.
-    """
+    """Return the file name of each array, and the metadata."""
     try:
         document = read_document(index)
         files = {name: str(file) for name, file in document["weight_map"].items()}

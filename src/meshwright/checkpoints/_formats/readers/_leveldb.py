@@ -31,12 +31,7 @@ def is_table(file: File) -> bool:
 
 
 def read_table(file: File) -> dict[bytes, bytes]:
-    """Return the keys and values of a table.
-
-    Raises:
-      DamagedError: The table is damaged.
-      CheckpointError: It is compressed, and cramjam is not installed.
-    """
+    """Return the keys and values of a table."""
     if not is_table(file):
         raise file.damaged("it does not end as a LevelDB table does")
     footer = file[file.nbytes - _FOOTER : file.nbytes].tobytes()

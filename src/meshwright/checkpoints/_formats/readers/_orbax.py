@@ -150,12 +150,7 @@ def _handlers(step: Directory, said: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_tree(directory: Directory) -> dict[str, LazyArray]:
-    """Return the arrays of one tree by their Meshwright names; no values are read.
-
-    Raises:
-      DamagedError: An array, or the file that describes the tree, is missing or damaged.
-      UsageError: TensorStore is not installed.
-    """
+    """Return the arrays of one tree by their Meshwright names; no values are read."""
     if (directory / _TREE).is_file():
         return _described(directory)
     if (directory / _AGGREGATE).is_file():

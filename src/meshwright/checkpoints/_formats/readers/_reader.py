@@ -78,16 +78,7 @@ class Reader:
 
 
 def opened(reader: Reader, place: Directory) -> Foreign:
-    """Open a checkpoint by its reader, and treat unexpected errors of the reader as damage.
-
-    Args:
-      reader: The reader of the checkpoint's format.
-      place: The path of the checkpoint, or of a directory of checkpoints.
-
-    Raises:
-      CheckpointError: As `Reader.open`.
-      UsageError: As `Reader.open`.
-    """
+    """Open a checkpoint by its reader, and treat unexpected errors of the reader as damage."""
     try:
         found = reader.open(place)
     except (RecursionError, ValueError, OverflowError, LookupError, TypeError) as error:

@@ -107,11 +107,7 @@ def _step_of(name: str) -> int | None:
 
 
 def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str, LazyArray]:
-    """Return the variables under T5X's names, and further slots that T5X expects.
-
-    Raises:
-      CheckpointError: Some names are not T5's, or several mean the same parameter; all are listed.
-    """
+    """Return the variables under T5X's names, and further slots that T5X expects."""
     names: dict[str | None, list[str]] = {}
     for name in variables:
         names.setdefault(_t5x_name(name), []).append(name)

@@ -122,10 +122,8 @@ def _may_be_step(place: Directory) -> bool:
 
 
 def refuse_version_0(content: Any, file: Directory) -> None:
-    """Raise an error if a tree is of T5X's version 0: it has no version, and specs of TensorStore as leaves.
-
-    Raises:
-      CheckpointError: It is of version 0.
+    """Raise an error if a tree is of T5X's version 0: it has no version, and specs of TensorStore as
+    leaves.
     """
     if _version(content) == 0:
         _state(content, file, VERSIONS)

@@ -32,12 +32,7 @@ def is_elsewhere(leaf: Any) -> bool:
 
 
 def array_beside(directory: Directory, name: str, leaf: Any, version: int | None, like: Any) -> LazyArray:
-    """Return an array that is stored in its own directory.
-
-    Raises:
-      CheckpointError: Its shape and dtype are not known, or its storage is not supported.
-      DamagedError: Its metadata is damaged.
-    """
+    """Return an array that is stored in its own directory."""
     folder = directory / _folder(leaf)
     zarr = _zarray(folder / ZARRAY) or _of_spec(leaf) or _alike(like)
     if isinstance(leaf, dict):

@@ -25,14 +25,7 @@ _HOST = "127.0.0.1"
 
 
 def tensorstore_for(what: str) -> Any:
-    """Return the module `tensorstore`.
-
-    Args:
-      what: The format or the file that needs it, for the error.
-
-    Raises:
-      UsageError: It is not installed.
-    """
+    """Return the module `tensorstore`."""
     try:
         import tensorstore
     except ImportError:
@@ -58,15 +51,7 @@ def shared_context() -> Any:
 
 
 def store_of(directory: Directory, context: Any = None) -> Any:
-    """Return the `tensorstore.KvStore` of a directory; one in a store is read-only.
-
-    Args:
-      directory: A directory, local or in a store.
-      context: The context of TensorStore; by default the shared one.
-
-    Raises:
-      UsageError: TensorStore is not installed, or `http_proxy` applies to the loopback interface.
-    """
+    """Return the `tensorstore.KvStore` of a directory; one in a store is read-only."""
     tensorstore = tensorstore_for(str(directory))
     if isinstance(directory, ObjectPath):
         spec = {"driver": "http", "base_url": _served(directory)}
@@ -80,14 +65,7 @@ def store_of(directory: Directory, context: Any = None) -> Any:
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Turn an error of TensorStore into one that says what was tried.
-
-    Args:
-      what: The attempt, for the error: `open x`.
-
-    Raises:
-      MeshwrightError: The block raised an error.
-    """
+    """Turn an error of TensorStore into one that says what was tried."""
     try:
         yield
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:

@@ -23,12 +23,7 @@ _OUTSIDE = re.compile(r"(?!NOT_FOUND|FAILED_PRECONDITION|DATA_LOSS|OUT_OF_RANGE)
 def open_arrays(
     directory: Directory, store: Any, specs: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, LazyArray]:
-    """Return the arrays that TensorStore opens by these specs, by name; no chunk is read.
-
-    Raises:
-      DamagedError: The metadata of an array is missing or cannot be read.
-      MeshwrightError: The store does not answer.
-    """
+    """Return the arrays that TensorStore opens by these specs, by name; no chunk is read."""
     tensorstore = tensorstore_for(str(directory))
     opening = {name: _open(tensorstore, store, **spec) for name, spec in specs.items()}
     return {name: _array(f"{name} in {directory}", requested) for name, requested in opening.items()}

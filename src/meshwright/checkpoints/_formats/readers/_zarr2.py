@@ -57,12 +57,7 @@ class Zarr2:
 
     @classmethod
     def parse(cls, metadata: Mapping[str, Any]) -> Self:
-        """Return the content of a parsed JSON document.
-
-        Raises:
-          CheckpointError: The array has filters or a compressor that are not supported.
-          KeyError, TypeError, ValueError: The document is not valid.
-        """
+        """Return the content of a parsed JSON document."""
         if not isinstance(metadata, dict):
             raise TypeError(f"{metadata!r:.40}")
         shape, chunks = tuple(map(int, metadata["shape"])), tuple(map(int, metadata["chunks"]))

@@ -70,16 +70,8 @@ def copy_companions(model: str | Path, directory: str | Path) -> list[Path]:
 
     Collective: process 0 copies. Files that are there already stay. Links are left out, and logged.
 
-    Args:
-      model: The folder of the model.
-      directory: The local folder to copy to, which exists.
-
     Returns:
       The paths of all these files.
-
-    Raises:
-      UsageError: The directory has another file of one of the names.
-      CheckpointError: A file cannot be read.
     """
     found, place = companions(local_path(model)), local_path(directory)
     check_companions(place, found)
