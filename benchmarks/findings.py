@@ -428,7 +428,7 @@ def number_that_is_a_text():
     return f"read with norm_epsilon={cfg.norm_epsilon!r}"
 
 
-def experiment_of(cfg: mw.lm.decoder.Config, generation: mw.engine.Generation) -> mw.Experiment:
+def experiment_of(cfg: mw.lm.decoder.Config, generation: mw.lm.Generation) -> mw.Experiment:
     return mw.Experiment(
         workdir="run",
         model=functools.partial(mw.lm.decoder.init, cfg),
@@ -436,7 +436,7 @@ def experiment_of(cfg: mw.lm.decoder.Config, generation: mw.engine.Generation) -
         optimizer=optax.sgd(0.1),
         input=mw.Input({"tokens": np.ones((8, 6), np.int32)}, batch_size=8),
         max_steps=1,
-        generation=generation,
+        samples=generation,
     )
 
 
@@ -451,8 +451,8 @@ def several_tokens_that_end_an_answer():
     shutil.copy(ROOT / "tests/data/tokens/golden/chatml.jinja", folder + "/chat_template.jinja")
     Path(folder, "generation_config.json").write_text('{"eos_token_id": [0, 3]}')
     cfg = mw.lm.decoder.Config(vocabulary=512, model=8, layers=1, heads=2, feed_forward=8)
-    experiment = experiment_of(cfg, mw.engine.Generation(mw.lm.with_cache(cfg), tokenizer=folder))
-    stop = mw.engine._internal.served_of_checkpoint(experiment, "chats")[1].decoding.stop
+    experiment = experiment_of(cfg, mw.lm.Generation(mw.lm.with_cache(cfg), tokenizer=folder))
+    stop = mw.lm._internal.served_of_checkpoint(experiment, "chats")[1].decoding.stop
     return f"generation_config.json ends texts at [0, 3]; served, they end at {stop}"
 
 
@@ -468,15 +468,15 @@ def stop_of_a_tokenizer_that_begins_texts():
     begin = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     inner.post_processor = begin
     cfg = mw.lm.decoder.Config(vocabulary=3, model=8, layers=1, heads=2, feed_forward=8)
-    whole = experiment_of(cfg, mw.engine.Generation(mw.lm.with_cache(cfg), tokenizer=inner))
+    whole = experiment_of(cfg, mw.lm.Generation(mw.lm.with_cache(cfg), tokenizer=inner))
     asked = []
 
     def decoded(model, params, prompts, decoding, **_):
         asked.append(decoding.stop)
         return iter(())
 
-    with unittest.mock.patch("meshwright.engine._experiment._texts.stream", decoded):
-        mw.engine._internal.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
+    with unittest.mock.patch("meshwright.lm._runs._texts.stream", decoded):
+        mw.lm._internal.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
     said = ", which no text has" if asked[0] == ((0, 1),) else ""
     return f"asked to stop at '<end>', it stops at {asked[0][0]}{said}"
 

@@ -45,7 +45,7 @@ def experiment(workdir="run", layers=4):
         optimizer=optax.sgd(1e-3),
         input=mw.Input(rows, batch_size=8),
         max_steps=1,
-        generation=mw.engine.Generation(mw.lm.with_cache(cfg), tokenizer=mw.lm.Bytes()),
+        samples=mw.lm.Generation(mw.lm.with_cache(cfg), tokenizer=mw.lm.Bytes()),
     )
 
 

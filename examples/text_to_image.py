@@ -2,7 +2,8 @@
 
     python text_to_image.py [MESH]
 
-The score of an evaluation is the share of drawings whose nearest training image has the digit asked for.
+The score of an evaluation is the share of drawings whose nearest training image has the digit asked for. The
+page of the run, runs/text_to_image/report.html, shows what the model draws.
 """
 
 import sys
@@ -84,6 +85,14 @@ def is_drawn(examples, preds):
     }
 
 
+def drawings(params, key):
+    """Return pictures for the page of the run: what the model draws of three words."""
+    words = ("zero", "three", "seven")
+    images = predict(params, collate([{"text": word} for word in words]), key)
+    large = [np.kron((np.asarray(image).reshape(8, 8) + 1) / 2, np.ones((8, 8))) for image in images]
+    return [{"word": word, "drawing": mw.observe.Image.of(x)} for word, x in zip(words, large, strict=True)]
+
+
 def shown(image):
     """Return a drawing as text."""
     rows = np.clip((image.reshape(8, 8) + 1) * 2.5, 0, 4).astype(int)
@@ -93,7 +102,7 @@ def shown(image):
 train, _ = digits()
 images, labels = train["image"].reshape(-1, 64) * 2 - 1, train["label"]
 examples = [{"text": WORDS[label], "image": image} for label, image in zip(labels, images, strict=True)]
-deployer = mw.Deployer(seed=0, mesh=sys.argv[1] if sys.argv[1:] else "data=-1")
+deployer = mw.Deployer(seed=0, mesh=sys.argv[1] if sys.argv[1:] else "data=-1", workdir="runs/text_to_image")
 params = init(deployer.gen_rng())
 optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, decay_steps=880))
 trainer = mw.Trainer(deployer, loss=loss, params=params, optimizer=optimizer, collate=collate)
@@ -105,7 +114,8 @@ evaluated = {
     "eval_predictor": predictor,
     "eval_metric_fn": is_drawn,
 }
-scores = trainer.fit(examples, batch_size=64, epochs=40, eval_when=440, **evaluated)
+samples = mw.engine.Samples(drawings, when=440)
+scores = trainer.fit(examples, batch_size=64, epochs=40, eval_when=440, samples=samples, **evaluated)
 drawings = predictor.predict([{"text": word} for word in ("zero", "three", "seven")], 3, trainer.params)
 print("\n".join("   ".join(rows) for rows in zip(*map(shown, drawings), strict=True)))
 print(f"drawn {scores['drawn']:.4f}")

@@ -73,7 +73,7 @@ def ours(path):
     return [name.split(".")[1:] for name in imports(path) if name.startswith("meshwright.")]
 
 
-ARROWS_UP = {("engine", "lm")}
+ARROWS_UP: set[tuple[str, str]] = set()
 
 
 def packages_above(path):

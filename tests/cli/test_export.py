@@ -14,9 +14,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.engine._experiment._export_target import export_checkpoint
 from meshwright.errors import UsageError
 from meshwright.lm._models import decoder
+from meshwright.lm._runs._export import export_checkpoint
 
 CFG = decoder.Config(vocabulary=32, model=8, layers=1, heads=2, feed_forward=8)
 ROWS = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "label": np.arange(8)}

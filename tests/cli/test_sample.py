@@ -13,9 +13,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.engine._experiment._texts import texts_of_checkpoint
 from meshwright.errors import UsageError
 from meshwright.lm._models import decoder
+from meshwright.lm._runs._texts import texts_of_checkpoint
 
 pytestmark = pytest.mark.slow
 CFG = decoder.Config(vocabulary=256, model=16, layers=1, heads=2, feed_forward=16)
@@ -35,7 +35,7 @@ def experiment(workdir: str = "runs/writes", max_steps: int = 120) -> mw.Experim
         optimizer=optax.adam(2e-2),
         input=mw.Input({"tokens": np.stack([np.roll(row, -i) for i in range(8)])}, batch_size=8),
         max_steps=max_steps,
-        generation=mw.engine.Generation(
+        samples=mw.lm.Generation(
             mw.lm.with_cache(CFG),
             tokenizer=mw.lm.Bytes(),
             prompts=("Once", "upon"),
@@ -67,13 +67,13 @@ def test_a_run_writes_after_a_prompt(here, capsys):
 
 
 def test_texts_of_an_evaluation_are_in_files_and_on_the_page(here):
-    lines = Path("runs/writes/outputs/generation/step_00000120.jsonl").read_text().splitlines()
-    assert json.loads(lines[0]) == {"prompt": "Once", "text": " upon a time"}
+    lines = Path("runs/writes/outputs/samples/step_00000120.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {"prompt": "Once", "text": " upon a time", "tokens": 12}
     page = Path("runs/writes/report.html").read_text()
-    assert "What the model writes after each prompt, step 120" in page
+    assert "Samples of the model, step 120" in page
     assert "<pre> upon a time</pre>" in page
     reports = list(mw.observe.read_jsonl("runs/writes/metrics.jsonl"))
-    assert [report["step"] for report in reports if "generation/tokens" in report] == [60, 120]
+    assert [report["step"] for report in reports if "samples/tokens" in report] == [60, 120]
 
 
 def test_several_prompts_come_as_one_document_with_their_tokens(here, capsys):
@@ -97,13 +97,13 @@ def test_a_seed_draws_the_same_again_and_another_one_anew(here, capsys):
 
 
 def test_without_generation_a_reference_model_takes_tokens(here):
-    bare = dataclasses.replace(experiment(), generation=None)
+    bare = dataclasses.replace(experiment(), samples=None)
     decoding = mw.lm.Decoding(max_new_tokens=5)
     texts = texts_of_checkpoint(bare, ["79 110 99 101"], decoding=decoding)
     assert bytes(np.concatenate([piece.tokens for piece in texts.pieces]).tolist()).decode() == " upon"
     assert texts.step == 120
     other = dataclasses.replace(bare, model=lambda key: decoder.init(CFG, key))
-    with pytest.raises(UsageError, match=r"Add to it:\n    generation=mw\.engine\.Generation"):
+    with pytest.raises(UsageError, match=r"Add to it:\n    samples=mw\.lm\.Generation"):
         texts_of_checkpoint(other, ["1"])
 
 

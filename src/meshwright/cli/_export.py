@@ -31,7 +31,8 @@ def export(options: argparse.Namespace) -> Result:
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.engine._internal import export_checkpoint, load_program
+    from meshwright.engine._internal import load_program
+    from meshwright.lm._internal import export_checkpoint
     from meshwright.processes import _internal as processes
 
     step, path = export_checkpoint(

@@ -31,7 +31,7 @@ def sample(options: argparse.Namespace) -> Result:
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.engine._internal import texts_of_checkpoint
+    from meshwright.lm._internal import texts_of_checkpoint
     from meshwright.processes import _internal as processes
 
     how = {"run": options.path, "checkpoint": checkpoint_asked(options), "seed": options.seed}
@@ -50,10 +50,11 @@ def sample(options: argparse.Namespace) -> Result:
 
 def _decoding(options: argparse.Namespace, experiment: Any) -> Any:
     """Return the decoding of the experiment with the changes that the options ask for."""
-    from meshwright.lm._internal import Decoding
+    from meshwright.lm._internal import Decoding, generation_in
 
     asked = {name: getattr(options, name) for name in _CHOSEN if getattr(options, name) is not None}
-    known = Decoding() if experiment.generation is None else experiment.generation.decoding
+    generation = generation_in(experiment)
+    known = Decoding() if generation is None else generation.decoding
     if asked.get("temperature") == 0 or asked.get("beams", 1) > 1:  # the bounds of draws have no meaning then
         known = dataclasses.replace(known, temperature=0.0, top_k=None, top_p=None, min_p=None)
     drawn = {"top_k", "top_p", "min_p"} & asked.keys()

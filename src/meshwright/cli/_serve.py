@@ -28,8 +28,7 @@ def serve(options: argparse.Namespace) -> Result:
     options.target = options.by
     opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.engine._internal import served_of_checkpoint
-    from meshwright.lm._internal import Limits, serve
+    from meshwright.lm._internal import Limits, serve, served_of_checkpoint
 
     name = options.name or PurePosixPath(re.sub(r"[^\w./-]", "-", options.path)).name or "model"
     step, served = served_of_checkpoint(

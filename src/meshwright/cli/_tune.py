@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.cli._train import Result, start
 
-_TARGET = "meshwright.lm._tuning:tuning"
+_TARGET = "meshwright.lm:tuning"
 
 
 def tune(options: argparse.Namespace) -> Result:

@@ -96,7 +96,7 @@ def _alone(experiment: Experiment, orders: Orders) -> Experiment:
         logging=Logging(every=1, norms=experiment.logging.norms),
         compile=Compile(options=experiment.compile.options),
         evaluations={},
-        generation=None,
+        samples=None,
         profile=Profile(),
         stop=Stop(),
         watchdog=None,

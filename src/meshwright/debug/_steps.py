@@ -73,9 +73,7 @@ def opened(experiment: Experiment, run: str | Path | None) -> Iterator[Played]:
             )
         place = experiment.workdir if run is None else str(run)
         save = dataclasses.replace(experiment.save, directory=checkpoints_of(place), memory=None)
-        experiment = dataclasses.replace(
-            experiment, workdir=place, save=save, evaluations={}, generation=None
-        )
+        experiment = dataclasses.replace(experiment, workdir=place, save=save, evaluations={}, samples=None)
         settings = settings_for(experiment, None)
         stack.enter_context(compiled_programs(settings.compile.cache))
         made = [as_chosen(experiment)]

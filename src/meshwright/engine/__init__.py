@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from meshwright.engine._experiment._builders import chain, from_checkpoint
     from meshwright.engine._experiment._compile_ahead import compile_ahead
     from meshwright.engine._experiment._function import EvaluationFunction
-    from meshwright.engine._experiment._generation import Generation
     from meshwright.engine._exports._export import PLATFORMS, export
     from meshwright.engine._exports._load import load_program
     from meshwright.engine._outcome import Outcome
     from meshwright.engine._policies import when_evaluated
+    from meshwright.engine._samples import Samples
     from meshwright.engine._spikes import Spikes
     from meshwright.engine._stopping import early_stopping
     from meshwright.processes._internal import Tick, any_of, at, every, every_minutes, never, whenever_free
@@ -38,8 +38,8 @@ __all__ = [
     "EvaluationFunction",
     "Evaluator",
     "Functional",
-    "Generation",
     "Outcome",
+    "Samples",
     "Spikes",
     "Tick",
     "any_of",

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from meshwright.engine._experiment._compile_ahead import compile_ahead, compile_parts, some_rows
     from meshwright.engine._experiment._evaluate import evaluate_checkpoint, state_of_checkpoint
     from meshwright.engine._experiment._experiment import Evaluation, Experiment, Input, Save, as_casts
-    from meshwright.engine._experiment._export_target import export_checkpoint
     from meshwright.engine._experiment._function import EvaluationFunction
-    from meshwright.engine._experiment._generation import Generation
     from meshwright.engine._experiment._parts import Parts, loss_of, parts_of
     from meshwright.engine._experiment._run import on_devices, run, settings_for, training_of
-    from meshwright.engine._experiment._served import served_of_checkpoint
-    from meshwright.engine._experiment._texts import generation_of_run, texts_of_checkpoint
-    from meshwright.engine._exports._export import export_params
+    from meshwright.engine._exports._export import export, export_params
     from meshwright.engine._exports._load import load_program
+    from meshwright.engine._exports._predictions import Program, predictions_of
     from meshwright.engine._open_run import checkpoints_for, newest_step
     from meshwright.engine._outcome import Outcome
+    from meshwright.engine._policies import InformedWhen, is_informed
     from meshwright.engine._predict._fingerprint import fingerprint
     from meshwright.engine._predict._run import BatchedPredict
     from meshwright.engine._rollback import without_left_out
     from meshwright.engine._run import run_engine
+    from meshwright.engine._samples import Sampler, Samples
     from meshwright.engine._settings import Compile, Logging, Profile
     from meshwright.engine._skipped_batches import position_of_data
     from meshwright.engine._stopping import Stop
     from meshwright.engine._training import Training
+    from meshwright.engine._types import check_types
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -1,8 +1,9 @@
 """Language models: read, write, tune, generate, score, serve.
 
 _models/                   reference models, one file each, and maps to the names of other libraries
-_generation/               tokens of a model with a cache: greedy, drawn, by beam search, in slots; scores of
-rows _tuning/                   adapters beside frozen weights, weights in eight and four bits, preferences
+_generation/               tokens of a model with a cache: greedy, drawn, by beam search, in slots
+_runs/                     runs of language models: their texts, their servers, their files for other programs
+_tuning/                   adapters beside frozen weights, weights in eight and four bits, preferences
 _server/                   a model behind HTTP, by OpenAI's protocol
 """
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from meshwright.lm._generation._count_bytes import count_bytes
     from meshwright.lm._generation._decoding import Decoding
     from meshwright.lm._generation._harness import lm_eval, task_scores
-    from meshwright.lm._generation._model import Model, counting, without_cache
+    from meshwright.lm._generation._model import Model, counting, logits_of, without_cache
     from meshwright.lm._generation._score import score
     from meshwright.lm._generation._stream import generate, stream
     from meshwright.lm._generation._text import Bytes, GrowingText, tokenizer_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.lm._models import t5x as t5x
     from meshwright.lm._models._map import Map, Reshape, Row, Transpose
     from meshwright.lm._models._with_cache import with_cache
+    from meshwright.lm._runs._generation import Generation
     from meshwright.lm._server._serve import Limits, Served, application, serve
     from meshwright.lm._tuning._dpo import dpo, log_probabilities, with_reference
     from meshwright.lm._tuning._experiment import adapted
@@ -41,6 +43,7 @@ else:
 __all__ = [
     "Bytes",
     "Decoding",
+    "Generation",
     "GrowingText",
     "Limits",
     "Map",
@@ -63,6 +66,7 @@ __all__ = [
     "hugging_face",
     "lm_eval",
     "log_probabilities",
+    "logits_of",
     "lora",
     "merged_source",
     "quantised_init",

@@ -6,10 +6,10 @@ from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.lm._generation._decoding import GREEDY, Decoding
-    from meshwright.lm._generation._model import Model, check_tokens, logits_of, prompt_vocabulary
+    from meshwright.lm._generation._model import Model
     from meshwright.lm._generation._pool import Pool, Wanted
     from meshwright.lm._generation._slots import Piece
-    from meshwright.lm._generation._stream import generate, length_for, stream
+    from meshwright.lm._generation._stream import stream
     from meshwright.lm._generation._text import GrowingText, Numbers, Tokenizer, stop_sequences, tokenizer_of
     from meshwright.lm._models import decoder as decoder
     from meshwright.lm._models import gguf as gguf
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from meshwright.lm._models import t5x as t5x
     from meshwright.lm._models._map import Map
     from meshwright.lm._models._with_cache import with_cache
+    from meshwright.lm._runs._export import export_checkpoint
+    from meshwright.lm._runs._served import served_of_checkpoint
+    from meshwright.lm._runs._texts import generation_in, texts_of_checkpoint
     from meshwright.lm._server._batcher import Batcher
     from meshwright.lm._server._serve import Limits, Served, serve
     from meshwright.lm._tuning._quantised import quantise

@@ -1,5 +1,6 @@
 """The page of one run."""
 
+import base64
 import importlib.resources
 from collections.abc import Iterator, Mapping
 
@@ -64,7 +65,7 @@ def _sections(run: Run) -> Iterator[tuple[str, Html | None]]:
         yield title, tag("div", *charts, class_="charts") if charts else None
     yield "Evaluations", _tables.evaluations(run)
     yield "Time", _tables.time(run)
-    yield "Texts", _texts(run)
+    yield "Samples", _samples(run)
     yield "Profile", told if trouble is None else tag("p", trouble, class_="note")
     yield "Checkpoints", _checkpoints(run)
     yield "Attempts", _tables.attempts(run)
@@ -138,12 +139,19 @@ def _outputs(run: Run) -> Html | None:
     )
 
 
-def _texts(run: Run) -> Html | None:
-    if run.texts is None:
+def _samples(run: Run) -> Html | None:
+    if run.samples is None:
         return None
-    rows = [[tag("pre", prompt), tag("pre", text)] for prompt, text in run.texts.rows]
-    told = f"What the model writes after each prompt, step {run.texts.step:,}"
-    return _tables.table(["prompt", "text"], rows, caption=told, texts=2)
+    names, rows = run.samples.names, run.samples.rows
+    cells = [[_sample(row.get(name)) for name in names] for row in rows]
+    caption = f"Samples of the model, step {run.samples.step:,}"
+    return _tables.table(names, cells, caption=caption, texts=len(names))
+
+
+def _sample(value: str | float | bytes | None) -> Part:
+    if isinstance(value, bytes):
+        return tag("img", src=f"data:image/png;base64,{base64.b64encode(value).decode()}", alt="")
+    return tag("pre", "" if value is None else str(value))
 
 
 def _lines(description: str) -> dict[str, Part]:

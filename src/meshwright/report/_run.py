@@ -26,8 +26,8 @@ from meshwright.report._history import (
     scores_of,
 )
 from meshwright.report._ledger import LEDGER, Ledger, read_ledger
+from meshwright.report._samples import Samples, samples_in
 from meshwright.report._spikes import SPIKES, SpikeSeen, spikes_in
-from meshwright.report._texts import Texts, texts_in
 
 T = TypeVar("T")
 
@@ -76,8 +76,8 @@ class Run:
     """Warnings and errors in the logs, in the order of time."""
     outputs: Mapping[str, Sequence[str]]
     """Names of the files with the model's output for each example, by evaluation."""
-    texts: Texts | None
-    """The newest texts that the model wrote; None if it wrote none."""
+    samples: Samples | None
+    """The newest samples of the model; None if it made none."""
     missing: Sequence[str]
     """Names of the files that every run has and this one does not."""
     damage: Sequence[str]
@@ -210,8 +210,8 @@ def _run_in(directory: Path, place: str | None) -> Run:
         spikes=(files.read(SPIKES, spikes_in) if SPIKES in files else None) or [],
         incidents=files.read("logs", incidents_of) or [],
         outputs=_outputs(directory / "outputs"),
-        texts=files.read("outputs", lambda _: texts_in(directory))
-        if (directory / "outputs/generation").is_dir()
+        samples=files.read("outputs", lambda _: samples_in(directory))
+        if (directory / "outputs/samples").is_dir()
         else None,
         missing=files.missing,
         damage=files.damage,

@@ -60,7 +60,7 @@ REFUSE = {
     "TensorBoard": lambda place: metrics.TensorBoard(place),
     "read_scalars": lambda place: events.read_scalars(place, "loss"),
     "best": lambda place: checkpoint.best("loss", "min", events=place),
-    "export_checkpoint": lambda place: mw.engine._internal.export_checkpoint(None, place),
+    "export_checkpoint": lambda place: mw.lm._internal.export_checkpoint(None, place),
     "export": lambda place: mw.engine.export(None, {}, "int32[]", place),
     "export_params": lambda place: mw.engine._internal.export_params({}, place),
     "load_program": lambda place: mw.engine.load_program(place),

@@ -72,7 +72,7 @@ def test_a_trainer_refuses_names_and_values_that_no_evaluation_can_have():
         ({"evaluations": {"eval": norm}}, "cannot be called 'eval'"),
         ({"evaluations": {"a/b": norm}}, "cannot be called 'a/b'"),
         ({"evaluations": {"size": 3}}, "takes functions of the parameters .* found int"),
-        ({"generation": "Once"}, "takes a mw.engine.Generation; found str"),
+        ({"samples": "Once"}, "takes mw.engine.Samples or mw.lm.Generation; found str"),
     ):
         with pytest.raises(UsageError, match=said):
             one.fit(examples, batch_size=8, epochs=1, **given)
@@ -87,25 +87,25 @@ def test_a_trainer_scores_and_writes_texts_on_its_page_while_it_trains(tmp_path)
         return {"per_token": row.log_likelihood / len(row.log_probs)}
 
     examples = {"tokens": np.tile(ROW, (16, 1))}
-    generation = mw.engine.Generation(
+    generation = mw.lm.Generation(
         model, mw.lm.Bytes(), prompts=("Once",), decoding=mw.lm.Decoding(max_new_tokens=8), when=20
     )
     given = {"batch_size": 8, "max_steps": 60, "eval_when": 30}
-    given |= {"evaluations": {"known": likelihood}, "generation": generation}
+    given |= {"evaluations": {"known": likelihood}, "samples": generation}
     scores = trainer(tmp_path).fit(examples, epochs=40, **given)
-    assert scores.keys() == {"known/per_token", "generation/tokens"}
+    assert scores.keys() == {"known/per_token", "samples/tokens"}
     assert scores["known/per_token"] > -1
-    files = sorted((tmp_path / "outputs/generation").iterdir())
+    files = sorted((tmp_path / "outputs/samples").iterdir())
     assert [file.stem for file in files] == ["step_00000020", "step_00000040", "step_00000060"]
-    assert json.loads(files[-1].read_text()) == {"prompt": "Once", "text": " upon a "}
+    assert json.loads(files[-1].read_text()) == {"prompt": "Once", "text": " upon a ", "tokens": 8}
     assert " upon a " in (tmp_path / "report.html").read_text()
     again = trainer(tmp_path).fit(examples, epochs=40, **given)
     assert again == scores
 
 
 def test_prompts_with_tokens_of_another_model_end_a_run_before_it_trains(tmp_path):
-    generation = mw.engine.Generation(with_cache(CFG), prompts=("1 5", "1 5000"), when=1000)
-    given = {"batch_size": 8, "max_steps": 2, "generation": generation}
+    generation = mw.lm.Generation(with_cache(CFG), prompts=("1 5", "1 5000"), when=1000)
+    given = {"batch_size": 8, "max_steps": 2, "samples": generation}
     with pytest.raises(UsageError, match="prompt 1 has the token 5000, but the model has"):
         trainer(tmp_path).fit({"tokens": np.tile(ROW, (16, 1))}, epochs=1, **given)
     assert not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text()

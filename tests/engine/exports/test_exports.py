@@ -47,7 +47,7 @@ np.save(sys.argv[2], program.call(weights, np.load(sys.argv[3])))
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The path of a decoder's logits, exported with the weights inside."""
-    function = mw.lm._internal.logits_of(mw.lm.with_cache(CFG))
+    function = mw.lm.logits_of(mw.lm.with_cache(CFG))
     return mw.engine.export(function, PARAMS, ROW, tmp_path_factory.mktemp("exported") / "model.jaxexport")
 
 
@@ -74,7 +74,7 @@ def test_a_program_runs_where_meshwright_cannot_be_imported(model):
 @pytest.mark.slow
 def test_weights_beside_a_program_are_given_to_it(tmp_path):
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 2 else x, PARAMS)
-    function = mw.lm._internal.logits_of(mw.lm.with_cache(CFG))
+    function = mw.lm.logits_of(mw.lm.with_cache(CFG))
     path = mw.engine.export(
         function, narrow, ROW, tmp_path / "m.jaxexport", arrays="beside", platforms=["cpu"]
     )
@@ -112,7 +112,7 @@ def test_a_program_is_lowered_for_platforms_that_are_not_here(model):
 def test_the_length_of_a_model_with_positions_is_bounded(tmp_path):
     cfg = gpt2.Config(vocabulary=32, model=8, layers=1, heads=2, positions=8)
     params = gpt2.init(cfg, mw.training.key_of(0))
-    function = mw.lm._internal.logits_of(mw.lm.with_cache(cfg))
+    function = mw.lm.logits_of(mw.lm.with_cache(cfg))
     path = mw.engine.export(function, params, ROW, tmp_path / "g.jaxexport", constraints=["length <= 8"])
     program = mw.engine.load_program(path)
     np.testing.assert_allclose(program(TOKENS), gpt2.logits(cfg, params, TOKENS), atol=1e-5)
@@ -125,7 +125,7 @@ def test_an_encoder_decoder_is_exported(tmp_path):
     cfg = t5.Config(vocabulary=32, model=8, layers=1, decoder_layers=1, heads=2, head=4, feed_forward=8)
     params = t5.init(cfg, mw.training.key_of(0))
     inputs = {"inputs": "int32[batch, inputs]", "lengths": "int32[batch]", "targets": ROW}
-    function = mw.lm._internal.logits_of(mw.lm.with_cache(cfg))
+    function = mw.lm.logits_of(mw.lm.with_cache(cfg))
     program = mw.engine.load_program(mw.engine.export(function, params, inputs, tmp_path / "t5.jaxexport"))
     given = {"inputs": TOKENS, "lengths": np.array([6, 3], np.int32), "targets": TOKENS[:, :4]}
     np.testing.assert_allclose(program(given), function(params, given), atol=1e-5)
@@ -136,7 +136,7 @@ def test_a_model_that_reads_a_token_at_a_time_is_exported(tmp_path):
         return params[tokens] + cache, cache + 1.0
 
     model = mw.lm.counting(lambda params, length: jnp.zeros(()), apply)
-    function, table = mw.lm._internal.logits_of(model), jnp.eye(16)
+    function, table = mw.lm.logits_of(model), jnp.eye(16)
     found = mw.engine.load_program(mw.engine.export(function, table, ROW, tmp_path / "c.jaxexport"))(TOKENS)
     np.testing.assert_array_equal(found, np.eye(16)[TOKENS] + np.arange(6)[None, :, None])
 

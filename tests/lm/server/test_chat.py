@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.engine._experiment._served import served_of_checkpoint
 from meshwright.lm._models import decoder
+from meshwright.lm._runs._served import served_of_checkpoint
 
 pytestmark = pytest.mark.slow
 GOLDEN = Path(__file__).parents[2] / "data/tokens/golden"
@@ -29,7 +29,7 @@ def served(folder):
         optimizer=optax.sgd(0.1),
         input=mw.Input({"tokens": np.ones((8, 6), np.int32)}, batch_size=8),
         max_steps=1,
-        generation=mw.engine.Generation(mw.lm.with_cache(cfg), tokenizer=str(folder)),
+        samples=mw.lm.Generation(mw.lm.with_cache(cfg), tokenizer=str(folder)),
     )
     return served_of_checkpoint(experiment, "chats")[1]
 

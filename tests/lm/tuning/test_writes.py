@@ -12,9 +12,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.engine._experiment._texts import texts_of_checkpoint
 from meshwright.lm._models import decoder, hugging_face
 from meshwright.lm._models._with_cache import with_cache
+from meshwright.lm._runs._texts import texts_of_checkpoint
 from meshwright.lm._tuning._tune import adapter_of, tuning
 
 pytestmark = pytest.mark.slow
@@ -56,10 +56,10 @@ def test_it_writes_and_scores_as_the_whole_merged_model(tuned):
     params = mw.engine._internal.state_of_checkpoint(tuned).params
     merged = adapter_of(CFG, 8, None).merged(jax.tree.map(lambda x: x, params))
     decoding, model = mw.lm.Decoding(max_new_tokens=5), with_cache(CFG)
-    [written] = mw.lm.generate(tuned.generation.model, params, [PROMPT], decoding)
+    [written] = mw.lm.generate(tuned.samples.model, params, [PROMPT], decoding)
     [expected] = mw.lm.generate(model, merged, [PROMPT], decoding)
     assert written.tolist() == expected.tolist()
-    [found] = mw.lm.score(tuned.generation.model, params, [COUNTS], [PROMPT])
+    [found] = mw.lm.score(tuned.samples.model, params, [COUNTS], [PROMPT])
     [other] = mw.lm.score(model, merged, [COUNTS], [PROMPT])
     np.testing.assert_allclose(found.log_probs, other.log_probs, atol=0.1)  # in bfloat16
     assert found.is_greedy
@@ -99,7 +99,7 @@ def test_an_adapter_beside_any_reference_model_writes_texts_in_training(tmp_path
     )
     experiment = mw.lm.adapted(whole, mw.lm.lora("layers/(q|v)", rank=2))
     written = dataclasses.replace(
-        experiment.generation, prompts=("1 2",), decoding=mw.lm.Decoding(max_new_tokens=3)
+        experiment.samples, prompts=("1 2",), decoding=mw.lm.Decoding(max_new_tokens=3)
     )
-    outcome = mw.run(dataclasses.replace(experiment, generation=written))
-    assert outcome.scores == {"generation/tokens": 3.0}
+    outcome = mw.run(dataclasses.replace(experiment, samples=written))
+    assert outcome.scores == {"samples/tokens": 3.0}

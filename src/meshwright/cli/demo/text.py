@@ -85,7 +85,7 @@ def experiment(
                 metric_fn=mw.engine.perplexity,  # of a byte
             )
         },
-        generation=mw.engine.Generation(
+        samples=mw.lm.Generation(
             mw.lm.with_cache(cfg),
             tokenizer=mw.lm.Bytes(),
             prompts=("The ", "Python "),

@@ -66,7 +66,7 @@ def evaluate_checkpoint(
     experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> Outcome:
     """Return the scores of a checkpoint with its step, its state and the seconds that it took."""
-    if not experiment.evaluations and not (experiment.generation and experiment.generation.prompts):
+    if not experiment.evaluations and (experiment.samples is None or experiment.samples.num_samples == 0):
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
     return _of_checkpoint(experiment, run, checkpoint)
 
@@ -76,7 +76,7 @@ def state_of_checkpoint(
 ) -> TrainState:
     """Return the state of a checkpoint, on the experiment's mesh. Collective."""
     return _of_checkpoint(
-        dataclasses.replace(experiment, evaluations={}, generation=None), run, checkpoint
+        dataclasses.replace(experiment, evaluations={}, samples=None), run, checkpoint
     ).state
 
 

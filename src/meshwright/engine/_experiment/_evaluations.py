@@ -17,15 +17,22 @@ from meshwright.engine._evaluation._scoring import Scoring
 from meshwright.engine._evaluations import EvaluationPart
 from meshwright.engine._experiment._experiment import USUAL_SIZE, Evaluation, Experiment
 from meshwright.engine._experiment._function import EvaluationFunction
-from meshwright.engine._experiment._generated import generation_of
+from meshwright.engine._samples import NAME as SAMPLES
+from meshwright.engine._samples import samples_part
 from meshwright.engine._training import global_batch
+from meshwright.errors import UsageError
 from meshwright.parallel._internal import Layout
 
 
 def evaluations_of(experiment: Experiment, layout: Layout) -> list[EvaluationPart]:
     """Return the evaluations of an experiment."""
     each = [_evaluation(experiment, name, layout) for name in experiment.evaluations]
-    return each + generation_of(experiment)
+    sampler = experiment.samples
+    if sampler is None or sampler.num_samples == 0:
+        return each
+    if SAMPLES in experiment.evaluations:
+        raise UsageError(f"Experiment.samples has the name of evaluations.{SAMPLES}: rename that evaluation.")
+    return [*each, samples_part(sampler, experiment.compute_dtype, experiment.seed)]
 
 
 def _evaluation(experiment: Experiment, name: str, layout: Layout) -> EvaluationPart:

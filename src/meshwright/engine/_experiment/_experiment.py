@@ -13,8 +13,8 @@ from meshwright.engine._adapters._functional import Functional, library_of
 from meshwright.engine._evaluation._measured import Measure, StatefulMeasure
 from meshwright.engine._evaluation._metric import check_metric
 from meshwright.engine._experiment._function import EvaluationFunction
-from meshwright.engine._experiment._generation import Generation
 from meshwright.engine._policies import InformedWhen, WhenEvaluated, is_informed
+from meshwright.engine._samples import Sampler, check_sampler
 from meshwright.engine._settings import Compile, Logging, Profile, Watchdog
 from meshwright.engine._spikes import Spikes
 from meshwright.engine._stopping import Stop
@@ -312,9 +312,9 @@ class Experiment:
     evaluations: Mapping[str, Evaluation | EvaluationFunction] = field(default_factory=dict)
     """Evaluations by name, on examples or by a function of the parameters. The scores of `test` are called
     `test/loss` and so on. A name must be possible as a folder's name."""
-    generation: Generation | None = None
-    """How the model generates, for `meshwright sample` and for texts on the run's page. None for a model that
-    does not."""
+    samples: Sampler | None = None
+    """Samples of the model for the run's page: `mw.engine.Samples(function)`, or `mw.lm.Generation(model)`,
+    which also says how `meshwright sample` and `meshwright serve` generate."""
     save: Save = Save()
     """The times of checkpoints, and which are kept."""
     stop: Stop = field(default_factory=Stop)
@@ -348,6 +348,7 @@ class Experiment:
         if isinstance(self.save.when, WhenEvaluated):
             self.save.when.check(self.evaluations)
         _check_names(self.evaluations)
+        check_sampler(self.samples, "Experiment.samples")
 
 
 def as_casts(cast: str | Casts) -> Casts:

@@ -1,9 +1,9 @@
 """`Predictor`: a predict function, compiled once and called for any number of examples."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -16,16 +16,30 @@ from meshwright.engine._adapters._functional import functional
 from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._deployer._deployer import Deployer
 from meshwright.engine._evaluation._interruption import BeforeBatch, calling_before_each
-from meshwright.engine._experiment._generation import Generation
 from meshwright.engine._functions import prediction_of
 from meshwright.engine._predict._fingerprint import fingerprint
 from meshwright.engine._predict._outputs import Outputs
 from meshwright.engine._predict._run import BatchedPredict, rows_of
-from meshwright.engine._predictor._written import written
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import Rules, as_arrays, as_rules, auto, copy_to, fsdp, in_mesh
 from meshwright.processes import _internal as processes
 from meshwright.training._internal import TrainState, Variables, as_seed, eval_params, nothing
+
+
+@runtime_checkable
+class PredictsAll(Protocol):
+    """A value that predicts all examples itself, as their outputs take different numbers of steps."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Facts that a file of predictions depends on, by name."""
+        ...
+
+    def predictions(
+        self, params: PyTree, examples: Any, *, slots: int, seed: int, start: int = 0
+    ) -> Iterator[list[Any]]:
+        """Yield lists of outputs, in the order of the examples from number `start` on. Collective."""
+        ...
 
 
 @explained
@@ -34,12 +48,11 @@ class Predictor:
 
     Args:
       deployer: The deployer whose mesh, seed and log are used.
-      generation: How a model generates, instead of `predict`: an output is then the text after a prompt, or
-        its tokens if there is no tokenizer. Examples are texts, sequences of tokens, or mappings with a
-        `prompt`. Its own `prompts` and `when` are not used.
       predict: A function that returns a tree of arrays with a row for each example. Its parameters may be
         any of `params`, `model` (if one is given; call it as `model(inputs)`), `batch`, `key` and
-        `model_state`. It is compiled once for each shape of a batch.
+        `model_state`. It is compiled once for each shape of a batch. Or a `mw.lm.Generation`: an output is
+        then the text after a prompt, or its tokens if there is no tokenizer. Examples are texts, sequences of
+        tokens, or mappings with a `prompt`. Its own `prompts` and `when` are not used.
       collate: A function that makes a dictionary of arrays from a list of examples. Without it the examples
         are stacked.
       model: A Flax or Equinox model, or a pair `(init, apply)`; see `mw.functional`.
@@ -49,8 +62,7 @@ class Predictor:
         found automatically. A dictionary gives rules for each key of the parameters.
 
     Raises:
-      UsageError: A function has a parameter of another name; or not exactly one of `predict` and
-        `generation` is given.
+      UsageError: A function has a parameter of another name.
 
     Example:
       >>> deployer = mw.Deployer(seed=0, verbose=False)
@@ -67,17 +79,17 @@ class Predictor:
         self,
         deployer: Deployer,
         *,
-        predict: Callable[..., PyTree] | None = None,
-        generation: Generation | None = None,
+        predict: Callable[..., PyTree] | PredictsAll,
         collate: Collate | None = None,
         model: Any = None,
         output: Callable[[PyTree], Iterable[Any]] | None = None,
         rules: Rules = None,
     ):
         self._deployer, self._collate, self._rules = deployer, collate, rules
-        self._generation = generation
-        _check_kind(predict, generation, {"collate": collate, "model": model, "output": output})
-        if predict is not None:
+        self._of_all = predict if isinstance(predict, PredictsAll) else None
+        if isinstance(predict, PredictsAll):
+            _check_unused({"collate": collate, "model": model, "output": output})
+        else:
             with in_mesh(deployer.mesh):  # the model may state how its parameters are split
                 called = prediction_of(predict, None if model is None else functional(model))
             log_once = cache(deployer.log_info)
@@ -90,7 +102,6 @@ class Predictor:
             "output": output,
             "rules": self._rules,
         }
-        self._settings |= {} if generation is None else {"generation": generation}
 
     @explained
     @processes.shared_work()
@@ -171,12 +182,12 @@ class Predictor:
         self, examples: Any, variables: Variables, size: int, seed: int, desc: str | None, start: int = 0
     ) -> Iterator[list[Any]]:
         """Yield the outputs of each batch, from the example of index `start` on."""
-        if self._generation is not None:
-            how: dict[str, Any] = {"slots": size, "seed": seed, "start": start}
-            texts = written(self._generation, examples, variables.params, **how)
+        if self._of_all is not None:
+            options: dict[str, Any] = {"slots": size, "seed": seed, "start": start}
+            outputs = self._of_all.predictions(variables.params, examples, **options)
             number = num_examples(examples)
             left = None if number is None else number - start
-            yield from texts if desc is None else self._deployer.progress(texts, left, desc)
+            yield from outputs if desc is None else self._deployer.progress(outputs, left, desc)
             return
         sharding, number = self._deployer.layout().batch_sharding, num_examples(examples)
         data = numbered_batches(examples, size, sharding, collate=self._collate, start=start)
@@ -196,10 +207,10 @@ class Predictor:
             "seed": seed,
             "examples": num_examples(examples),
         }
-        if self._generation is not None:
-            about["decoding"] = repr(self._generation.decoding)
+        if self._of_all is not None:
+            about |= self._of_all.facts
         file = Outputs(path, about)
-        whole = size if self._generation is None else 1  # what a prompt gets does not depend on its batch
+        whole = size if self._of_all is None else 1  # what a prompt gets does not depend on its batch
         start = processes.on_lead(lambda: file.begin(whole))
         if start is None:
             self._deployer.log_info(f"{path}: all predictions are there")
@@ -239,17 +250,9 @@ def _iterable_as_function(examples: Any) -> Any:
     return examples
 
 
-def _check_kind(predict: Any, generation: Any, only_predict: dict[str, Any]) -> None:
-    if (predict is None) == (generation is None):
-        raise UsageError("a Predictor needs either `predict` or `generation`.")
-    if generation is None:
-        return
-    if not isinstance(generation, Generation):
-        raise UsageError(
-            f"Predictor.generation must be a mw.engine.Generation; found {type(generation).__name__}."
-        )
-    if given := [name for name, value in only_predict.items() if value is not None]:
-        raise UsageError(f"a Predictor with `generation` has no use for {', '.join(given)}.")
+def _check_unused(arguments: dict[str, Any]) -> None:
+    if given := [name for name, value in arguments.items() if value is not None]:
+        raise UsageError(f"a Predictor that generates has no use for {', '.join(given)}.")
 
 
 def _check_size(per_device_batch_size: Any) -> None:

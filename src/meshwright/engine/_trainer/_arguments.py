@@ -67,18 +67,16 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
     eval_per_device = given["eval_per_device_batch_size"]
     _, eval_size = batch_sizes(per_device if eval_per_device is None else eval_per_device, None, ways)
     by = given["eval_loss"], given["eval_predictor"], given["eval_metric_fn"]
-    is_evaluated = given["eval_examples"] is not None or given["evaluations"] or given["generation"]
+    is_evaluated = given["eval_examples"] is not None or given["evaluations"] or given["samples"]
     if given["eval_when"] is not None and not is_evaluated:
-        raise UsageError(
-            "eval_when has no effect without eval_examples, evaluations or generation: give one."
-        )
+        raise UsageError("eval_when has no effect without eval_examples, evaluations or samples: give one.")
     call = Call(
         examples=given["train_examples"],
         batch_size=size,
         shuffle=given["shuffle"],
         schedule=schedule,
         evaluated=Evaluated(recipe, given["eval_examples"], eval_size, *by, prefix="eval_"),
-        others=Others(given["evaluations"], given["generation"]),
+        others=Others(given["evaluations"], given["samples"]),
         from_step=given["from_step"],
         **values,
     )

@@ -1,4 +1,4 @@
-"""The evaluations of a `Trainer` without examples: functions of the parameters, and texts."""
+"""The evaluations of a `Trainer` without examples: functions of the parameters, and samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -7,30 +7,27 @@ from typing import Any
 from meshwright.base._internal import is_file_name
 from meshwright.engine._evaluation._function import ParamsFunction, scoring_by_function
 from meshwright.engine._evaluations import EvaluationPart
-from meshwright.engine._experiment._generated import generation_part
-from meshwright.engine._experiment._generation import Generation
 from meshwright.engine._policies import Policy, is_informed
+from meshwright.engine._samples import NAME as SAMPLES
+from meshwright.engine._samples import Sampler, check_sampler, samples_part
 from meshwright.engine._trainer._recipe import Recipe
 from meshwright.errors import UsageError
 from meshwright.processes._internal import When, every
 
-_TAKEN = ("eval", "generation")
+_TAKEN = ("eval", SAMPLES)
 
 
 @dataclass(frozen=True)
 class Others:
-    """The arguments `evaluations` and `generation` of `fit`."""
+    """The arguments `evaluations` and `samples` of `fit`."""
 
     functions: Mapping[str, ParamsFunction]
     """The functions by name."""
-    generation: Generation | None
-    """How the model generates, or None."""
+    samples: Sampler | None
+    """What makes samples, or None."""
 
     def __post_init__(self) -> None:
-        if self.generation is not None and not isinstance(self.generation, Generation):
-            raise UsageError(
-                f"fit(generation=...) takes a mw.engine.Generation; found {type(self.generation).__name__}."
-            )
+        check_sampler(self.samples, "fit(samples=...)")
         for name, function in self.functions.items():
             if name in _TAKEN or not is_file_name(name):
                 raise UsageError(
@@ -50,8 +47,8 @@ class Others:
             field = f"evaluations[{name!r}]"
             scoring = scoring_by_function(function, field, compute_dtype=dtype)
             found.append(EvaluationPart(name, f"{name}/", field, due, scoring, is_new))
-        if self.generation is not None and self.generation.prompts:
-            part = generation_part(self.generation, dtype, recipe.deployer.seed)
+        if self.samples is not None and self.samples.num_samples != 0:
+            part = samples_part(self.samples, dtype, recipe.deployer.seed)
             found.append(replace(part, when=_while_new(part.when, is_new), at_end=is_new))
         return found
 

@@ -15,9 +15,9 @@ from meshwright.engine._compiler import step_options
 from meshwright.engine._deployer._deployer import Deployer
 from meshwright.engine._describe import describe
 from meshwright.engine._evaluation._function import ParamsFunction
-from meshwright.engine._experiment._generation import Generation
 from meshwright.engine._functions import step_of
 from meshwright.engine._predictor._predictor import Predictor
+from meshwright.engine._samples import Sampler
 from meshwright.engine._settings import Compile, Logging, Profile, Watchdog
 from meshwright.engine._stopping import Stop
 from meshwright.engine._trainer._arguments import call_of, with_full_names
@@ -218,7 +218,7 @@ class Trainer(Generic[Params]):
         eval_predictor: Predictor | None = None,
         eval_metric_fn: Callable[..., Mapping[str, float]] | None = None,
         evaluations: Mapping[str, ParamsFunction] = {},
-        generation: Generation | None = None,
+        samples: Sampler | None = None,
         best: Mapping[str, Literal["min", "max"]] = {},
         save_when: int | When | None = None,
         keep_every_epochs: int | None = None,
@@ -269,7 +269,7 @@ class Trainer(Generic[Params]):
           evaluations: Functions `(params) -> {name: number}` by name, for other evaluations at the same
             times, such as tasks of a benchmark; see `mw.engine.EvaluationFunction`. Scores are called
             `tasks/acc`.
-          generation: How the model generates. With `prompts`, the texts are shown on the run's page.
+          samples: Samples for the run's page: `mw.engine.Samples(function)`, or `mw.lm.Generation(model)`.
           best: The scores by which the best checkpoint is kept: `{"loss": "min", "accuracy": "max"}`. Here
             and in `stop` the names are as `fit` returns them, or as in reports, "eval/loss".
           save_when: The number of steps between checkpoints, or a policy, instead of after each epoch.

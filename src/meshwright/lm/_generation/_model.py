@@ -125,7 +125,7 @@ def logits_of(model: Model) -> Callable[[PyTree, Any], jax.Array]:
 
     Example:
       >>> model = mw.lm.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
-      >>> mw.lm._internal.logits_of(model)(jnp.eye(4), jnp.array([[1, 2]])).shape
+      >>> mw.lm.logits_of(model)(jnp.eye(4), jnp.array([[1, 2]])).shape
       (1, 2, 4)
     """
 

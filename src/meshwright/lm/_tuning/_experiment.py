@@ -12,9 +12,11 @@ from meshwright.engine._internal import (
     EvaluationFunction,
     Experiment,
     Functional,
-    Generation,
-    generation_of_run,
+    Sampler,
+    Samples,
 )
+from meshwright.lm._runs._generation import Generation
+from meshwright.lm._runs._texts import generation_of_run
 from meshwright.lm._tuning._lora import ADAPTER, BASE, Lora
 from meshwright.lm._tuning._quantised import Quantised
 from meshwright.training._internal import Builder, InitialArrays, TrainState
@@ -58,17 +60,19 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
         optimizer=adapter.optimizer(experiment.optimizer),
         rules=None if experiment.rules is None else adapter.rules(experiment.rules),
         evaluations={name: _evaluation(one, adapter) for name, one in experiment.evaluations.items()},
-        generation=_generation(experiment, adapter),
+        samples=_samples(experiment, adapter),
         init_state_builder=None if builder is None else BaseBuilder(builder, adapter),
         save=save if builder is None else replace(save, names=WithoutBase(save.names)),
     )
 
 
-def _generation(experiment: Experiment, adapter: Lora) -> Generation | None:
-    given = generation_of_run(experiment)
-    if given is None:
+def _samples(experiment: Experiment, adapter: Lora) -> Sampler | None:
+    if isinstance(experiment.samples, Samples):
+        return replace(experiment.samples, function=_of_pair(experiment.samples.function, adapter))
+    generation: Generation | None = generation_of_run(experiment)
+    if generation is None:
         return None
-    model = given.model
+    model = generation.model
     changed = replace(
         model,
         init_cache=_of_pair(model.init_cache, adapter),
@@ -76,7 +80,7 @@ def _generation(experiment: Experiment, adapter: Lora) -> Generation | None:
         encode=None if model.encode is None else _of_pair(model.encode, adapter),
         plain=adapter.merged,
     )
-    return replace(given, model=changed)
+    return replace(generation, model=changed)
 
 
 def _evaluation(one: Evaluation | EvaluationFunction, adapter: Lora) -> Evaluation | EvaluationFunction:

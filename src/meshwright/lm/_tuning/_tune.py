@@ -14,7 +14,6 @@ from meshwright.data._internal import end_tokens
 from meshwright.engine._internal import (
     Evaluation,
     Experiment,
-    Generation,
     Input,
     Logging,
     Outcome,
@@ -27,6 +26,7 @@ from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import Decoding
 from meshwright.lm._models import hugging_face
 from meshwright.lm._models._with_cache import with_cache
+from meshwright.lm._runs._generation import Generation
 from meshwright.lm._tuning._experiment import adapted
 from meshwright.lm._tuning._families import Config, family_of, rows_score
 from meshwright.lm._tuning._lora import Lora
@@ -59,7 +59,7 @@ def tuning(
 ) -> Experiment:
     """Return the experiment that tunes a model of Hugging Face's on a file of chats, texts or tokens.
 
-    `meshwright tune` runs it. `meshwright plan meshwright.lm._tuning:tuning model=… data=…` plans it.
+    `meshwright tune` runs it. `meshwright plan meshwright.lm:tuning model=… data=…` plans it.
 
     Args:
       model: The folder of the model, with `config.json` and safetensors files, and with its tokenizer unless
@@ -175,7 +175,7 @@ def tuning_on(
                 functools.partial(rows_score, cfg), held_out, when, batch_size, metric_fn=perplexity
             )
         },
-        generation=Generation(with_cache(cfg), tokenizer=_tokenizer_in(model), decoding=_decoding(model)),
+        samples=Generation(with_cache(cfg), tokenizer=_tokenizer_in(model), decoding=_decoding(model)),
         save=Save(when=when, keep=best(SCORE, "min")),
         logging=Logging(every=min(when, 20)),
         init_state_builder=_builder(model, "float32" if full else "bfloat16", base),

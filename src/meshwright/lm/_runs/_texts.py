@@ -7,22 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.engine._experiment._evaluate import state_of_checkpoint
-from meshwright.engine._experiment._experiment import Experiment
-from meshwright.engine._experiment._generation import Generation
+from meshwright.engine._internal import Experiment, state_of_checkpoint
 from meshwright.errors import UsageError
-from meshwright.lm._internal import (
-    Decoding,
-    Piece,
-    Tokenizer,
-    decoder,
-    gpt2,
-    stop_sequences,
-    stream,
-    t5,
-    tokenizer_of,
-    with_cache,
-)
+from meshwright.lm._generation._decoding import Decoding
+from meshwright.lm._generation._slots import Piece
+from meshwright.lm._generation._stream import stream
+from meshwright.lm._generation._text import Tokenizer, stop_sequences, tokenizer_of
+from meshwright.lm._models import decoder, gpt2, t5
+from meshwright.lm._models._with_cache import with_cache
+from meshwright.lm._runs._generation import Generation
 from meshwright.training._internal import eval_params, narrowing
 
 _INITS = (decoder.init, gpt2.init, t5.init)
@@ -75,15 +68,20 @@ def how_it_generates(experiment: Experiment) -> Generation:
     if given is None:
         raise UsageError(
             "the experiment does not say how its model generates. Add to it:\n"
-            "    generation=mw.engine.Generation(model, tokenizer=…)\n"
+            "    samples=mw.lm.Generation(model, tokenizer=…)\n"
             "  where model is a mw.lm.Model, or mw.lm.without_cache(logits)."
         )
     return given
 
 
+def generation_in(experiment: Experiment) -> Generation | None:
+    """Return how a run's model generates, if the experiment says so."""
+    return experiment.samples if isinstance(experiment.samples, Generation) else None
+
+
 def generation_of_run(experiment: Experiment) -> Generation | None:
     """Return how a run's model generates, if it is known: a reference model does without a tokenizer."""
     model: Any = experiment.model
-    if experiment.generation is None and isinstance(model, functools.partial):
+    if (generation := generation_in(experiment)) is None and isinstance(model, functools.partial):
         return Generation(with_cache(model.args[0])) if model.func in _INITS and model.args else None
-    return experiment.generation
+    return generation

@@ -8,6 +8,6 @@ import meshwright as mw
 mw.parallel.start()
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from engine.predictor.test_texts_to_file import PROMPTS, params, predictor  # noqa: E402
+from lm.generation.test_texts_to_file import PROMPTS, params, predictor  # noqa: E402
 
 predictor("data=4,tensor=4").predict(PROMPTS, 2, params(), to=sys.argv[1], seed=3)

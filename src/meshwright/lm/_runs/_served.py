@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.data import _internal as tokens
-from meshwright.engine._experiment._evaluate import state_of_checkpoint
-from meshwright.engine._experiment._experiment import Experiment
-from meshwright.engine._experiment._texts import how_it_generates
-from meshwright.lm._internal import Served, tokenizer_of
+from meshwright.engine._internal import Experiment, state_of_checkpoint
+from meshwright.lm._generation._text import tokenizer_of
+from meshwright.lm._runs._texts import how_it_generates
+from meshwright.lm._server._serve import Served
 from meshwright.training._internal import eval_params, narrowing
 
 Prompt = Callable[[Sequence[Any]], Sequence[int]]

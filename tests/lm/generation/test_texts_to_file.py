@@ -48,8 +48,8 @@ def params():
 
 
 def predictor(mesh="data=2,tensor=4", lives=10**9, decoding=DRAWN):
-    generation = mw.engine.Generation(with_cache(CFG), Hex(lives), decoding=decoding)
-    return mw.Predictor(Telling(seed=0, mesh=mesh, verbose=False), generation=generation)
+    generation = mw.lm.Generation(with_cache(CFG), Hex(lives), decoding=decoding)
+    return mw.Predictor(Telling(seed=0, mesh=mesh, verbose=False), predict=generation)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_file_has_the_text_of_each_prompt_in_order(uninterrupted):
 KILLED = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from engine.predictor.test_texts_to_file import PROMPTS, params, predictor
+from lm.generation.test_texts_to_file import PROMPTS, params, predictor
 predictor(lives=int(sys.argv[3])).predict(PROMPTS, 4, params(), to=sys.argv[2], seed=3)
 """
 
@@ -115,10 +115,8 @@ def test_two_processes_write_the_bytes_of_one(python, tmp_path, uninterrupted):
 
 def test_prompts_are_texts_tokens_or_have_the_name_prompt():
     deployer = mw.Deployer(seed=0, verbose=False)
-    with pytest.raises(UsageError, match="needs either `predict` or `generation`"):
-        mw.Predictor(deployer)
     with pytest.raises(UsageError, match="no use for output"):
-        mw.Predictor(deployer, generation=mw.engine.Generation(with_cache(CFG)), output=list)
-    one = mw.Predictor(deployer, generation=mw.engine.Generation(with_cache(CFG), Bytes()))
+        mw.Predictor(deployer, predict=mw.lm.Generation(with_cache(CFG)), output=list)
+    one = mw.Predictor(deployer, predict=mw.lm.Generation(with_cache(CFG), Bytes()))
     with pytest.raises(UsageError, match="example 1 has no prompt; it has text"):
         one.predict([{"prompt": "a"}, {"text": "b"}], 1, {"w": np.zeros(8, np.float32)})
