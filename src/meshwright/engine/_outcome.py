@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.base._internal import documented
-from meshwright.observe._internal import json_number, number
+from meshwright.base._internal import documented, number
+from meshwright.observe._internal import json_number
 from meshwright.training._internal import TrainState
 
 

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self, TextIO
 
-from meshwright.base._internal import local_time, print_line
+from meshwright.base._internal import duration, local_time, number, print_line
 from meshwright.errors import printable
 from meshwright.observe._kinds import Values, numbers
 from meshwright.observe._notebook import NotebookLine, in_notebook
-from meshwright.observe._numbers import duration, number
 from meshwright.observe._progress import Progress, loss_first
 from meshwright.processes._internal import Tick
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from meshwright.observe._log import Log, logger
     from meshwright.observe._mean import Mean, widened
     from meshwright.observe._mlflow import mlflow
-    from meshwright.observe._numbers import duration, number
     from meshwright.observe._profile._exchanges import exchange_seconds
     from meshwright.observe._profile._measure import summarize
     from meshwright.observe._profile._scopes import ScopeTimes

@@ -17,6 +17,6 @@ if TYPE_CHECKING:
     from meshwright.plan._site import Compiled, NotCompiledError, Site, compiled_from
     from meshwright.plan._topology import missing_compiler
     from meshwright.plan._values import Memory, Plan
-    from meshwright.plan._words import described, described_changes, described_search, seconds
+    from meshwright.plan._words import described, described_changes, described_search
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax
 
-from meshwright.base._internal import PyTree, documented, human_bytes, tree
+from meshwright.base._internal import PyTree, documented, human_bytes, mesh_words, tree
 from meshwright.engine._experiment._auto import settled
 from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._experiment._parts import Parts, data_of, mesh_of, on_hardware
@@ -43,7 +43,7 @@ class AheadOfTime:
     report them."""
 
     def __str__(self) -> str:
-        axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        axes = mesh_words(self.mesh)
         sizes = f"state {human_bytes(self.state_bytes)}, batch {human_bytes(self.batch_bytes)}, "
         sizes += f"temporary {human_bytes(self.temporary_bytes)}, peak {human_bytes(self.peak_bytes)}"
         sizes += f"; {self.flops:.3g} FLOP"
