@@ -2,6 +2,7 @@
 
 _tree, _patterns           names of leaves of a tree, and rules for them
 _arguments, …              calls of users' functions with the arguments that they name
+_extras                    packages that are optional
 _files                     safe reading of files, and atomic writing
 _storage/                  one kind of path for directories on this machine and in a store
 _checksums, _protobufs     checksums, and protocol buffers

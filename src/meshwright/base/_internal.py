@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from meshwright.base._collector import collector_paused
     from meshwright.base._description import Difference
     from meshwright.base._docstrings import documented
+    from meshwright.base._extras import import_extra, not_installed
     from meshwright.base._files import (
         advice,
         allow_files_of,

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from meshwright.base._internal import local_path
+from meshwright.base._internal import import_extra, local_path
 from meshwright.errors import EXIT_CTRL_C, Interrupted, UsageError
 from meshwright.launch._child import LAST_LINES, Child
 from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress
@@ -89,10 +89,7 @@ def launch_ray(
 
 def _connected(address: str | None) -> Any:
     """Return the module `ray`, connected to a cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise UsageError('launch ray: Ray is not installed. Run `pip install "meshwright[ray]"`.') from None
+    ray = import_extra("ray", extra="ray", what="launch ray")
     if not ray.is_initialized():
         try:
             ray.init(address=address or "auto", log_to_driver=False)

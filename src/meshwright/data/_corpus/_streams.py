@@ -7,17 +7,16 @@ few compressed bytes stand for very many.
 import bz2
 import contextlib
 import gzip
-import importlib
 import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
-from meshwright.base._internal import ObjectBytes, ObjectPath, Part, location, open_file
+from meshwright.base._internal import ObjectBytes, ObjectPath, Part, import_extra, location, open_file
 from meshwright.data._corpus._concatenated import Concatenated
 from meshwright.data._corpus._files import File
-from meshwright.errors import InputError, MeshwrightError, UsageError
+from meshwright.errors import InputError, MeshwrightError
 
 LONGEST = 1 << 26
 """The most bytes of one document. Tokenizing it takes about a hundred times as much memory."""
@@ -86,13 +85,7 @@ _OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
 
 def pyarrow(module: str = "pyarrow") -> Any:
     """Return pyarrow, or a module of it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        raise UsageError(
-            "files of Parquet, Arrow and zstd are read by the package pyarrow, which is not installed.\n"
-            "  Install it: pip install 'meshwright[text]'."
-        ) from None
+    return import_extra(module, extra="text", what="a file of Parquet, Arrow or zstd")
 
 
 @contextlib.contextmanager

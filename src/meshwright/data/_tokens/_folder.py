@@ -7,13 +7,12 @@ chat_template.jinja       the template, before the one in tokenizer_config.json
 generation_config.json    tokens that end a text, before those in config.json; how they are drawn is not taken
 """
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import local_path, parse_object, read_file
+from meshwright.base._internal import import_extra, local_path, parse_object, read_file
 from meshwright.data._tokens._known_keys import check_keys
 from meshwright.errors import UsageError, listed
 
@@ -77,17 +76,6 @@ def end_tokens(path: str | Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ends))
 
 
-def needed(package: str, what: str) -> Any:
-    """Return an optional package."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"{what} needs the package {package}, which is not installed.\n"
-            "  Install it: pip install 'meshwright[text]'."
-        ) from None
-
-
 def _object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one if there is no file."""
     try:
@@ -104,7 +92,8 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _tokenizer(place: Path) -> Any:
-    package, file = needed("tokenizers", f"the tokenizer in {place}"), place / TOKENIZER
+    package = import_extra("tokenizers", extra="text", what=f"the tokenizer in {place}")
+    file = place / TOKENIZER
     try:
         found = package.Tokenizer.from_buffer(read_file(file))
     except OSError as error:
