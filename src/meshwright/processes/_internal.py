@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from meshwright.processes._ends import ending_together
     from meshwright.processes._heartbeat._entry import (
         Entry,
-        birth_of,
         board_directory,
-        here,
         read_entries,
         write_entry,
     )
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from meshwright.processes._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
     from meshwright.processes._only_compile import only_compiles
     from meshwright.processes._peers import announce_exit, delaying_exit, receiving, send_to_all
+    from meshwright.processes._proc import birth_of, here, launched_at
     from meshwright.processes._program import digest_of, program_text, text_of_values
     from meshwright.processes._progress import (
         report_board,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from meshwright.processes._sensors._reader import PREFIX, machine_reader, worst
     from meshwright.processes._signals import Signals, signals
     from meshwright.processes._slurm import expand_nodes, job_end
+    from meshwright.processes._sockets import address_towards, send_at_once, split_address
     from meshwright.processes._start import start
     from meshwright.processes._when import (
         Due,

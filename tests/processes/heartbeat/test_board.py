@@ -23,16 +23,10 @@ from meshwright.cli import main
 from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.launch._look_out import looking_out
 from meshwright.observe._profile._xplane import find_profiles
-from meshwright.processes._heartbeat._entry import (
-    Entry,
-    birth_of,
-    board_directory,
-    namespace,
-    read_entries,
-    write_entry,
-)
+from meshwright.processes._heartbeat._entry import Entry, board_directory, read_entries, write_entry
 from meshwright.processes._heartbeat._look import LookOut, compared, look
 from meshwright.processes._heartbeat._verdict import blamed, verdict
+from meshwright.processes._proc import birth_of, namespace
 from meshwright.training._heartbeat import on_board
 from meshwright.training._phase_clock import PhaseClock
 
