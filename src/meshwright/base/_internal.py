@@ -55,10 +55,15 @@ if TYPE_CHECKING:
         put_parts,
         wrong_objects,
     )
-    from meshwright.base._storage._of_user import check_owned, user_cache
     from meshwright.base._storage._path import Directory, ObjectPath, check_address, location, read_each
-    from meshwright.base._storage._permission import telling_unreadable
-    from meshwright.base._storage._place import is_address, is_file_name, join, local_path
+    from meshwright.base._storage._place import (
+        check_owned,
+        is_address,
+        is_file_name,
+        join,
+        local_path,
+        user_cache,
+    )
     from meshwright.base._text import aligned, print_line, screen_width, shortened, wrapped
     from meshwright.base._tree import (
         PyTree,

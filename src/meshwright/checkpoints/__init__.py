@@ -14,8 +14,8 @@ from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.checkpoints._arrays._diff import diff
+    from meshwright.checkpoints._arrays._export_input import renamed
     from meshwright.checkpoints._arrays._lazy import LazyArray, concatenate, stack
-    from meshwright.checkpoints._arrays._naming import renamed
     from meshwright.checkpoints._arrays._restore import load, load_lazily, restore_lazily
     from meshwright.checkpoints._arrays._source import Source
     from meshwright.checkpoints._arrays._transforms import as_source, cast, subtree

@@ -17,14 +17,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.base._internal import PyTree, explained
-from meshwright.data._agreed import in_step
 from meshwright.data._batched import Batched
 from meshwright.data._collate import Collate
 from meshwright.data._device import local_rows, placing
 from meshwright.data._facts import facts_of
+from meshwright.data._kinds import Source
 from meshwright.data._mixture import Mixture
-from meshwright.data._prefetch import read_ahead
-from meshwright.data._protocol import Source
+from meshwright.data._prefetch import in_step, read_ahead
 from meshwright.data._reading import reader, shapes_of, shapes_text, without
 from meshwright.data._samples import leave, readable_again, samples_of, shares
 from meshwright.data._source import PartSource, num_examples, num_threads_for

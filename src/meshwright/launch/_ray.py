@@ -22,10 +22,9 @@ from typing import Any, TextIO
 from meshwright.base._internal import import_extra, local_path
 from meshwright.errors import EXIT_CTRL_C, Interrupted, UsageError
 from meshwright.launch._child import LAST_LINES, Child
-from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress
+from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress, scratch
 from meshwright.launch._output import shown
 from meshwright.launch._process import News, Process, Show
-from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, supervise
 
 _POLL_SECONDS = 0.2

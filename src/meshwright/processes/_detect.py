@@ -20,8 +20,15 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.errors import UsageError
-from meshwright.processes._cluster import ALONE_HINT, Cluster, integer
-from meshwright.processes._launchers import cloud_tpu, kubernetes, open_mpi, torchrun
+from meshwright.processes._cluster import (
+    ALONE_HINT,
+    Cluster,
+    cloud_tpu,
+    integer,
+    kubernetes,
+    open_mpi,
+    torchrun,
+)
 from meshwright.processes._slurm import slurm
 
 _LAUNCHERS = (torchrun, open_mpi, slurm, cloud_tpu, kubernetes)

@@ -10,11 +10,10 @@ import jax
 
 from meshwright.base._internal import allow_files_of, print_line
 from meshwright.errors import PeersError, UsageError
-from meshwright.processes._clocks import clock_warning
 from meshwright.processes._cluster import ALONE_HINT, Cluster
 from meshwright.processes._compare import compare, compare_over, is_connected, use_exchange
 from meshwright.processes._detect import detect
-from meshwright.processes._environment import software
+from meshwright.processes._environment import clock_warning, software
 from meshwright.processes._leave import exit_after_uncaught_errors
 from meshwright.processes._peers import watch_peers
 from meshwright.processes._rendezvous import rendezvous, wait_for_coordinator

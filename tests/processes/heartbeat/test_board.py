@@ -21,7 +21,7 @@ import meshwright as mw
 from eventually import eventually
 from meshwright.cli import main
 from meshwright.errors import EXIT_HUNG, UsageError
-from meshwright.launch._look_out import looking_out
+from meshwright.launch._local import looking_out
 from meshwright.observe._profile._xplane import find_profiles
 from meshwright.processes._heartbeat._entry import Entry, board_directory, read_entries, write_entry
 from meshwright.processes._heartbeat._look import LookOut, compared, look
@@ -192,7 +192,7 @@ def launcher_says(folder, between, monkeypatch, **later):
     """
     said, readings, board = [], [], folder / "board"
     reading = lambda directory: readings.append(1) or read_entries(directory)
-    monkeypatch.setattr("meshwright.launch._look_out.read_entries", reading)
+    monkeypatch.setattr("meshwright.launch._local.read_entries", reading)
     board.mkdir()
     (folder / "progress.board").write_text(str(board))
     late = entry(num_processes=2, limit_seconds=BEAT / 2, **STANDING)

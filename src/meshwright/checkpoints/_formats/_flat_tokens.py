@@ -22,7 +22,7 @@ import numpy as np
 
 from meshwright.base._internal import location, read_each
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._formats.readers._flat_tokens import open_flat_tokens
+from meshwright.checkpoints._formats.readers._seqax import open_flat_tokens
 from meshwright.errors import DamagedError, InputError, UsageError
 
 

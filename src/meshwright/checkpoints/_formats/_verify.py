@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.base._internal import Directory, telling_unreadable
+from meshwright.base._internal import Directory
 from meshwright.checkpoints._arrays._chunks import cuts, slabs
 from meshwright.checkpoints._format._manifest import MANIFEST
+from meshwright.checkpoints._format._read import telling_unreadable
 from meshwright.checkpoints._format._verify import Damage, Report, native_report
 from meshwright.checkpoints._formats._open import checkpoints_at, reader_of
 from meshwright.checkpoints._formats.readers._reader import Reader, opened

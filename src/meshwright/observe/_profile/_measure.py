@@ -1,19 +1,18 @@
-"""Summaries of profiles: the times of steps, devices and operations."""
+"""Summaries of profiles: the times of steps, devices and operations, and of exchanges by mesh axes."""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 from meshwright.base._internal import local_path
-from meshwright.observe._profile._programs import sources_in
+from meshwright.observe._profile._programs import groups_in, sources_in
 from meshwright.observe._profile._scopes import DEPTH, scope_times
 from meshwright.observe._profile._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.observe._profile._xplane import Op, Span, read_profile
-from meshwright.program._internal import collective_of
-
-"""Names of collectives in HLO, and of NCCL's kernels."""
+from meshwright.program._internal import axes_written, collective_of
 
 
 def summarize(file: str | Path, *, depth: int = DEPTH) -> Summary:
@@ -94,3 +93,20 @@ def _covered(spans: Iterable[Span], window: Span) -> float:
         total += max(0.0, min(span.end, window.end) - max(span.start, end))
         end = max(end, span.end)
     return total
+
+
+def exchange_seconds(summary: Summary, sizes: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    """Return the seconds of all collectives of a profile by mesh axes, over all devices, the longest first.
+
+    Collectives whose axes the profile does not tell, or that are not of this mesh, are under no axes: ().
+    """
+    groups = groups_in(Path(summary.file))
+    seconds: dict[tuple[str, ...], float] = defaultdict(float)
+    for op in summary.ops:
+        if op.collective is None:
+            continue
+        axes: tuple[str, ...] = ()
+        with suppress(ValueError, KeyError):
+            axes = axes_written(groups[op.module][op.name], sizes)
+        seconds[axes] += op.seconds
+    return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
