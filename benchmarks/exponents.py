@@ -179,7 +179,7 @@ def of_axes(size: int, folder: Path) -> dict[str, Act]:
 
 
 PROCESS = (
-    "import jax; from meshwright.processes import _internal as processes; processes.start(); "
+    "import jax; from meshwright.processes import _internal as processes; processes.start_processes(); "
     "processes.gather(1); processes.agree(1)"
 )
 

@@ -28,7 +28,7 @@ _PACKAGES = {"Kubernetes": "kubernetes", "Open MPI 5": "mpi4py"}
 """The packages that JAX needs to find the processes of these launchers."""
 
 
-def start(
+def start_processes(
     *,
     coordinator: str | None = None,
     num_processes: int | None = None,
@@ -108,8 +108,8 @@ def _refuse_when_late() -> None:
         return
     except RuntimeError as error:
         raise UsageError(
-            "process.start() comes too late: JAX has already used its devices. Call it first, before code "
-            "that makes an array or calls jax.devices()."
+            "mw.parallel.start_processes() comes too late: JAX has already used its devices. Call it first, "
+            "before code that makes an array or calls jax.devices()."
         ) from error
 
 

@@ -310,7 +310,7 @@ def test_a_process_is_ended_after_its_look_at_the_others_and_says_for_which_one_
 
 
 def test_by_default_a_run_says_which_process_is_stopped_before_jax_ends_the_others():
-    timeout = inspect.signature(mw.parallel.start).parameters["heartbeat_timeout_seconds"].default
+    timeout = inspect.signature(mw.parallel.start_processes).parameters["heartbeat_timeout_seconds"].default
     within_seconds = 10  # docs/how-to/debugging.md
     # Counted from the last heartbeat, of which JAX sends two in this time.
     assert mw.Watchdog().shortest_seconds + within_seconds < timeout / 2

@@ -48,7 +48,7 @@ def run(
 ) -> Outcome:
     """Train an experiment. If its run directory has checkpoints, continue from the newest one.
 
-    Call it on every process, after `processes.start`.
+    Call it on every process, after `mw.parallel.start_processes`.
 
     Args:
       experiment: The description of the run.
