@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshwright.parallel._logical import logical
     from meshwright.parallel._mesh_rules import apply_mesh_rules, hardware, override
     from meshwright.parallel._rules import fsdp, match, stages
-    from meshwright.processes._internal import barrier, detect, is_lead, signals, start_processes
+    from meshwright.processes._internal import barrier, detect_processes, is_lead, signals, start_processes
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
@@ -30,7 +30,7 @@ __all__ = [
     "apply_mesh_rules",
     "barrier",
     "copy_to",
-    "detect",
+    "detect_processes",
     "embedding_lookup",
     "fsdp",
     "gather_sequence_dim",

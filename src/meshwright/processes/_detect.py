@@ -32,7 +32,7 @@ _VARIABLES = {
 }
 
 
-def detect(
+def detect_processes(
     environ: Mapping[str, str],
     *,
     coordinator: str | None = None,

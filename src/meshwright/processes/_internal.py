@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         sharing_errors,
         spans_all_processes,
     )
-    from meshwright.processes._detect import detect
+    from meshwright.processes._detect import detect_processes
     from meshwright.processes._disk import is_shared
     from meshwright.processes._ends import ending_together
     from meshwright.processes._heartbeat._entry import (

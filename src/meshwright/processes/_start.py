@@ -13,7 +13,7 @@ from meshwright.errors import PeersError, UsageError
 from meshwright.processes._clocks import clock_warning
 from meshwright.processes._cluster import ALONE_HINT, Cluster
 from meshwright.processes._compare import compare, compare_over, is_connected, use_exchange
-from meshwright.processes._detect import detect
+from meshwright.processes._detect import detect_processes
 from meshwright.processes._environment import software
 from meshwright.processes._leave import exit_after_uncaught_errors
 from meshwright.processes._peers import watch_peers
@@ -40,8 +40,8 @@ def start_processes(
     """Join the other processes of the run, and return the description of all. Collective.
 
     Call it before anything uses a device. Values that are not given are read from the environment (see
-    `detect`). With one process it joins nothing. A JAX runtime that is already initialised, for instance by
-    Ray, is used as it is.
+    `detect_processes`). With one process it joins nothing. A JAX runtime that is already initialised, for
+    instance by Ray, is used as it is.
 
     Args:
       coordinator: The address of process 0, `host:port`, with a port that is free there.
@@ -63,7 +63,7 @@ def start_processes(
             exit_after_uncaught_errors(jax.process_index())
             compare(_VERSIONS, software)
         return _as_initialised(Cluster("JAX", "the JAX runtime was initialised before"))
-    cluster = detect(
+    cluster = detect_processes(
         os.environ,
         coordinator=coordinator,
         num_processes=num_processes,
