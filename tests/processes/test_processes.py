@@ -34,7 +34,7 @@ if then == "before":
 if then == "before" and me == 1:
     os.kill(os.getpid(), number)
     time.sleep(1.5)  # JAX looks once a second
-with processes.signals() as signals:
+with processes.stop_signals() as signals:
     for step in range(1001, 1_000_000):
         processes.barrier(f"step {step}")
         if then == "during" and me == 1 and step == 1003:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from meshwright.parallel._logical import logical
     from meshwright.parallel._mesh_rules import apply_mesh_rules, hardware, override
     from meshwright.parallel._rules import fsdp, match, stages
-    from meshwright.processes._internal import barrier, detect_processes, is_lead, signals, start_processes
+    from meshwright.processes._internal import (
+        barrier,
+        detect_processes,
+        is_lead,
+        start_processes,
+        stop_signals,
+    )
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
@@ -45,7 +51,7 @@ __all__ = [
     "shard_batch_dim",
     "shard_sequence_dim",
     "shard_tensor_dim",
-    "signals",
     "stages",
     "start_processes",
+    "stop_signals",
 ]

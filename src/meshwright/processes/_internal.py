@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from meshwright.processes._rendezvous import rendezvous
     from meshwright.processes._run_on import on_all, on_lead
     from meshwright.processes._sensors._reader import PREFIX, machine_reader, worst
-    from meshwright.processes._signals import Signals, signals
+    from meshwright.processes._signals import Signals, stop_signals
     from meshwright.processes._slurm import expand_nodes, job_end
     from meshwright.processes._start import start_processes
     from meshwright.processes._when import (

@@ -29,7 +29,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Signals:
-    """The signals that this process has received, as `signals()` yields them."""
+    """The signals that this process has received, as `stop_signals()` yields them."""
 
     def __init__(self) -> None:
         self.interruption: Interrupted | None = None
@@ -89,7 +89,7 @@ class Signals:
 
 
 @contextmanager
-def signals() -> Iterator[Signals]:
+def stop_signals() -> Iterator[Signals]:
     """Handle SIGTERM and Ctrl-C in the block, and yield the signals that came.
 
     The handlers from before are restored afterwards. Python allows handlers on the main thread only. On
