@@ -145,8 +145,8 @@ def test_the_example_of_mesh_rules_applies_as_it_stands(tmp_path):
 
 def test_planning_is_where_its_page_says():
     page = (ROOT / "docs/plan.md").read_text()
-    assert "`meshwright.plan.plan(experiment" in page
-    assert callable(mw.plan.plan)
+    assert "`meshwright.plan.plan_step(experiment" in page
+    assert callable(mw.plan.plan_step)
 
 
 def test_the_snippets_about_data_run():
