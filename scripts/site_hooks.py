@@ -94,7 +94,7 @@ def names_table():
 
 
 def address(package, name):
-    """Return where the reference explains a name of the package: in the room that it comes from."""
+    """Return where the reference explains a name of the package: in the package that it comes from."""
     found = package[name]
     return found.path if found.is_module else found.target_path
 
@@ -118,7 +118,7 @@ def on_pre_build(config):
 
 
 def undocumented(module):
-    """Yield the public names of a room, and the methods of its classes, that have no docstring."""
+    """Yield the public names of a package, and the methods of its classes, that have no docstring."""
     for name, member in module.members.items():
         if not member.is_public or (found := member.final_target if member.is_alias else member).is_module:
             continue

@@ -1,4 +1,4 @@
-"""A run of several processes with all rooms open, into which one fault is built: what, where, and in whom."""
+"""A run of several processes with all parts open, into which one fault is built: what, where, and in whom."""
 
 import json
 import os

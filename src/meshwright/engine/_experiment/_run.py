@@ -95,7 +95,7 @@ def run(
 
 
 def _remedies(experiment: Experiment) -> str:
-    """Return what the planner says of a step that does not fit. It is in a room above this one."""
+    """Return what the planner says of a step that does not fit. It is in a package above this one."""
     return pkgutil.resolve_name("meshwright.plan._internal:remedies")(experiment)
 
 
