@@ -32,12 +32,12 @@ from meshwright.processes._heartbeat._entry import (
     write_entry,
 )
 from meshwright.processes._heartbeat._look import LookOut, compared, look
-from meshwright.processes._heartbeat._verdict import blamed, verdict
+from meshwright.processes._heartbeat._verdict import _CHECKPOINTS, blamed, verdict
 from meshwright.training._heartbeat import on_board
 from meshwright.training._phase_clock import PhaseClock
 
 BEAT = 0.01
-PLACE = {"phase": "step", "where": "meshwright/train/_loop.py:137 in wait", "is_waiting": True}
+PLACE = {"phase": "step", "where": "meshwright/training/_loop.py:137 in wait", "is_waiting": True}
 STANDING = {"phase": "input", "where": "/home/me/loader.py:12 in read", "is_waiting": False}
 
 
@@ -254,9 +254,10 @@ def test_where_nothing_is_known_no_place_is_told():
 
 def test_a_process_that_waits_for_the_place_of_its_checkpoints_says_so():
     place = {
-        "where": "meshwright/checkpoint/_saving.py:1 in f",
-        "others": ["meshwright/storage/_path.py:2 in g"],
+        "where": "meshwright/checkpoints/_saving.py:1 in f",
+        "others": ["meshwright/base/_storage/_path.py:2 in g"],
     }
+    assert all(Path(mw.__file__).parents[1].joinpath(folder).is_dir() for folder in _CHECKPOINTS)
     found = seen(STANDING | {"phase": "save"} | place, {})
     assert last(found).endswith("The disk or the store of the checkpoints does not answer, or is slow.")
     user = {**place, "others": ["model.py:2 in keep"]}
