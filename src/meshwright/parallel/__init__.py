@@ -2,7 +2,7 @@
 
 _mesh, _mesh_rules         meshes from text, and settings by hardware
 _rules, _layout            rules for the names of parameters, and the sharding of each array
-_auto, _trace, …           rules that are inferred from a loss
+_infer_rules, _trace, …    rules that are inferred from a loss
 """
 
 from typing import TYPE_CHECKING

@@ -2,6 +2,6 @@
 
 `_host` reads `/proc`, `_nvidia` asks NVIDIA's management library, `_tpu` that of TPUs, and `_devices` what
 JAX knows of any device. `_reader` puts them together, and makes rates of counts. Nothing here keeps a thread
-or talks to other machines. To add a source, add a file with a function that
-returns numbers by name, and name it in `_reader`.
+or talks to other machines. To add a source, add a file with a function that returns numbers by
+name, and name it in `_reader`.
 """
