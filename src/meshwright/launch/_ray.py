@@ -71,6 +71,10 @@ def launch_ray(
 
     Raises:
       UsageError: Ray is not installed, there is no cluster, or it does not have the resources in time.
+
+    Example:
+      >>> mw.launch.launch_ray(["python", "train.py"], 4, gpus_per_process=1)  # doctest: +SKIP
+      0
     """
     check(grace_seconds, num_processes, restarts, min_processes)
     directory = local_path(logs) if logs else None

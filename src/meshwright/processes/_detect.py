@@ -51,6 +51,12 @@ def detect_processes(
 
     Raises:
       UsageError: A set of variables is incomplete, contradicts itself, or cannot be read.
+
+    Example:
+      >>> variables = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+      >>> cluster = mw.parallel.detect_processes(variables)
+      >>> cluster.coordinator, cluster.num_processes, cluster.process_id
+      ('n1:29500', 2, 1)
     """
     arguments = _known(
         coordinator=coordinator,

@@ -57,6 +57,10 @@ def start_processes(
       UsageError: The values are incomplete, a device was used before, or the processes have different
         versions or flags.
       PeersError: Some processes did not come. Every process that came raises this.
+
+    Example:
+      >>> mw.parallel.start_processes(num_processes=1).num_processes
+      1
     """
     if jax.distributed.is_initialized():
         if not is_connected():

@@ -136,6 +136,13 @@ def offload_opt_state(
 
     Raises (when a state is described or made):
       UsageError: The devices do not have this kind of memory.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> optimizer = mw.training.offload_opt_state(optax.adam(1e-3))
+      >>> state = mw.training.init_state(lambda key: {"w": jnp.zeros(2)}, optimizer, 0, layout)
+      >>> jax.tree.leaves(state.opt_state)[-1].sharding.memory_kind
+      'pinned_host'
     """
     return replace(as_trainable(optimizer), opt_state_memory=memory)
 

@@ -25,6 +25,14 @@ def summarize(file: str | Path, *, depth: int = DEPTH) -> Summary:
 
     Raises:
       InputError: The file cannot be read, is damaged, or is empty.
+
+    Example:
+      >>> import pathlib
+      >>> with jax.profiler.trace("profile"):
+      ...     _ = jax.block_until_ready(jnp.ones(8) + 1)
+      >>> [file] = pathlib.Path("profile").rglob("*.xplane.pb")
+      >>> len(mw.observe.summarize(file).devices)
+      1
     """
     recorded = read_profile(local_path(file))
     all_ops = [op for ops in recorded.devices.values() for op in ops]
