@@ -53,6 +53,8 @@ def launch_ray(
     nodes, and the run directory must be on a disk that all nodes see, or in a store. If `ray.init` was called
     before, that cluster is used. Call this on the main thread.
 
+    Unproven: never run on more than one machine.
+
     Args:
       command: The program and its arguments.
       num_processes: The number of processes. Ray spreads them over the nodes as far as it can.

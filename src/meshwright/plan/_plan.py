@@ -34,6 +34,8 @@ def plan_step(
     The experiment's mesh rules apply as they would on that hardware. No array of the state is allocated, and
     nothing runs on the hardware.
 
+    Unproven: never run beside a step on the GPUs and TPUs that it plans for.
+
     Args:
       experiment: The experiment to plan.
       on: The hardware: `h100:64x8` is hosts × GPUs per host, `v5e:16x16` is the topology of a TPU slice, and

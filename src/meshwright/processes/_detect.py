@@ -42,6 +42,8 @@ def detect_processes(
 ) -> Cluster:
     """Return the cluster that the arguments and the environment describe. It connects to nothing.
 
+    Unproven: never run on Cloud TPUs, in Kubernetes or under Open MPI.
+
     Args:
       environ: The environment variables.
       coordinator: As in `start_processes`.

@@ -43,6 +43,8 @@ def start_processes(
     `detect_processes`). With one process it joins nothing. A JAX runtime that is already initialised, for
     instance by Ray, is used as it is.
 
+    Unproven: never run with more than four processes, or on more than one machine.
+
     Args:
       coordinator: The address of process 0, `host:port`, with a port that is free there.
       num_processes: The number of processes.

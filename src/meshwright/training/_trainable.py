@@ -130,6 +130,8 @@ def offload_opt_state(
     The state keeps its sharding. It is copied to the devices for each update, which takes time. Use this
     function if the freed device memory makes a larger batch or model possible.
 
+    Unproven: never run on GPUs and TPUs, whose hosts have a memory of their own.
+
     Args:
       optimizer: The optimizer whose state is kept in another memory.
       memory: The kind of memory, as JAX calls it.

@@ -19,6 +19,8 @@ from meshwright.program._internal import collective_of
 def summarize(file: str | Path, *, depth: int = DEPTH) -> Summary:
     """Return a summary of a profile: the times of its steps, devices, layers and operations.
 
+    Unproven: never run on a profile of a real GPU or TPU.
+
     Args:
       file: An `.xplane.pb` file.
       depth: The number of scopes of the model, one inside the other, that are told apart.
