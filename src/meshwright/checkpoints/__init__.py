@@ -3,9 +3,9 @@
 _checkpoints, _saving, …   saving in the background, continuing, and retention
 _host_memory/              checkpoints in the memory of hosts
 _format/                   our format
-_arrays/                   named arrays that are read in parts, matched with a state and restored onto any
-mesh _formats/                  checkpoints of other systems: a reader is a file in `_formats/readers`, and an
-entry of `READERS`
+_arrays/                   named arrays, read in parts, matched with a state, restored onto any mesh
+_formats/                  checkpoints of other systems: a reader is a file in `_formats/readers`, and an
+                           entry of `READERS`
 """
 
 from typing import TYPE_CHECKING

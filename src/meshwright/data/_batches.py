@@ -84,7 +84,7 @@ class Batches:
     def __next__(self) -> PyTree:
         """Return the next global batch: NumPy arrays in one process, global JAX arrays in several."""
         started = time.perf_counter()
-        with jax.profiler.TraceAnnotation("input wait"):  # the name that the room `profile` looks for
+        with jax.profiler.TraceAnnotation("input wait"):  # the name that `observe` looks for in profiles
             batch, self._position = self._peeked or self._read()
         self._peeked = self._source = None
         self.wait_seconds += time.perf_counter() - started

@@ -13,7 +13,14 @@ from meshwright.training._internal import TrainState
 @documented
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run: its last step and state, its scores, and the time that it took."""
+    """The outcome of a run: its last step and state, its scores, and the time that it took.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.training.state_from({"w": jnp.ones(2)}, optax.sgd(0.1), 0, layout)
+      >>> mw.engine.Outcome(step=100, scores={"test/loss": 0.5}, seconds=2.0, state=state).summary()
+      {'step': 100, 'scores': {'test/loss': 0.5}, 'seconds': 2.0}
+    """
 
     step: int
     """The number of updates, including those of earlier attempts."""

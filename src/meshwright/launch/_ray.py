@@ -52,6 +52,8 @@ def launch_ray(
     nodes, and the run directory must be on a disk that all nodes see, or in a store. If `ray.init` was called
     before, that cluster is used. Call this on the main thread.
 
+    Unproven: never run on more than one machine.
+
     Args:
       command: The program and its arguments.
       num_processes: The number of processes. Ray spreads them over the nodes as far as it can.
@@ -70,6 +72,10 @@ def launch_ray(
 
     Raises:
       UsageError: Ray is not installed, there is no cluster, or it does not have the resources in time.
+
+    Example:
+      >>> mw.launch.launch_ray(["python", "train.py"], 4, gpus_per_process=1)  # doctest: +SKIP
+      0
     """
     check(grace_seconds, num_processes, restarts, min_processes)
     directory = local_path(logs) if logs else None

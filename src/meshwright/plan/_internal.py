@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from meshwright.plan._estimate._traced import traced_costs
     from meshwright.plan._finalists import with_finalists
     from meshwright.plan._hardware import Hardware, hardware_here, hardware_named
-    from meshwright.plan._plan import plan, planned, site_of
+    from meshwright.plan._plan import plan_step, planned, site_of
     from meshwright.plan._remedies import remedies
     from meshwright.plan._roofline import Rates, StepTime
     from meshwright.plan._search import search

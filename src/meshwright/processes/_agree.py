@@ -21,7 +21,13 @@ from meshwright.errors import MeshwrightError
 
 
 def is_lead() -> bool:
-    """Return whether this is process 0, which prints and writes for all processes. Not collective."""
+    """Return whether this is process 0, which prints and writes for all processes. Not collective.
+
+    Example:
+      >>> if mw.parallel.is_lead():
+      ...     print("written once, by process 0")
+      written once, by process 0
+    """
     return jax.process_index() == 0
 
 
@@ -54,6 +60,9 @@ def barrier(name: str) -> None:
 
     Raises:
       AssertionError: Processes called it with different names.
+
+    Example:
+      >>> mw.parallel.barrier("the data are there")  # returns when all processes have called it
     """
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)

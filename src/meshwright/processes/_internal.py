@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         sharing_errors,
         spans_all_processes,
     )
-    from meshwright.processes._detect import detect
+    from meshwright.processes._detect import detect_processes
     from meshwright.processes._environment import describe_clocks
     from meshwright.processes._heartbeat._entry import (
         Entry,
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     )
     from meshwright.processes._rendezvous import rendezvous
     from meshwright.processes._sensors._reader import PREFIX, machine_reader, worst
-    from meshwright.processes._signals import Signals, signals
+    from meshwright.processes._signals import Signals, stop_signals
     from meshwright.processes._slurm import expand_nodes, job_end
     from meshwright.processes._sockets import address_towards, send_at_once, split_address
-    from meshwright.processes._start import start
+    from meshwright.processes._start import start_processes
     from meshwright.processes._when import (
         Due,
         Every,

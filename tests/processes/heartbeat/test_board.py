@@ -25,13 +25,13 @@ from meshwright.launch._local import looking_out
 from meshwright.observe._profile._xplane import find_profiles
 from meshwright.processes._heartbeat._entry import Entry, board_directory, read_entries, write_entry
 from meshwright.processes._heartbeat._look import LookOut, compared, look
-from meshwright.processes._heartbeat._verdict import blamed, verdict
+from meshwright.processes._heartbeat._verdict import _CHECKPOINTS, blamed, verdict
 from meshwright.processes._proc import birth_of, namespace
 from meshwright.training._heartbeat import on_board
 from meshwright.training._phase_clock import PhaseClock
 
 BEAT = 0.01
-PLACE = {"phase": "step", "where": "meshwright/train/_loop.py:137 in wait", "is_waiting": True}
+PLACE = {"phase": "step", "where": "meshwright/training/_loop.py:137 in wait", "is_waiting": True}
 STANDING = {"phase": "input", "where": "/home/me/loader.py:12 in read", "is_waiting": False}
 
 
@@ -248,9 +248,10 @@ def test_where_nothing_is_known_no_place_is_told():
 
 def test_a_process_that_waits_for_the_place_of_its_checkpoints_says_so():
     place = {
-        "where": "meshwright/checkpoint/_saving.py:1 in f",
-        "others": ["meshwright/storage/_path.py:2 in g"],
+        "where": "meshwright/checkpoints/_saving.py:1 in f",
+        "others": ["meshwright/base/_storage/_path.py:2 in g"],
     }
+    assert all(Path(mw.__file__).parents[1].joinpath(folder).is_dir() for folder in _CHECKPOINTS)
     found = seen(STANDING | {"phase": "save"} | place, {})
     assert last(found).endswith("The disk or the store of the checkpoints does not answer, or is slow.")
     user = {**place, "others": ["model.py:2 in keep"]}
@@ -304,7 +305,7 @@ def test_a_process_is_ended_after_its_look_at_the_others_and_says_for_which_one_
 
 
 def test_by_default_a_run_says_which_process_is_stopped_before_jax_ends_the_others():
-    timeout = inspect.signature(mw.parallel.start).parameters["heartbeat_timeout_seconds"].default
+    timeout = inspect.signature(mw.parallel.start_processes).parameters["heartbeat_timeout_seconds"].default
     within_seconds = 10  # docs/how-to/debugging.md
     # Counted from the last heartbeat, of which JAX sends two in this time.
     assert mw.Watchdog().shortest_seconds + within_seconds < timeout / 2

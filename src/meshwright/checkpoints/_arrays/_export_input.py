@@ -148,6 +148,10 @@ def renamed(leaves: Mapping[str, Any], names: Names | None) -> dict[str, Any]:
 
     Raises:
       UsageError: No leaf is left, or two get the same name.
+
+    Example:
+      >>> mw.checkpoints.renamed({"params/w": 1, "seed": 2}, lambda name: {"params/w": "weights"}.get(name))
+      {'weights': 1}
     """
     if names is None:
         return dict(leaves)

@@ -72,6 +72,12 @@ def find_step(path: str | Directory, step: int) -> Directory:
     Raises:
       CheckpointError: The step has no complete checkpoint; the error lists those that do.
       UsageError: `path` is itself a checkpoint.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      >>> mw.checkpoints.find_step("run", 100).name
+      'step_00000100'
     """
     place = location(path)
     steps = steps_at(place)

@@ -47,6 +47,13 @@ def verify_all(path: str | Directory) -> Iterator[Report]:
     Raises:
       CheckpointError: As `verify`.
       MeshwrightError: As `verify`.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     for step in (100, 200):
+      ...         checkpoints.save(step, {"w": jnp.ones(3)})
+      >>> [report.damage for report in mw.checkpoints.verify_all("run")]
+      [(), ()]
     """
     for directory in checkpoints_at(path):
         try:

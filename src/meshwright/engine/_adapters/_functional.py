@@ -17,7 +17,14 @@ from meshwright.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """A model as plain functions on plain trees. `functional` makes it."""
+    """A model as plain functions on plain trees. `functional` makes it.
+
+    Example:
+      >>> init, apply = lambda key, x: {"w": jnp.ones(3)}, lambda params, x: x * params["w"]
+      >>> model = mw.functional((init, apply), jnp.ones(3))
+      >>> isinstance(model, mw.engine.Functional), model.apply({"w": jnp.ones(3)}, jnp.ones(3)).shape
+      (True, (3,))
+    """
 
     axes: Mapping[str, Axes]
     """The names that the model gave to the dimensions of its parameters, by parameter name."""

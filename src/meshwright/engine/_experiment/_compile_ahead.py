@@ -60,6 +60,18 @@ def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None =
 
     Raises:
       MeshwrightError: Of the kinds that `run` raises before it starts.
+
+    Example:
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/line",
+      ...     model=lambda key: {"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.1),
+      ...     input=mw.Input({"y": np.ones(16, np.float32)}, batch_size=8),
+      ...     max_steps=2,
+      ... )
+      >>> mw.engine.compile_ahead(experiment).state_bytes
+      12
     """
     experiment = on_hardware(experiment, devices)
     mesh, rows = mesh_of(experiment, devices), some_rows(experiment)

@@ -86,6 +86,10 @@ def task_scores(
       tasks: The tasks, as in `lm_eval.simple_evaluate`: their names or their descriptions.
       options: Further arguments of `lm_eval.simple_evaluate`, such as `limit` and `num_fewshot`.
       more: Further arguments of `mw.lm.lm_eval`, such as `batch_size`.
+
+    Example:
+      >>> scores = mw.lm.task_scores(model, "llama", ["hellaswag"], options={"limit": 100})  # doctest: +SKIP
+      >>> evaluations = {"tasks": mw.engine.EvaluationFunction(scores, when=1000)}  # doctest: +SKIP
     """
 
     def scores(params: PyTree) -> dict[str, float]:
