@@ -13,7 +13,7 @@ inputs, take prompts with completions, and the last form.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -52,21 +52,32 @@ class Pair(NamedTuple):
 Made = TypeVar("Made", Example, Pair)
 
 
+class _Line(NamedTuple):
+    where: str
+    """The file and the number of the line."""
+    content: dict[str, Any] | ValueError
+    """The object in the line, or the error that it is none."""
+
+
 def read_examples(path: str | Path, model: str | Path | None, vocabulary: int | None) -> list[Example]:
     """Return the examples of a file of JSON lines."""
     lines, chats = _lines_of(path), functools.cache(lambda: _chats(model))
-    talks = [line.content for line in lines if isinstance(line.content, dict) and "messages" in line.content]
-    # Together, as the texts of many chats are made in less time than one by one; an error comes in its turn.
-    encoded = (
-        each for _ in [0] for each in chats().encode_each((x["messages"], x.get("tools")) for x in talks)
-    )
+    conversations = _conversations(lines, chats)
 
     def example(content: dict[str, Any]) -> Example:
         if "tokens" in content:
             return Example(*_given(content))
-        return _counted(next(encoded) if "messages" in content else _encoded(content, chats))
+        return _counted(next(conversations) if "messages" in content else _encoded(content, chats))
 
     return [_read(line, example, vocabulary) for line in lines]
+
+
+def _conversations(lines: list[_Line], chats: Callable[[], Chat]) -> Iterator[Encoded]:
+    """Yield the tokens of each line with `messages`, in the order of the lines."""
+    contents = [line.content for line in lines if isinstance(line.content, dict)]
+    rows = [row for row in contents if "messages" in row and "tokens" not in row]
+    # `encode_each` is faster than `encode` for each, and raises an error at the row that has it.
+    yield from chats().encode_each((row["messages"], row.get("tools")) for row in rows)
 
 
 def read_pairs(path: str | Path, model: str | Path | None, vocabulary: int | None) -> list[Pair]:
@@ -83,13 +94,6 @@ def read_pairs(path: str | Path, model: str | Path | None, vocabulary: int | Non
         return Pair(inputs, targets)
 
     return [_read(line, pair, vocabulary) for line in _lines_of(path)]
-
-
-class _Line(NamedTuple):
-    where: str
-    """The file and the number of the line."""
-    content: dict[str, Any] | ValueError
-    """The object in the line, or the error that it is none."""
 
 
 def _lines_of(path: str | Path) -> list[_Line]:
