@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import optax
 import pytest
-from scripts import site_hooks
+from scripts import draw_packages, site_hooks
 
 import meshwright as mw
 from data.loaders import DataLoader
@@ -145,6 +145,10 @@ def test_a_copy_of_the_loop_in_the_design_trains_with_public_names_alone():
 def test_every_package_of_the_design_is_there_in_order():
     table = (ROOT / "docs/design.md").read_text().split("\n## Packages\n")[1].split("\n## ")[0]
     assert re.findall(r"^\| `([a-z]+)` \|", table, re.M) == [*PACKAGES]
+
+
+def test_the_drawing_of_the_packages_is_that_of_their_imports():
+    assert draw_packages.PICTURE.read_text() == draw_packages.picture(), "scripts/draw_packages.py --write"
 
 
 AXLEARN, SEQAX = ((ROOT / f"docs/coming-from-{name}.md").read_text() for name in ("axlearn", "seqax"))
