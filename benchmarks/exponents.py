@@ -36,8 +36,8 @@ from meshwright.base import _tree as tree
 from meshwright.base._description import values
 from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.engine._describe import describe
 from meshwright.observe._jsonl import jsonl, read_jsonl
 from meshwright.report._run import read_run

@@ -9,11 +9,11 @@ from checkpoints.formats.readers import written
 from checkpoints.test_read import DATA_FILE, chunks_of, flip_a_bit
 from meshwright.checkpoints._arrays._diff import diff
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._convert import convert, rewritten
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.errors import DamagedError, UsageError
 
 

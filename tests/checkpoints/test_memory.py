@@ -18,9 +18,8 @@ from checkpoints.test_read import DATA_FILE, chunks_of, flip_a_bit
 from disk import no_room_for_more_than
 from engine.experiment.runs import experiment, losses
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._host_memory._budget import steps_to_remove
-from meshwright.checkpoints._host_memory._complete_steps import completed
-from meshwright.checkpoints._host_memory._settings import InMemory
+from meshwright.checkpoints._host_memory._budget import InMemory, steps_to_remove
+from meshwright.checkpoints._host_memory._host_directory import completed
 from meshwright.errors import DamagedError, MeshwrightError, UsageError
 from meshwright.processes._when import Tick, at, never
 

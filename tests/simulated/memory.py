@@ -15,8 +15,7 @@ from meshwright.checkpoints import _saving
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._directory import complete_steps
 from meshwright.checkpoints._host_memory import _checkpoints as _tier
-from meshwright.checkpoints._host_memory import _writing
-from meshwright.checkpoints._host_memory._settings import InMemory
+from meshwright.checkpoints._host_memory._budget import InMemory
 from meshwright.errors import MeshwrightError
 from meshwright.processes._when import Tick, at
 from simulated.disk import File, Folder
@@ -203,9 +202,8 @@ def play(seed):
     with (
         mounted(history.system),
         living_in(world),
-        mock.patch.object(_tier, "process", _telling(history, on_disk=False)),
-        mock.patch.object(_writing, "process", _telling(history, on_disk=False)),
-        mock.patch.object(_saving, "process", _telling(history, on_disk=True)),
+        mock.patch.object(_tier, "processes", _telling(history, on_disk=False)),
+        mock.patch.object(_saving, "processes", _telling(history, on_disk=True)),
         mock.patch.object(secrets, "token_hex", lambda count: drawn.randbytes(count).hex()),
     ):
         world.play()

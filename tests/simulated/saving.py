@@ -14,8 +14,7 @@ import numpy as np
 
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._directory import aside, saved_steps, temporaries
-from meshwright.checkpoints._formats._pins import pin, unpin
-from meshwright.checkpoints._formats._verify import verify
+from meshwright.checkpoints._formats._inspect import pin, unpin, verify
 from meshwright.errors import CheckpointError, MeshwrightError, PeersError, UsageError
 from simulated.disk import Disk
 from simulated.system import ROOT, System, mounted

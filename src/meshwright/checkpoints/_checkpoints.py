@@ -12,22 +12,35 @@ import jax
 from meshwright.base._internal import Directory, explained, tree
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._arrays._cast import Casts
-from meshwright.checkpoints._arrays._export_input import Names
 from meshwright.checkpoints._arrays._restore import compare_source
-from meshwright.checkpoints._bookmark import bookmark, rewind
+from meshwright.checkpoints._choice import numbers
+from meshwright.checkpoints._exports import Names
 from meshwright.checkpoints._format._layout import layouts
 from meshwright.checkpoints._format._manifest import Manifest
 from meshwright.checkpoints._format._read import NativeSource
 from meshwright.checkpoints._format._snapshot import HOST_NBYTES
+from meshwright.checkpoints._host_memory._budget import InMemory
 from meshwright.checkpoints._host_memory._checkpoints import Tier
 from meshwright.checkpoints._host_memory._host_directory import RUN_ID
-from meshwright.checkpoints._host_memory._settings import InMemory
-from meshwright.checkpoints._resume import Candidate, newest_intact, not_complete, pass_over, tell_uncommitted
+from meshwright.checkpoints._resume import (
+    Candidate,
+    bookmark,
+    newest_intact,
+    not_complete,
+    pass_over,
+    rewind,
+    tell_uncommitted,
+)
 from meshwright.checkpoints._retention import Keep
 from meshwright.checkpoints._saved import Saved
-from meshwright.checkpoints._saving import add_scores, begin_attempt, check_is_saved, start_saving, writer_of
-from meshwright.checkpoints._scores import numbers
-from meshwright.checkpoints._session import Session
+from meshwright.checkpoints._saving import (
+    Session,
+    add_scores,
+    begin_attempt,
+    check_is_saved,
+    start_saving,
+    writer_of,
+)
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.processes._internal import Due, Scores, Tick, When, on_lead
 

@@ -1,18 +1,151 @@
-"""One checkpoint of many, chosen by its step or as the best by a score."""
+"""The choice of one checkpoint of many, by its step or as the best by a score.
+
+The scores are those that were saved with the checkpoints. The settings of the run say which of them is meant
+and whether lower or higher values are better. Two files of a run directory, both written by `engine`, are
+read:
+
+    experiment.txt      the settings, one a line
+    environment.json    the directory of the checkpoints, if it is not the folder `checkpoints`
+"""
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from meshwright.base._internal import Directory, location
+from meshwright.base._internal import Directory, description, join, location, parse_object, read_text
 from meshwright.checkpoints import _directory
+from meshwright.checkpoints._format._manifest import read_manifest
 from meshwright.checkpoints._format._read import NativeSource
-from meshwright.checkpoints._of_run import checkpoints_of, settings_at
-from meshwright.checkpoints._scores import Mode, kept_by, mode_of, saved_scores, score_and_mode
-from meshwright.errors import CheckpointError, UsageError, did_you_mean, listed
-from meshwright.processes._internal import on_lead
+from meshwright.errors import CheckpointError, InputError, MeshwrightError, UsageError, did_you_mean, listed
+from meshwright.processes._internal import Scores, on_lead
+
+
+def checkpoints_of(path: str) -> str:
+    """Return where the checkpoints of the run at `path` are; `path` itself, where there is no run to be read.
+
+    Example:
+      >>> mw.checkpoints._internal.checkpoints_of("/tmp/exported")
+      '/tmp/exported'
+    """
+    try:
+        if _read(join(path, "experiment.txt")) is None:
+            return path
+    except InputError:  # it is there, and what it says is not needed
+        pass
+    except MeshwrightError:  # the store does not answer, as whoever opens the checkpoints will say
+        return path
+    file = join(path, "environment.json")
+    try:
+        elsewhere = parse_object(_read(file) or "{}").get("checkpoints")
+        if not isinstance(elsewhere, str | None) or "\0" in (elsewhere or ""):
+            raise ValueError("it names no place")
+    except (ValueError, InputError) as error:
+        raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
+    return elsewhere or join(path, "checkpoints")
+
+
+def settings_at(path: str) -> dict[str, str]:
+    """Return the settings of a run by dotted path; {} where there is no run to be read.
+
+    Example:
+      >>> mw.checkpoints._internal.settings_at("/tmp/exported")
+      {}
+    """
+    try:
+        place = location(path)
+        run = place.parent if place.name == "checkpoints" else place
+        return description.values(_read(str(run / "experiment.txt")) or "")
+    except MeshwrightError:
+        return {}
+
+
+def _read(place: str) -> str | None:
+    """Return what is in a file, or None where there is none."""
+    try:
+        return read_text(place)
+    except OSError:
+        return None
+
+
+Mode = Literal["min", "max"]
+"""Whether lower values of a score are better, or higher ones."""
+
+_LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rmse", "wer", "cer", "fid"}
+_HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
+"""Words in the names of scores that tell whether lower or higher is better."""
+_MODES: Mapping[str | None, Mode] = {"'min'": "min", "'max'": "max"}
+_BEST = "fit.best."
+"""Beginning of the settings of `Trainer.fit` that are scores to keep the best checkpoint by."""
+_KEEPS = ("save.keep", "fit.keep", _BEST)
+"""Beginnings of the settings that say which checkpoints are kept."""
+
+
+def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
+    """Return the scores of each complete checkpoint that can be read; `known` ones are not read again."""
+    known, found = known or {}, {}
+    for step in _directory.complete_steps(directory):
+        with suppress(CheckpointError):
+            path = _directory.step_path(directory, step)
+            found[step] = known[step] if step in known else read_manifest(path).scores
+    return found
+
+
+def score_and_mode(text: str) -> tuple[str, Mode | None]:
+    """Return the name and the mode in `test/distance:min`; the mode is None where the text has none.
+
+    Example:
+      >>> mw.checkpoints._internal.score_and_mode("test/distance:min")
+      ('test/distance', 'min')
+    """
+    score, _, end = text.rpartition(":")
+    return (score, end) if end == "min" or end == "max" else (text, None)
+
+
+def numbers(scores: Scores) -> Scores:
+    """Return the scores that are numbers; an evaluation may also return texts and images for reports."""
+    return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
+
+
+def kept_by(settings: Mapping[str, str]) -> dict[str, Mode]:
+    """Return the scores by which a run keeps its best checkpoints, and which values of them are best.
+
+    Example:
+      >>> mw.checkpoints._internal.kept_by({"save.keep.metric": "'test/loss'", "save.keep.mode": "'min'"})
+      {'test/loss': 'min'}
+    """
+    return {score: mode for path, score, mode in _mentioned(settings) if path.startswith(_KEEPS)}
+
+
+def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
+    """Return whether lower or higher values of a score are better; None if nothing tells.
+
+    Example:
+      >>> mw.checkpoints._internal.mode_of("test/accuracy", {})
+      'max'
+    """
+    told = (mode for _, score, mode in _mentioned(settings) if score == name)
+    if (mode := next(told, None)) is not None:
+        return mode
+    called = name.rpartition("/")[2].lower()
+    words = {called, *called.split("_")}
+    return "min" if words & _LOWER else "max" if words & _HIGHER else None
+
+
+def _mentioned(settings: Mapping[str, str]) -> Iterator[tuple[str, str, Mode]]:
+    """Yield the path of each setting that names a score, the score, and which of its values are best."""
+    for path, value in settings.items():
+        beside = path.removesuffix("metric")
+        # Where a policy reads TensorBoard's files, its score is not among those of checkpoints.
+        is_policy = path.endswith(".metric") and settings.get(f"{beside}events") in (None, "None")
+        score = f"eval/{path.removeprefix(_BEST)}" if path.startswith(_BEST) else value[1:-1]
+        mode = value if path.startswith(_BEST) else settings.get(f"{beside}mode") if is_policy else None
+        if mode in _MODES:
+            yield path, score, _MODES[mode]
+
 
 log = logging.getLogger("meshwright")
 

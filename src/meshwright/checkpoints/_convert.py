@@ -13,15 +13,14 @@ from meshwright.base._internal import Directory, ObjectPath, Table, compiled, ju
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._arrays._cast import cast_leaf, floating
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._source import Opened, Source, spelling_of
-from meshwright.checkpoints._arrays._transforms import Arrays, empty_of
+from meshwright.checkpoints._arrays._source import Arrays, Opened, Source, empty_of, spelling_of
+from meshwright.checkpoints._exports import errors_naming
 from meshwright.checkpoints._format._commit import commit
 from meshwright.checkpoints._format._layout import ArrayLayout, layouts
 from meshwright.checkpoints._format._manifest import MANIFEST, Manifest
 from meshwright.checkpoints._format._read import NativeSource
 from meshwright.checkpoints._format._snapshot import Snapshot
 from meshwright.checkpoints._format._write import write_part, write_streamed
-from meshwright.checkpoints._staging import errors_naming
 from meshwright.errors import UsageError
 
 PARAMETERS = ("^params/.*", "^target/.*", "^weights.*", ".*")

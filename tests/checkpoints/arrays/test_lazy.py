@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.checkpoints._arrays._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoints._arrays._restore import restore, restore_lazily
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._convert import rewritten
 from meshwright.checkpoints._format._layout import layouts

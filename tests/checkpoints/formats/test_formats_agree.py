@@ -13,7 +13,7 @@ from checkpoints.formats.readers.real import FIXTURES, arrays_of
 from meshwright.base import _tree as tree
 from meshwright.checkpoints._arrays._diff import diff
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import cast, subtree
+from meshwright.checkpoints._arrays._source import cast, subtree
 from meshwright.checkpoints._convert import called_as_ours, rewritten
 from meshwright.checkpoints._formats._export_npz import export_npz
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors

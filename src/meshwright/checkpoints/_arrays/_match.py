@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.base._internal import Table, judge, tree
-from meshwright.checkpoints._arrays._cast import dtype_of
-from meshwright.checkpoints._arrays._keys import is_key, key_type
+from meshwright.checkpoints._arrays._cast import dtype_of, is_key, key_type
 from meshwright.checkpoints._arrays._source import Source, spelling_of, stored_names
 from meshwright.errors import CheckpointError, UsageError, nearest
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.base._internal import fsync_directory, tree
 from meshwright.checkpoints._arrays._chunks import slabs
-from meshwright.checkpoints._arrays._export_input import (
+from meshwright.checkpoints._arrays._source import Source
+from meshwright.checkpoints._exports import (
     Chosen,
     Names,
     TreeSource,
@@ -21,9 +22,8 @@ from meshwright.checkpoints._arrays._export_input import (
     local,
     readable,
     refuse_dtypes,
+    staged,
 )
-from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._staging import staged
 from meshwright.errors import UsageError
 from meshwright.processes._internal import on_lead
 

@@ -13,18 +13,18 @@ import numpy as np
 
 from meshwright.base._internal import Directory, ObjectPath, fsync_directory, location, tree
 from meshwright.checkpoints._arrays._chunks import cuts
-from meshwright.checkpoints._arrays._export_input import (
+from meshwright.checkpoints._arrays._lazy import LazyArray
+from meshwright.checkpoints._arrays._source import Source
+from meshwright.checkpoints._exports import (
     Chosen,
     Names,
     TreeSource,
     chosen,
     readable,
     refuse_dtypes,
+    staged,
 )
-from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._source import Source
 from meshwright.checkpoints._formats.readers._tensorstore import store_of, telling, tensorstore_for
-from meshwright.checkpoints._staging import staged
 from meshwright.errors import UsageError
 from meshwright.processes._internal import on_lead
 

@@ -22,7 +22,9 @@ from jax.typing import DTypeLike
 from meshwright.base._internal import fsync_directory, tree, write_one_of_many, write_whole
 from meshwright.checkpoints._arrays._cast import converted, floating
 from meshwright.checkpoints._arrays._chunks import cuts
-from meshwright.checkpoints._arrays._export_input import (
+from meshwright.checkpoints._arrays._lazy import Index
+from meshwright.checkpoints._arrays._source import Source, empty_of
+from meshwright.checkpoints._exports import (
     Chosen,
     Names,
     TreeSource,
@@ -31,12 +33,9 @@ from meshwright.checkpoints._arrays._export_input import (
     local,
     readable,
     refuse_dtypes,
+    staged,
 )
-from meshwright.checkpoints._arrays._lazy import Index
-from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._arrays._transforms import empty_of
-from meshwright.checkpoints._formats._deflate import gzipped
-from meshwright.checkpoints._staging import staged
+from meshwright.checkpoints._formats.readers._zarr2 import gzipped
 from meshwright.errors import UsageError, listed
 from meshwright.processes._internal import on_lead
 

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.base._internal import Directory, location
 from meshwright.checkpoints._arrays._source import Opened
+from meshwright.checkpoints._choice import checkpoints_of
 from meshwright.checkpoints._directory import aside, complete_steps, saved_steps, step_path, temporaries
+from meshwright.checkpoints._exports import UNFINISHED
 from meshwright.checkpoints._format._manifest import MANIFEST
 from meshwright.checkpoints._format._read import NativeSource, telling_unreadable
 from meshwright.checkpoints._format._verify import incomplete
@@ -13,8 +15,6 @@ from meshwright.checkpoints._formats.readers import READERS
 from meshwright.checkpoints._formats.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
 from meshwright.checkpoints._formats.readers._reader import Reader, opened
 from meshwright.checkpoints._formats.readers._seqax import is_flat_tokens, splits_of
-from meshwright.checkpoints._of_run import checkpoints_of
-from meshwright.checkpoints._staging import UNFINISHED
 from meshwright.errors import CheckpointError, DamagedError, UsageError, listed
 
 _KNOWN = f"\n  Known formats: {', '.join(['Meshwright', *(reader.name for reader in READERS)])}."

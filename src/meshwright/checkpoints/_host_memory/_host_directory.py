@@ -1,4 +1,7 @@
-"""The directory in memory that a run has on each host, and the processes that share it."""
+"""The directory in memory that a run has on each host, the processes that share it, and its complete steps.
+
+When a run starts again, a roll call tells which checkpoints all hosts have.
+"""
 
 import hashlib
 import json
@@ -6,7 +9,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,8 @@ import jax
 
 from meshwright.base._internal import Directory, ObjectPath, parse_object, write_whole
 from meshwright.checkpoints import _directory
+from meshwright.checkpoints._format._commit import ON_OTHER_HOSTS
+from meshwright.checkpoints._format._manifest import read_manifest
 from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.processes import _internal as processes
 
@@ -175,3 +180,59 @@ def remove_steps(place: Place, steps: Sequence[int]) -> None:
     """Remove checkpoints of this host, the oldest first. Call it on its first process."""
     for step in sorted(steps):
         _directory.remove_step(place.path, step)
+
+
+ATTEMPT = "memory_attempt"
+"""The key in a manifest's `writer` with the start of the run that saved. Parts of one step that two starts
+wrote are not one checkpoint."""
+
+
+def complete_steps(place: Place) -> tuple[list[int], dict[int, str]]:
+    """Return the steps of which each host has its part, and what is wrong with the others. Collective.
+
+    Only manifests and the sizes of files are compared: whoever reads the data compares its checksums.
+    """
+    return completed(processes.gather(_held(place.path)))
+
+
+def completed(held: Sequence[Mapping[str, str]]) -> tuple[list[int], dict[int, str]]:
+    """Return the steps that all processes hold, and by step what is wrong with those that only some do.
+
+    Example:
+      >>> from meshwright.checkpoints._host_memory._host_directory import completed
+      >>> completed([{"10": "5e0c", "20": "5e0c"}, {"10": "5e0c"}])
+      ([10], {20: 'process 1 does not have its part'})
+    """
+    found, incomplete = list[int](), dict[int, str]()
+    for step in sorted({int(step) for each in held for step in each}):
+        parts = [each.get(str(step)) for each in held]
+        wrong = [
+            f"process {number} {'does not have its part' if part is None else f'finds {part[1:]}'}"
+            for number, part in enumerate(parts)
+            if part is None or part.startswith("!")
+        ]
+        if not wrong and len(set(parts)) > 1:
+            wrong = ["its parts are from different starts of the run"]
+        if wrong:
+            incomplete[step] = "; ".join(wrong)
+        else:
+            found.append(step)
+    return found, incomplete
+
+
+def _held(path: Path) -> dict[str, str]:
+    steps = _directory.complete_steps(path)
+    return {str(step): _part(path / _directory.step_name(step)) for step in steps}
+
+
+def _part(path: Path) -> str:
+    """Return the start of the run that wrote the checkpoint of a step here, or `!` and what is wrong."""
+    try:
+        manifest = read_manifest(path)
+        for file in manifest.files:
+            there = path / file.name
+            if file.name != ON_OTHER_HOSTS and (not there.is_file() or there.stat().st_size != file.nbytes):
+                return f"!that {there} is missing or cut off"
+        return str(manifest.writer.get(ATTEMPT))
+    except (OSError, InputError) as error:
+        return f"!{error}"

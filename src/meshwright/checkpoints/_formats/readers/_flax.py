@@ -12,10 +12,9 @@ from typing import Any
 
 from meshwright.base._internal import Directory, tree
 from meshwright.checkpoints._arrays._lazy import LazyArray, in_memory
+from meshwright.checkpoints._formats.readers._file import check_listed, only_index, read_index
 from meshwright.checkpoints._formats.readers._flax_msgpack import is_map, read_tree
-from meshwright.checkpoints._formats.readers._index import check_listed, only_index, read_index
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in, step_of, steps_in
+from meshwright.checkpoints._formats.readers._reader import Foreign, Reader, complete_in, step_of, steps_in
 from meshwright.checkpoints._formats.readers._t5x import refuse_version_0
 
 _INDEX = "*.msgpack.index.json"

@@ -25,8 +25,7 @@ import numpy as np
 
 from meshwright.base._internal import Directory
 from meshwright.checkpoints._arrays._lazy import LazyArray, concatenate
-from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._raw import raw_array
+from meshwright.checkpoints._formats.readers._file import File, head, raw_array
 
 _CHUNKED = "__msgpack_chunked_array__"
 _NUMBERS = {

@@ -22,8 +22,7 @@ import numpy as np
 
 from meshwright.base._internal import Directory, crc32
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._raw import Bytes, raw_array
+from meshwright.checkpoints._formats.readers._file import Bytes, File, head, raw_array
 from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError, listed
 

@@ -30,15 +30,21 @@ from meshwright.checkpoints._arrays._lazy import LazyArray, in_memory
 from meshwright.checkpoints._formats.readers import _t5x
 from meshwright.checkpoints._formats.readers._file import head, read_document, read_json
 from meshwright.checkpoints._formats.readers._flax_msgpack import read_tree
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in, newest, step_of, steps_in
+from meshwright.checkpoints._formats.readers._reader import (
+    Foreign,
+    Reader,
+    complete_in,
+    newest,
+    step_of,
+    steps_in,
+)
 from meshwright.checkpoints._formats.readers._tensorstore import (
+    open_arrays,
     shared_context,
     store_of,
     telling,
     tensorstore_for,
 )
-from meshwright.checkpoints._formats.readers._zarr import open_arrays
 from meshwright.errors import CheckpointError, DamagedError
 
 log = logging.getLogger("meshwright")

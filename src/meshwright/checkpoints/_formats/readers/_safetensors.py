@@ -1,5 +1,4 @@
-"""Reads safetensors, in one file or in several with an index; checkpoints/_formats/_safetensors.py has the
-layout.
+"""Reads safetensors, in one file or in several with an index. `_export_safetensors.py` has the layout.
 
 Names stay as they are in the files, with dots. A leaf is found by its Meshwright name with `.` instead of
 `/`.
@@ -17,10 +16,15 @@ import numpy as np
 from meshwright.base._internal import Directory, parse_object
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._source import Spelling
-from meshwright.checkpoints._formats._safetensors import DTYPES, LENGTH, METADATA
-from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._index import check_listed, only_index, read_index
-from meshwright.checkpoints._formats.readers._raw import raw_array
+from meshwright.checkpoints._formats._export_safetensors import DTYPES, LENGTH, METADATA
+from meshwright.checkpoints._formats.readers._file import (
+    File,
+    check_listed,
+    head,
+    only_index,
+    raw_array,
+    read_index,
+)
 from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError, DamagedError, listed
 

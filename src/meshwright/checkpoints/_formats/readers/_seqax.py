@@ -24,10 +24,15 @@ import numpy as np
 from meshwright.base._internal import Directory, ObjectPath, read_each, tree
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._source import Spelling
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in, newest, step_of, steps_in
-from meshwright.checkpoints._formats.readers._tensorstore import store_of
-from meshwright.checkpoints._formats.readers._zarr import open_arrays
+from meshwright.checkpoints._formats.readers._reader import (
+    Foreign,
+    Reader,
+    complete_in,
+    newest,
+    step_of,
+    steps_in,
+)
+from meshwright.checkpoints._formats.readers._tensorstore import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 
 _GROUP, _ARRAY = ".zgroup", ".zarray"

@@ -20,11 +20,9 @@ import numpy as np
 
 from meshwright.base._internal import Directory, location
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._formats.readers._bundle import read_bundle
+from meshwright.checkpoints._formats.readers._bundle import is_table, read_bundle
 from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._leveldb import is_table
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in
+from meshwright.checkpoints._formats.readers._reader import Foreign, Reader, complete_in
 from meshwright.errors import CheckpointError
 
 _T5 = "T5 by Mesh TensorFlow"

@@ -1,9 +1,18 @@
-"""What is written of a tree or an opened checkpoint, and under which names: for exports, and for states.
+"""Exports: the arrays to write under their new names, and a staging directory for the files.
 
-Leaves of a state may be saved under other names or left out; restoring finds them again.
+A state, too, may be saved with other names or without some leaves; restoring finds the leaves again.
+
+An export is written beside its destination, and moved there when it is complete:
+
+    hf/
+      .model.safetensors.unfinished/     if the process is killed, the next export removes it
+        .lock, .lock.holder              locked by the process that writes here; the second file names it
+        model.safetensors                is moved to hf/ when it is complete
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +21,11 @@ import jax
 import numpy as np
 
 from meshwright.base._internal import local_path, tree
-from meshwright.checkpoints._arrays._keys import is_key, type_name
+from meshwright.checkpoints import _directory
+from meshwright.checkpoints._arrays._cast import is_key, type_name
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._arrays._transforms import as_source, with_arrays
-from meshwright.errors import UsageError, listed
+from meshwright.checkpoints._arrays._source import Source, as_source, with_arrays
+from meshwright.errors import MeshwrightError, UsageError, listed
 
 Names = Callable[[str], str | None]
 """A function from an array's Meshwright name to its name in the export, or to None, which leaves it out."""
@@ -173,3 +182,51 @@ def named_back(source: Source, names: Names | None, target: tree.PyTree) -> Sour
     saved = {name: names(name) for name in tree.leaf_names(target)}
     back = {name: arrays.pop(other) for name, other in saved.items() if other in arrays}
     return with_arrays(source, {**arrays, **back})
+
+
+UNFINISHED = ".unfinished"
+"""The suffix of a directory that a save has not finished."""
+
+
+@contextmanager
+def staged(final: Path) -> Iterator[Path]:
+    """Yield an empty directory on the disk of `final`, to write files in and rename them; then remove it."""
+    place = final.with_name(f".{final.name}{UNFINISHED}")
+    with _held(place):
+        try:
+            _empty(place)
+            with errors_naming(final):
+                yield place
+        finally:
+            _empty(place)
+
+
+@contextmanager
+def errors_naming(final: object) -> Iterator[None]:
+    """Turn an `OSError` into an error that names the destination."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise MeshwrightError(
+            f"{final} was not written: {error.strerror}{where}. Nothing is left of it. Remove the cause, or "
+            "give another destination."
+        ) from None
+
+
+def _empty(place: Path) -> None:
+    for entry in place.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif not entry.name.startswith(_directory.LOCK):
+            entry.unlink()
+
+
+@contextmanager
+def _held(place: Path) -> Iterator[None]:
+    """Create a directory and lock it; at the end, remove the directory and the lock."""
+    held = _directory.lock_local(place)
+    try:
+        yield
+    finally:
+        held.remove()
