@@ -74,8 +74,8 @@ FAULTS = {
     ),
     "a step in memory counts that a host lacks": Fault(
         "checkpoints/_host_memory/_host_directory.py",
-        "[each.get(str(step)) for each in held]",
-        "[each[str(step)] for each in held if str(step) in each]",
+        "[steps.get(str(step)) for steps in by_process]",
+        "[steps[str(step)] for steps in by_process if str(step) in steps]",
         "checkpoints/test_memory.py::test_complete_is_what_every_process_has_of_one_start",
     ),
     "an object that is too long is taken for whole": Fault(

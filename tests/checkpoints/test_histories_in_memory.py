@@ -54,9 +54,13 @@ BROKEN = {
     "memory without a lock": (_place, "_directory", WITHOUT_LOCK),
     "starts without a number of their own": (_place, "_drawn", draw_no_attempt),
     "remains that stay": (_directory, "remove_temporaries", lambda *_: None),
-    "a run that is done and keeps memory": (_tier.Tier, "_remove_if_saved", lambda tier, place: None),
+    "a run that is done and keeps memory": (
+        _tier.HostMemoryCheckpoints,
+        "_remove_if_saved",
+        lambda tier, place: None,
+    ),
     "a run that leaves memory for an older disk": (
-        _tier.Tier,
+        _tier.HostMemoryCheckpoints,
         "_remove_if_saved",
         lambda _, place: _tier.remove(place),
     ),

@@ -99,13 +99,13 @@ class InMemoryHistory(History):
         memory = InMemory(every=1, budget_nbytes=self.budget_nbytes, directory=str(ROOT / _MEMORY))
         with Checkpoints(DIRECTORY, keep=self.keep, memory=memory) as checkpoints:
             expected = self._expected(process)
-            checkpoints.tier.tell = _must_be_slow
+            checkpoints.host_memory.on_skip = _must_be_slow
             found = checkpoints.resume(state_of(0), None, otherwise=lambda: None)
             self._check_resumed(process, checkpoints, found, expected)
             last = steps + (checkpoints.resumed or 0)
             if process.run in self.going_back:
                 self.in_memory.clear()
-                checkpoints.tier.forget()
+                checkpoints.host_memory.invalidate()
                 self.forgotten = process.run
             save = checkpoints.saver(self.on_disk)
             for step in range(last - steps + 1, last + 1):

@@ -25,7 +25,7 @@ from meshwright.processes._internal import Scores, on_lead
 
 
 def checkpoints_of(path: str) -> str:
-    """Return where the checkpoints of the run at `path` are; `path` itself, where there is no run to be read.
+    """Return the directory of checkpoints of the run at `path`; `path` itself, if no run can be read there.
 
     Example:
       >>> mw.checkpoints._internal.checkpoints_of("/tmp/exported")
@@ -34,9 +34,11 @@ def checkpoints_of(path: str) -> str:
     try:
         if _read(join(path, "experiment.txt")) is None:
             return path
-    except InputError:  # it is there, and what it says is not needed
+    except InputError:
+        # The file exists, and its content is not needed.
         pass
-    except MeshwrightError:  # the store does not answer, as whoever opens the checkpoints will say
+    except MeshwrightError:
+        # The store does not answer. Opening the checkpoints will raise the same error.
         return path
     file = join(path, "environment.json")
     try:
@@ -49,34 +51,34 @@ def checkpoints_of(path: str) -> str:
 
 
 def settings_at(path: str) -> dict[str, str]:
-    """Return the settings of a run by dotted path; {} where there is no run to be read.
+    """Return the settings of a run by dotted path; {} if no run can be read.
 
     Example:
       >>> mw.checkpoints._internal.settings_at("/tmp/exported")
       {}
     """
     try:
-        place = location(path)
-        run = place.parent if place.name == "checkpoints" else place
+        directory = location(path)
+        run = directory.parent if directory.name == "checkpoints" else directory
         return description.values(_read(str(run / "experiment.txt")) or "")
     except MeshwrightError:
         return {}
 
 
-def _read(place: str) -> str | None:
-    """Return what is in a file, or None where there is none."""
+def _read(file: str) -> str | None:
+    """Return the content of a file; None if it does not exist."""
     try:
-        return read_text(place)
+        return read_text(file)
     except OSError:
         return None
 
 
 Mode = Literal["min", "max"]
-"""Whether lower values of a score are better, or higher ones."""
+"""The values of a score that are better: the lower ones (min) or the higher ones (max)."""
 
 _LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rmse", "wer", "cer", "fid"}
 _HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
-"""Words in the names of scores that tell whether lower or higher is better."""
+"""Words in the names of scores of which lower, or higher, values are better."""
 _MODES: Mapping[str | None, Mode] = {"'min'": "min", "'max'": "max"}
 _BEST = "fit.best."
 """Beginning of the settings of `Trainer.fit` that are scores to keep the best checkpoint by."""
@@ -84,14 +86,14 @@ _KEEPS = ("save.keep", "fit.keep", _BEST)
 """Beginnings of the settings that say which checkpoints are kept."""
 
 
-def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
-    """Return the scores of each complete checkpoint that can be read; `known` ones are not read again."""
-    known, found = known or {}, {}
+def saved_scores(directory: Directory, cached: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
+    """Return the scores of each complete checkpoint that can be read; `cached` ones are not read again."""
+    cached, scores = cached or {}, {}
     for step in _directory.complete_steps(directory):
         with suppress(CheckpointError):
             path = _directory.step_path(directory, step)
-            found[step] = known[step] if step in known else read_manifest(path).scores
-    return found
+            scores[step] = cached[step] if step in cached else read_manifest(path).scores
+    return scores
 
 
 def score_and_mode(text: str) -> tuple[str, Mode | None]:
@@ -127,11 +129,11 @@ def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
       >>> mw.checkpoints._internal.mode_of("test/accuracy", {})
       'max'
     """
-    told = (mode for _, score, mode in _mentioned(settings) if score == name)
-    if (mode := next(told, None)) is not None:
+    modes = (mode for _, score, mode in _mentioned(settings) if score == name)
+    if (mode := next(modes, None)) is not None:
         return mode
-    called = name.rpartition("/")[2].lower()
-    words = {called, *called.split("_")}
+    last_part = name.rpartition("/")[2].lower()
+    words = {last_part, *last_part.split("_")}
     return "min" if words & _LOWER else "max" if words & _HIGHER else None
 
 
@@ -216,10 +218,10 @@ def _steps(path: str) -> tuple[Directory, list[int]]:
     directory = location(checkpoints_of(path))
     steps = _directory.complete_steps(directory)
     if not steps:
-        found = (
+        problem = (
             "has no complete checkpoint in Meshwright's format" if directory.is_dir() else "does not exist"
         )
-        raise CheckpointError(f"{directory} {found}. Expected a run or a directory of checkpoints.")
+        raise CheckpointError(f"{directory} {problem}. Expected a run or a directory of checkpoints.")
     return directory, steps
 
 
@@ -229,15 +231,18 @@ def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
         raise UsageError(f"mode={mode!r}: expected 'min' or 'max', or None to find out.")
     directory, steps = _steps(path)
     saved, settings = saved_scores(directory), settings_at(path)
-    there = _directory.complete_steps(directory)  # a run that trains may have removed some meanwhile
-    if unread := [str(step) for step in steps if step in there and step not in saved]:
-        said = "the best checkpoint in %s is one of the others: of step %s the scores cannot be read"
-        log.warning(said, directory, listed(unread, _MOST))
-    chosen = kept_by(settings)
-    name = score or _only(chosen, saved, path)
-    found = {step: of[name] for step, of in saved.items() if not math.isnan(of.get(name, math.nan))}
-    if not found:
-        raise _no_score(name, chosen, saved, directory)
+    # A run that is training may have removed steps since they were listed.
+    remaining = _directory.complete_steps(directory)
+    if unread := [str(step) for step in steps if step in remaining and step not in saved]:
+        message = "the best checkpoint in %s is one of the others: of step %s the scores cannot be read"
+        log.warning(message, directory, listed(unread, _MOST))
+    modes = kept_by(settings)
+    name = score or _only(modes, saved, path)
+    values = {
+        step: scores[name] for step, scores in saved.items() if not math.isnan(scores.get(name, math.nan))
+    }
+    if not values:
+        raise _no_score(name, modes, saved, directory)
     better = mode or mode_of(name, settings)
     if better is None:
         raise UsageError(
@@ -245,14 +250,14 @@ def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
             f"  Say it: mode='min' or mode='max', or 'best:{name}:min', or --best {name}:min."
         )
     sign = 1 if better == "max" else -1
-    return str(directory), max(found, key=lambda step: (sign * found[step], step))
+    return str(directory), max(values, key=lambda step: (sign * values[step], step))
 
 
-def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
+def _only(modes: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
     """Return the one score by which the run keeps its best checkpoint."""
-    if len(chosen) == 1:
-        return next(iter(chosen))
-    why = f"keeps its best by several scores, {_shown(chosen)}" if chosen else "keeps none by a score"
+    if len(modes) == 1:
+        return next(iter(modes))
+    why = f"keeps its best by several scores, {_as_text(modes)}" if modes else "keeps none by a score"
     names = _names(saved)
     raise UsageError(
         f"which checkpoint of {path} is the best? The run {why}.\n"
@@ -261,21 +266,21 @@ def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], pa
 
 
 def _no_score(
-    name: str, chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
+    name: str, modes: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
 ) -> CheckpointError:
-    names = {score for of in saved.values() for score in of}
+    names = {score for scores in saved.values() for score in scores}
     hint = " that is a number: all are NaN." if name in names else f".{did_you_mean(name, names)}"
-    by = f"\n  The run keeps its best checkpoints by {_shown(chosen)}." if chosen else ""
+    policy = f"\n  The run keeps its best checkpoints by {_as_text(modes)}." if modes else ""
     return CheckpointError(
         f"no checkpoint in {directory} has a score {name!r}{hint}\n"
-        f"  Scores of its checkpoints: {_names(saved) or 'none'}.{by}\n"
+        f"  Scores of its checkpoints: {_names(saved) or 'none'}.{policy}\n"
         "  A checkpoint is saved with the scores of its own step, if that is evaluated."
     )
 
 
-def _shown(chosen: Mapping[str, Mode]) -> str:
-    return ", ".join(f"{score} ({mode})" for score, mode in chosen.items())
+def _as_text(modes: Mapping[str, Mode]) -> str:
+    return ", ".join(f"{score} ({mode})" for score, mode in modes.items())
 
 
 def _names(saved: Mapping[int, Mapping[str, Any]]) -> str:
-    return ", ".join(sorted({name for of in saved.values() for name in of}))
+    return ", ".join(sorted({name for scores in saved.values() for name in scores}))

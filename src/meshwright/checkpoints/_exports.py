@@ -73,14 +73,15 @@ def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> S
     if keys := [name for name, x in arrays.items() if is_key(x)]:
         raise UsageError(f"cannot export typed PRNG keys: {listed(keys)}. Give their `jax.random.key_data`.")
     lazy = {
-        each: LazyArray(x.shape, np.dtype(x.dtype), partial(source.read, each)) for each, x in arrays.items()
+        array_name: LazyArray(x.shape, np.dtype(x.dtype), partial(source.read, array_name))
+        for array_name, x in arrays.items()
     }
     return as_source(lazy, name)
 
 
-def local(place: str | Path) -> Path:
+def local(path: str | Path) -> Path:
     """Return the absolute path of an export's destination."""
-    return local_path(place, "Export to a disk, and copy the files.").absolute()
+    return local_path(path, "Export to a disk, and copy the files.").absolute()
 
 
 def _on_host(leaf: Any) -> np.ndarray:
@@ -108,18 +109,18 @@ class Chosen(NamedTuple):
 
 def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
     """Return the arrays to write, by their new names."""
-    found: dict[str, Chosen] = {}
+    arrays: dict[str, Chosen] = {}
     for name, array in saved.items():
         if (theirs := names(name)) is None:
             continue
-        if theirs in found:
+        if theirs in arrays:
             raise UsageError(
-                f"{found[theirs].name} and {name} would both be called {theirs}. Change `names`."
+                f"{arrays[theirs].name} and {name} would both be called {theirs}. Change `names`."
             )
-        found[theirs] = Chosen(name, array)
-    if not found:
+        arrays[theirs] = Chosen(name, array)
+    if not arrays:
         raise UsageError("there is nothing to write: `names` returned None for every array.")
-    return found
+    return arrays
 
 
 def is_of_numpy(dtype: Any) -> bool:
@@ -133,15 +134,15 @@ def refuse_dtypes(
     where: str, arrays: Mapping[str, Chosen], accepts: Callable[[Any], bool] = is_of_numpy
 ) -> None:
     """Raise an error if an export format lacks the dtype of an array."""
-    unfit = [each for each in arrays.values() if not accepts(each.array.dtype)]
+    unfit = [choice for choice in arrays.values() if not accepts(choice.array.dtype)]
     if unfit:
-        named = listed(f"{each.name} ({type_name(each.array)})" for each in unfit)
+        named = listed(f"{choice.name} ({type_name(choice.array)})" for choice in unfit)
         raise UsageError(f"{where} cannot hold the dtypes of {named}. {_instead(unfit)}")
 
 
 def _instead(unfit: Sequence[Chosen]) -> str:
     """Return advice for arrays whose dtype a format lacks."""
-    num_keys = sum(is_key(each.array) for each in unfit)
+    num_keys = sum(is_key(choice.array) for choice in unfit)
     cast = "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
     data = "PRNG keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds it."
     return " ".join([*([cast] if num_keys < len(unfit) else []), *([data] if num_keys else [])])
@@ -164,7 +165,7 @@ def renamed(leaves: Mapping[str, Any], names: Names | None) -> dict[str, Any]:
     """
     if names is None:
         return dict(leaves)
-    return {name: each.array for name, each in chosen(leaves, names).items()}
+    return {name: choice.array for name, choice in chosen(leaves, names).items()}
 
 
 def left_out(target: tree.PyTree, names: Names | None) -> set[str]:
@@ -191,14 +192,14 @@ UNFINISHED = ".unfinished"
 @contextmanager
 def staged(final: Path) -> Iterator[Path]:
     """Yield an empty directory on the disk of `final`, to write files in and rename them; then remove it."""
-    place = final.with_name(f".{final.name}{UNFINISHED}")
-    with _held(place):
+    directory = final.with_name(f".{final.name}{UNFINISHED}")
+    with _locked(directory):
         try:
-            _empty(place)
+            _empty(directory)
             with errors_naming(final):
-                yield place
+                yield directory
         finally:
-            _empty(place)
+            _empty(directory)
 
 
 @contextmanager
@@ -214,8 +215,8 @@ def errors_naming(final: object) -> Iterator[None]:
         ) from None
 
 
-def _empty(place: Path) -> None:
-    for entry in place.iterdir():
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
         elif not entry.name.startswith(_directory.LOCK):
@@ -223,10 +224,10 @@ def _empty(place: Path) -> None:
 
 
 @contextmanager
-def _held(place: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Iterator[None]:
     """Create a directory and lock it; at the end, remove the directory and the lock."""
-    held = _directory.lock_local(place)
+    lock = _directory.lock_local(directory)
     try:
         yield
     finally:
-        held.remove()
+        lock.remove()

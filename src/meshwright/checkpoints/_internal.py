@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         score_and_mode,
         settings_at,
     )
-    from meshwright.checkpoints._convert import called_as_ours, convert, rewritten
+    from meshwright.checkpoints._convert import convert, with_changes, with_native_names
     from meshwright.checkpoints._directory import (
-        aside,
         complete_steps,
         is_locked,
+        reason_set_aside,
         set_aside_after,
+        set_aside_names,
         step_name,
-        why_aside,
     )
     from meshwright.checkpoints._exports import TreeSource, local, source_of, staged
     from meshwright.checkpoints._format._snapshot import HOST_NBYTES

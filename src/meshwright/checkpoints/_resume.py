@@ -7,8 +7,8 @@ The position is saved in a checkpoint's `extra` in one of three forms.
     "data": "not saved"                        left out on purpose: a resumed run starts the data again
 
 The iterator chooses the form: those of `mw.data`, and others with `state_is_global = True`, use the first.
-Equal states on all processes would not prove it: two iterators that each read one half may both stand at
-100, where one that reads everything stands at 200.
+Equal states on all processes would not prove it: two iterators that each read one half may both be at
+position 100, where one that reads everything is at 200.
 
 Bytes, as grain's loaders return them, are saved as {"base64": …}.
 """
@@ -47,14 +47,15 @@ class Candidate(NamedTuple):
 def newest_intact(
     candidates: Sequence[Candidate], restore: Callable[[Candidate], T]
 ) -> tuple[T | None, Candidate | None, dict[Candidate, str]]:
-    """Return `restore(candidate)` of the newest intact one, which one that is, and the errors of newer ones.
+    """Return `restore(candidate)` of the newest intact one, this candidate, and the errors of newer ones.
 
     Without candidates, or if all are damaged and only in memory, the first two are None: the run is then as
-    if it had saved nothing. What was on a disk is not given up like this.
+    if it had saved nothing. Checkpoints on a disk are not given up like this.
     Processes read different parts, so damage that one of them finds makes all of them take an older one.
     Collective: call it on the main thread of all processes, with the same candidates.
     """
     damaged: dict[Candidate, str] = {}
+    # The newest first; of two of one step, that in memory.
     for candidate in sorted(candidates, reverse=True):
         try:
             return on_all(partial(restore, candidate)), candidate, damaged
@@ -64,42 +65,42 @@ def newest_intact(
         return None, None, damaged
     raise DamagedError(
         "all checkpoints are damaged, so there is none to continue from:\n  "
-        + "\n  ".join(f"{candidate}: {what}" for candidate, what in damaged.items())
+        + "\n  ".join(f"{candidate}: {problem}" for candidate, problem in damaged.items())
         + "\nRestore one from a backup; or, to start from the beginning, move them away."
     )
 
 
-def pass_over(
+def set_aside_damaged(
     directory: Directory, damaged: Mapping[Candidate, str], resumed: Candidate | None, is_open: bool
 ) -> tuple[str, ...]:
-    """Log damaged checkpoints, rename those on disk if it is open, and return the messages. Collective."""
+    """Log damaged checkpoints, set those on disk aside if `is_open`, and return the messages. Collective."""
     messages = []
-    for candidate, what in damaged.items():
-        said = f"{candidate} is damaged; {_instead(resumed)} instead. {what}"
+    for candidate, problem in damaged.items():
+        message = f"{candidate} is damaged; {_instead(resumed)} instead. {problem}"
         if is_open and not candidate.is_in_memory:
-            said += f" It is kept as {on_lead(partial(_directory.set_aside, directory, candidate.step))}."
-        messages.append(said)
-    _tell(messages)
+            message += f" It is kept as {on_lead(partial(_directory.set_aside, directory, candidate.step))}."
+        messages.append(message)
+    _log_on_lead(messages)
     return tuple(messages)
 
 
-def not_complete(found: Mapping[int, str], resumed: Candidate | None) -> tuple[str, ...]:
+def log_incomplete(incomplete: Mapping[int, str], resumed: Candidate | None) -> tuple[str, ...]:
     """Log the newer checkpoints in memory that some process lacks, and return the messages."""
-    newer = [step for step in sorted(found) if resumed is None or step > resumed.step]
+    newer = [step for step in sorted(incomplete) if resumed is None or step > resumed.step]
     messages = tuple(
-        f"step {step} in memory is not complete: {found[step]}; {_instead(resumed)}" for step in newer
+        f"step {step} in memory is not complete: {incomplete[step]}; {_instead(resumed)}" for step in newer
     )
-    _tell(messages)
+    _log_on_lead(messages)
     return messages
 
 
-def tell_uncommitted(directory: Directory, resumed: Candidate | None) -> None:
+def log_uncommitted(directory: Directory, resumed: Candidate | None) -> None:
     """Log which newer steps in a store have files, but no manifest. Collective.
 
     Only on a disk this shows damage: a save that is killed leaves them under the name of the step.
     """
 
-    def tell() -> None:
+    def log_newer() -> None:
         begun = _directory.temporaries(directory) if isinstance(directory, ObjectPath) else []
         newest = "" if resumed is None else _directory.step_name(resumed.step)
         if newer := [path.name for path in begun if path.name > newest]:
@@ -108,18 +109,18 @@ def tell_uncommitted(directory: Directory, resumed: Candidate | None) -> None:
                 f"end, or the manifests were removed. {_instead(resumed)} instead."
             )
 
-    on_lead(tell)
+    on_lead(log_newer)
 
 
 def _instead(resumed: Candidate | None) -> str:
     return f"continuing from {resumed}" if resumed else "starting from the beginning"
 
 
-def _tell(messages: Sequence[str]) -> None:
+def _log_on_lead(messages: Sequence[str]) -> None:
     """Log messages about checkpoints that were passed over, on process 0."""
     if processes.is_lead():
-        for said in messages:
-            log.error(said)
+        for message in messages:
+            log.error(message)
 
 
 _GLOBAL, _BY_PROCESS = "data", "data_by_process"

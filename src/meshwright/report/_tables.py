@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.base._internal import description, duration, human_bytes, number
-from meshwright.checkpoints._internal import why_aside
+from meshwright.checkpoints._internal import reason_set_aside
 from meshwright.report._ending import Incident
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
@@ -76,7 +76,7 @@ def checkpoints(run: Run) -> Html | None:
         ]
         for each in reversed(listed.checkpoints)
     ]
-    rows += [[name, "set aside", *("" for _ in names), why_aside(name)] for name in listed.set_aside]
+    rows += [[name, "set aside", *("" for _ in names), reason_set_aside(name)] for name in listed.set_aside]
     return table(["step", "size", *heads, ""], rows, caption="Existing checkpoints, the newest first")
 
 

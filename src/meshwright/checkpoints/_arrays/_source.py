@@ -98,18 +98,18 @@ def stored_names(source: Any, names: Iterable[str]) -> dict[str, str]:
     alike: dict[str, list[str]] = {}
     for name in stored:
         alike.setdefault(folded(name), []).append(name)
-    found = {}
+    stored_as = {}
     for name in names:
         several = alike.get(folded(name), ())
-        found[name] = several[0] if name not in stored and len(several) == 1 else name
+        stored_as[name] = several[0] if name not in stored and len(several) == 1 else name
     ours: dict[str, str] = {}
-    for name, theirs in found.items():
+    for name, theirs in stored_as.items():
         if ours.setdefault(theirs, name) != name:
             raise CheckpointError(
                 f"{source} cannot tell {ours[theirs]} and {name} apart: its format stores both as "
                 f"{theirs!r}. Rename one of them."
             )
-    return found
+    return stored_as
 
 
 def names_below(source: Any, prefix: str) -> dict[str, str]:
@@ -119,13 +119,13 @@ def names_below(source: Any, prefix: str) -> dict[str, str]:
     """
     folded, plain = spelling_of(source).folded, f"{prefix}/"
     spelt = folded(plain)
-    found = {}
+    names = {}
     for name in source.arrays():
         if name.startswith(plain):
-            found[name.removeprefix(plain)] = name
+            names[name.removeprefix(plain)] = name
         elif "/" not in name and (joined := folded(name)).startswith(spelt) and joined != spelt:
-            found[joined.removeprefix(spelt)] = name
-    return found
+            names[joined.removeprefix(spelt)] = name
+    return names
 
 
 def described(opened: Opened) -> str:
@@ -177,8 +177,8 @@ def subtree(source: Source, prefix: str) -> Source:
         raise CheckpointError(f"{source} has no arrays below {prefix}/.{hint}")
     start = f"{prefix}/"
     empty = {name.removeprefix(start): x for name, x in empty_of(source).items() if name.startswith(start)}
-    held = {rest: arrays[name] for rest, name in below.items()}
-    return Arrays(f"{prefix} of {source}", held, empty, spelling)
+    named_arrays = {rest: arrays[name] for rest, name in below.items()}
+    return Arrays(f"{prefix} of {source}", named_arrays, empty, spelling)
 
 
 def cast(source: Source, casts: Casts) -> Source:
@@ -203,9 +203,9 @@ def cast(source: Source, casts: Casts) -> Source:
 
 def cast_back(source: Source, casts: Casts, target: tree.PyTree) -> Source:
     """Return a checkpoint that was saved with `casts`, with these arrays in the dtypes of `target` again."""
-    wanted, arrays = tree.named_leaves(target), source.arrays()
-    names = cast_dtypes(wanted, casts).keys() & arrays.keys()
-    back = {name: cast_leaf(name, arrays[name], dtype_of(wanted[name])) for name in names}
+    leaves, arrays = tree.named_leaves(target), source.arrays()
+    names = cast_dtypes(leaves, casts).keys() & arrays.keys()
+    back = {name: cast_leaf(name, arrays[name], dtype_of(leaves[name])) for name in names}
     return with_arrays(source, {**arrays, **back})
 
 
@@ -225,7 +225,7 @@ class Arrays:
 
     name: str
     """The name that errors call it by."""
-    held: Mapping[str, LazyArray]
+    named_arrays: Mapping[str, LazyArray]
     """The arrays by name."""
     empty: Mapping[str, Any] = field(default_factory=dict)
     """Entries of its tree that are no arrays, None or {}, by name."""
@@ -237,8 +237,8 @@ class Arrays:
 
     def arrays(self) -> Mapping[str, LazyArray]:
         """Return every array by name; nothing is read."""
-        return self.held
+        return self.named_arrays
 
     def read(self, name: str, index: Index, /) -> np.ndarray:
         """Return a part of one array."""
-        return self.held[name].read(index)
+        return self.named_arrays[name].read(index)

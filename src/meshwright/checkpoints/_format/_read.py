@@ -57,8 +57,11 @@ def read_chunks(chunks: Sequence[Chunk], *, checksums: bool) -> list[int | None]
     Without `checksums`, only the rows that targets need are read, and the numbers are meaningless.
     """
     blocks = [list(_blocks(chunk, checksums)) for chunk in chunks]
-    crcs = iter(_each([block for of_one in blocks for block in of_one]))
-    return [_joined([next(crcs) for _ in of_one], of_one) for of_one in blocks]
+    all_blocks = [block for chunk_blocks in blocks for block in chunk_blocks]
+    # Threads cost more than they save, if there is little to read.
+    is_large = len(all_blocks) > 1 and sum(block.nbytes for block in all_blocks) > 2 * _BLOCK
+    crcs = iter((_threads().map if is_large else map)(_read_block, all_blocks))
+    return [_joined([next(crcs) for _ in chunk_blocks], chunk_blocks) for chunk_blocks in blocks]
 
 
 class _Block(NamedTuple):
@@ -86,22 +89,17 @@ def _blocks(chunk: Chunk, every_row: bool) -> Iterable[_Block]:
             yield block
 
 
-def _each(blocks: Sequence[_Block]) -> Iterable[int | None]:
-    large = len(blocks) > 1 and sum(block.nbytes for block in blocks) > 2 * _BLOCK
-    return (_threads().map if large else map)(_read_block, blocks)
-
-
 def _read_block(block: _Block) -> int | None:
     """Read one block into its targets and return its CRC-32; None if the file ends before it."""
-    wanted = [(shared, target) for target in block.chunk.targets if (shared := _shared(block, target))]
-    straight = _straight(block, wanted)
-    room = _buffer(block.nbytes) if straight is None else straight
-    if not _read(block.chunk.file, room, block.chunk.offset + block.first * block.row_nbytes):
+    shares = [(shared, target) for target in block.chunk.targets if (shared := _shared(block, target))]
+    straight = _straight(block, shares)
+    buffer = _buffer(block.nbytes) if straight is None else straight
+    if not _read(block.chunk.file, buffer, block.chunk.offset + block.first * block.row_nbytes):
         return None
-    crc = crc32(room)
+    crc = crc32(buffer)
     if straight is None:
-        rows = room.view(block.chunk.dtype).reshape(block.last - block.first, *block.chunk.shape[1:])
-        for (into, of_block), target in wanted:
+        rows = buffer.view(block.chunk.dtype).reshape(block.last - block.first, *block.chunk.shape[1:])
+        for (into, of_block), target in shares:
             _rows(target.out)[into] = rows[(of_block, *target.within[1:])]
     return crc
 
@@ -115,11 +113,11 @@ def _shared(block: _Block, target: Target) -> tuple[slice, slice] | None:
     return slice(first - start, last - start), slice(first - block.first, last - block.first)
 
 
-def _straight(block: _Block, wanted: Sequence[tuple[tuple[slice, slice], Target]]) -> np.ndarray | None:
+def _straight(block: _Block, shares: Sequence[tuple[tuple[slice, slice], Target]]) -> np.ndarray | None:
     """Return the memory that the whole block goes to, if it is contiguous and of one target; else None."""
-    if len(wanted) != 1:
+    if len(shares) != 1:
         return None
-    (into, _), target = wanted[0]
+    (into, _), target = shares[0]
     out = _rows(target.out)[into]
     if out.nbytes != block.nbytes or not out.flags.c_contiguous:
         return None
@@ -137,16 +135,16 @@ def _buffer(nbytes: int) -> np.ndarray:
     return _buffers.room[:nbytes]
 
 
-def _read(file: int | ObjectBytes, room: np.ndarray, offset: int) -> bool:
-    """Fill `room` from the file; return False if the file ends before."""
+def _read(file: int | ObjectBytes, buffer: np.ndarray, offset: int) -> bool:
+    """Fill `buffer` from the file; return False if the file ends before."""
     if isinstance(file, ObjectBytes):
-        room[:] = file[offset : offset + len(room)]
+        buffer[:] = file[offset : offset + len(buffer)]
         return True
-    while len(room):
-        count = os.preadv(file, [room.data], offset)
+    while len(buffer):
+        count = os.preadv(file, [buffer.data], offset)
         if not count:
             return False
-        room, offset = room[count:], offset + count
+        buffer, offset = buffer[count:], offset + count
     return True
 
 
@@ -167,7 +165,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_NUM_THREADS, "checkpoint-reader")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process inherits no threads
+# A forked process inherits no threads.
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 _SMALL = 1 << 20  # bytes; in smaller arrays, parts that are consecutive rows are read as one
@@ -175,7 +174,7 @@ _MEMORY = 64 << 20  # bytes allocated at once
 
 
 @contextmanager
-def telling_unreadable() -> Iterator[None]:
+def errors_naming_unreadable() -> Iterator[None]:
     """Turn a `PermissionError` into a `CheckpointError` that names the file. Also a decorator."""
     try:
         yield
@@ -241,7 +240,7 @@ class NativeSource:
         """Return several parts of one array, as `read` does; a chunk that they share is read once."""
         array = self.manifest.arrays[name]
         parts = tuple(bounds_of(index, array.shape) for index in indices)
-        rows = as_rows(parts) if sum(place.size for place in array.chunks) < _SMALL else None
+        rows = as_rows(parts) if sum(chunk.size for chunk in array.chunks) < _SMALL else None
         if rows is None:
             return self._read_parts(name, array, parts)
         (joint,) = self._read_parts(name, array, (rows,))
@@ -249,7 +248,8 @@ class NativeSource:
 
     def _read_parts(self, name: str, array: SavedArray, parts: tuple[Bounds, ...]) -> list[np.ndarray]:
         shared = chunks_of(parts, array.shape, array.chunk_shape)
-        for number, _ in shared:  # checks the sizes of the files before memory is allocated
+        # Opening the files checks their sizes, before memory is allocated.
+        for number, _ in shared:
             self._file(name, array.chunks[number])
         outs = [
             self._memory.empty([last - first for first, last in bounds], np.dtype(array.dtype))
@@ -274,41 +274,42 @@ class NativeSource:
         self._verified.update((name, number) for number in due)
 
     def _chunk(self, name: str, array: SavedArray, number: int, targets: list[Target]) -> Chunk:
-        place = array.chunks[number]
-        file = self._file(name, place)
-        return Chunk(file, place.offset, array.chunk_shape, np.dtype(array.dtype), targets)
+        chunk = array.chunks[number]
+        file = self._file(name, chunk)
+        return Chunk(file, chunk.offset, array.chunk_shape, np.dtype(array.dtype), targets)
 
-    def _check(self, name: str, place: ChunkPlace, crc: int | None, verify: bool) -> None:
+    def _check(self, name: str, chunk: ChunkPlace, crc: int | None, verify: bool) -> None:
         if crc is None:
-            raise self._damaged(name, place, "the file ends before them")
-        if verify and crc != place.crc32:
-            raise self._damaged(name, place, f"the CRC-32 is {crc:08x} instead of {place.crc32:08x}")
+            raise self._damaged(name, chunk, "the file ends before them")
+        if verify and crc != chunk.crc32:
+            raise self._damaged(name, chunk, f"the CRC-32 is {crc:08x} instead of {chunk.crc32:08x}")
 
-    def _file(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
+    def _file(self, name: str, chunk: ChunkPlace) -> int | ObjectBytes:
         """Return a data file, opened once: a file descriptor or, in a store, its `ObjectBytes`."""
         with self._opening:
-            if place.file not in self._files:
-                self._files[place.file] = self._opened(name, place)
-            return self._files[place.file]
+            if chunk.file not in self._files:
+                self._files[chunk.file] = self._opened(name, chunk)
+            return self._files[chunk.file]
 
-    @telling_unreadable()
-    def _opened(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
-        expected = self.manifest.files[place.file]
+    @errors_naming_unreadable()
+    def _opened(self, name: str, chunk: ChunkPlace) -> int | ObjectBytes:
+        expected = self.manifest.files[chunk.file]
         path = self.path / expected.name
         if isinstance(path, ObjectPath):
             return ObjectBytes(parts_of(path, expected.nbytes))
         if not path.exists():
-            raise self._damaged(name, place, "the file is missing")
-        if (found := path.stat().st_size) != expected.nbytes:
-            raise self._damaged(name, place, f"the file has {found} bytes instead of {expected.nbytes}")
+            raise self._damaged(name, chunk, "the file is missing")
+        if (nbytes := path.stat().st_size) != expected.nbytes:
+            raise self._damaged(name, chunk, f"the file has {nbytes} bytes instead of {expected.nbytes}")
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, file)  # closed when this source is garbage
+        # The file is closed when this source is garbage.
+        weakref.finalize(self, os.close, file)
         return file
 
-    def _damaged(self, name: str, place: ChunkPlace, how: str) -> DamagedError:
-        path = self.path / self.manifest.files[place.file].name
+    def _damaged(self, name: str, chunk: ChunkPlace, reason: str) -> DamagedError:
+        path = self.path / self.manifest.files[chunk.file].name
         return DamagedError(
-            f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
+            f"cannot read {name} from {path}, {chunk.size} bytes at offset {chunk.offset}: {reason}. "
             "Copy the file again, or use another checkpoint."
         )
 
@@ -348,8 +349,8 @@ class _Memory:
         with self._lock:
             if nbytes > len(self._room):
                 self._room = _aligned(_MEMORY)
-            taken, self._room = self._room[:nbytes], self._room[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
-        return taken
+            memory, self._room = self._room[:nbytes], self._room[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
+        return memory
 
 
 def _aligned(nbytes: int) -> np.ndarray:

@@ -110,7 +110,8 @@ def _header(arrays: Structs, metadata: Mapping[str, str]) -> bytes:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-_METADATA = {"format": "pt"}  # loaders refuse a file without a format that they know
+# Loaders refuse a file without a format that they know.
+_METADATA = {"format": "pt"}
 
 
 def export_safetensors(
@@ -149,48 +150,50 @@ def export_safetensors(
       >>> list(mw.checkpoints.open_source("exported").arrays())
       ['layer.w']
     """
-    place = local(directory)
+    path = local(directory)
     source = readable(tree_or_source)
-    ours, arrays = _plan(source.arrays(), names or _with_dots, None if dtype is None else floating(dtype))
+    ours, arrays = _plan(
+        source.arrays(),
+        names or (lambda name: name.replace("/", ".")),
+        None if dtype is None else floating(dtype),
+    )
     head = _checked_metadata(metadata or {})
 
     def write() -> list[str]:
-        return _write(source, place, ours, arrays, max_shard_bytes, head)
+        return _write(source, path, ours, arrays, max_shard_bytes, head)
 
     return [Path(path) for path in on_lead(write)]
-
-
-def _with_dots(name: str) -> str:
-    return name.replace("/", ".")
 
 
 def _plan(saved: Mapping[str, Any], names: Names, dtype: np.dtype | None) -> tuple[dict[str, str], Structs]:
     """Return, by the name in the file, the Meshwright name of each array, and its shape and dtype there."""
     theirs = {name: names(name) for name in saved}
-    wanted = {name: new for name, new in theirs.items() if new is not None}
+    new_names = {name: new for name, new in theirs.items() if new is not None}
     arrays = {
         name: jax.ShapeDtypeStruct(saved[name].shape, _dtype_in_file(saved[name].dtype, dtype))
-        for name in wanted
+        for name in new_names
     }
-    _check(wanted, arrays)
-    return {new: name for name, new in wanted.items()}, {new: arrays[name] for name, new in wanted.items()}
+    _check(new_names, arrays)
+    return {new: name for name, new in new_names.items()}, {
+        new: arrays[name] for name, new in new_names.items()
+    }
 
 
-def _dtype_in_file(saved: Any, wanted: np.dtype | None) -> Any:
-    if wanted is not None and jnp.issubdtype(saved, jnp.floating):
-        return wanted
+def _dtype_in_file(saved: Any, target: np.dtype | None) -> Any:
+    if target is not None and jnp.issubdtype(saved, jnp.floating):
+        return target
     return np.dtype(_NARROW[saved.name]) if saved.name in _NARROW else saved
 
 
-def _check(wanted: Mapping[str, str], arrays: Structs) -> None:
-    if not wanted:
+def _check(new_names: Mapping[str, str], arrays: Structs) -> None:
+    if not new_names:
         raise UsageError("there is nothing to export: no array was chosen.")
     sharing: dict[str, list[str]] = {}
-    for name, new in wanted.items():
+    for name, new in new_names.items():
         sharing.setdefault(new, []).append(name)
     doubles = {new: several for new, several in sharing.items() if len(several) > 1}
     problems = [f"{listed(several)} would all be called {new}" for new, several in doubles.items()]
-    problems += [f"{name} cannot be called {new}" for name, new in wanted.items() if new == METADATA]
+    problems += [f"{name} cannot be called {new}" for name, new in new_names.items() if new == METADATA]
     problems += [
         f"{name} is of type {type_name(array)}, which safetensors has not"
         for name, array in arrays.items()
@@ -222,23 +225,25 @@ def _write(
 ) -> list[str]:
     """Write all files to a staging directory, then move them, after the index, which shows missing ones."""
     shards = _shards(arrays, max_shard_bytes)
-    with staged(directory / SINGLE) as place:
+    with staged(directory / SINGLE) as staging:
         _refuse_to_mix(directory)
         for name, shard in shards.items():
-            write_file(place / name, shard, _reader(source, ours, shard), metadata)
+            write_file(staging / name, shard, _reader(source, ours, shard), metadata)
         if len(shards) > 1:
+            # The index comes first: it lists files that do not exist yet, so that loaders fail instead of
+            # reading a part.
             write_whole(directory / INDEX, _index(shards))
         for name in shards:
-            (place / name).rename(directory / name)
+            (staging / name).rename(directory / name)
         fsync_directory(directory)
     return [str(directory / name) for name in shards]
 
 
 def _refuse_to_mix(directory: Path) -> None:
-    there = sorted(path.name for path in directory.glob("model*.safetensors*"))
-    if there:
+    present = sorted(path.name for path in directory.glob("model*.safetensors*"))
+    if present:
         raise UsageError(
-            f"{directory} has {listed(there)} already, and loaders would mix them with new ones. "
+            f"{directory} has {listed(present)} already, and loaders would mix them with new ones. "
             "Remove them, or export into another directory."
         )
 

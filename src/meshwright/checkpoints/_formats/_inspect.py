@@ -12,9 +12,9 @@ from pathlib import Path
 
 from meshwright.base._internal import Directory, ObjectPath, fsync_directory, location
 from meshwright.checkpoints._arrays._chunks import cuts, slabs
-from meshwright.checkpoints._directory import PINNED, aside
+from meshwright.checkpoints._directory import PINNED, set_aside_names
 from meshwright.checkpoints._format._manifest import MANIFEST, read_manifest
-from meshwright.checkpoints._format._read import telling_unreadable
+from meshwright.checkpoints._format._read import errors_naming_unreadable
 from meshwright.checkpoints._format._verify import Damage, Report, native_report
 from meshwright.checkpoints._formats._open import checkpoints_at, reader_of, steps_at
 from meshwright.checkpoints._formats.readers._reader import Reader, opened
@@ -48,7 +48,7 @@ class Contents:
     """True if the checkpoints are in Meshwright's format."""
 
 
-@telling_unreadable()
+@errors_naming_unreadable()
 def contents(directory: str | Directory) -> Contents:
     """Return the checkpoints in a directory, of any format; no array data is read.
 
@@ -62,12 +62,12 @@ def contents(directory: str | Directory) -> Contents:
       >>> [(x.step, x.pinned) for x in mw.checkpoints.contents("run").checkpoints]
       [(100, False)]
     """
-    place = location(directory)
-    steps = steps_at(place)
+    path = location(directory)
+    steps = steps_at(path)
     is_ours = all((path / MANIFEST).is_file() for path in steps.values())
     size_of = _native_nbytes if is_ours else _nbytes
     listed = (Listed(step, str(path), size_of(path), is_pinned(path)) for step, path in steps.items())
-    return Contents(tuple(listed), tuple(aside(place)), is_ours)
+    return Contents(tuple(listed), tuple(set_aside_names(path)), is_ours)
 
 
 def _native_nbytes(path: Directory) -> int | None:
@@ -132,7 +132,8 @@ def _check_foreign(directory: Directory) -> None:
             f"{directory} is a checkpoint of {reader.name}, which has no pins. Copy it to another directory, "
             "or convert it by `meshwright convert`."
         )
-    opened(reader, directory)  # raises if it is not complete
+    # Opening raises an error if the checkpoint is not complete.
+    opened(reader, directory)
 
 
 def _write_durably(mark: Path, text: str) -> None:
@@ -145,7 +146,8 @@ def _write_durably(mark: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    fsync_directory(mark.parent)  # FileNotFoundError if a removal has renamed the directory meanwhile
+    # FileNotFoundError if a removal has renamed the directory meanwhile.
+    fsync_directory(mark.parent)
     fsync_directory(mark.parent.parent)
 
 
@@ -164,7 +166,8 @@ def unpin(path: str | Directory) -> None:
       False
     """
     mark = location(path) / PINNED
-    with suppress(FileNotFoundError):  # another process unpins it in this moment
+    # Another process may unpin the checkpoint at the same moment.
+    with suppress(FileNotFoundError):
         if mark.is_file():
             mark.unlink()
 
@@ -239,11 +242,12 @@ def verify_all(path: str | Directory) -> Iterator[Report]:
 
 
 def _is_there(directory: Directory) -> bool:
-    is_on_disk = isinstance(directory, Path) and directory.exists()  # also if it has lost its manifest
+    # A checkpoint that has lost its manifest still exists.
+    is_on_disk = isinstance(directory, Path) and directory.exists()
     return is_on_disk or (directory / MANIFEST).is_file() or reader_of(directory) is not None
 
 
-@telling_unreadable()
+@errors_naming_unreadable()
 def _report(directory: Directory) -> Report:
     reader = None if (directory / MANIFEST).is_file() else reader_of(directory)
     return native_report(directory) if reader is None else _read_whole(directory, reader)
@@ -259,7 +263,8 @@ def _read_whole(directory: Directory, reader: Reader) -> Report:
     arrays, damage = source.arrays(), []
     for name, array in arrays.items():
         try:
-            chunks = array.stored_chunks  # so that each chunk is read once
+            # Parts that are whole chunks are each read once.
+            chunks = array.stored_chunks
             parts = cuts(array.shape, chunks) if chunks else slabs(array.shape, array.dtype.itemsize)
             for index in parts:
                 array.read(index)

@@ -19,7 +19,8 @@ from meshwright.checkpoints._formats.readers._reader import Reader
 
 READERS: tuple[Reader, ...] = (
     _seqax.READER,
-    _redco.READER,  # before Orbax's, as it consists of Orbax trees
+    # Before Orbax's, as it consists of Orbax trees.
+    _redco.READER,
     _orbax.READER,
     _t5x.READER,
     _t5.READER,

@@ -39,7 +39,8 @@ MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 
 _FOOTER, _TRAILER = 48, 5
 _NONE, _SNAPPY = 0, 1
-_MOST = 64  # limit of the ratio of decompressed to compressed bytes; Snappy's own maximum is 21
+# Limit of the ratio of decompressed to compressed bytes; Snappy's own maximum is 21.
+_MOST = 64
 
 
 def is_table(file: File) -> bool:
@@ -55,10 +56,12 @@ def read_table(file: File) -> dict[bytes, bytes]:
     try:
         metadata, position = _handle(footer, 0)
         index, _ = _handle(footer, position)
-        _block(file, *metadata)  # empty, but it may be damaged
+        # The metadata block is empty, but may be damaged.
+        _block(file, *metadata)
         blocks = [_handle(value, 0)[0] for _, value in _entries(_block(file, *index))]
         return {key: value for block in blocks for key, value in _entries(_block(file, *block))}
-    except UsageError:  # a package is missing; it is a ValueError, too
+    except UsageError:
+        # A missing package raises a UsageError, which is a ValueError, too.
         raise
     except (ValueError, IndexError) as error:
         raise file.damaged(str(error)) from None
@@ -236,11 +239,11 @@ class _Variable:
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts; one that is the whole variable is compared with its checksum."""
         entry, file = self.entry, self.shards[self.entry.shard]
-        found = raw_array(file, entry.offset, entry.shape, np.dtype(_DTYPES[entry.dtype])).read_parts(indices)
-        for part in found:
+        parts = raw_array(file, entry.offset, entry.shape, np.dtype(_DTYPES[entry.dtype])).read_parts(indices)
+        for part in parts:
             if part.shape == entry.shape and entry.masked_crc is not None:
                 self._check(part, file)
-        return found
+        return parts
 
     def _check(self, whole: np.ndarray, file: File) -> None:
         if masked_crc32c(whole.reshape(-1).view(np.uint8)) != self.entry.masked_crc:

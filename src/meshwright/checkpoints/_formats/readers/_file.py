@@ -52,7 +52,8 @@ class File:
 
     def __getitem__(self, part: slice) -> np.ndarray:
         """Return a copy of the bytes of `part`, a slice with both ends."""
-        if part.start == part.stop:  # of no rows, from a column on, it may be behind the last byte
+        # A part of no rows that begins at a column may begin behind the last byte.
+        if part.start == part.stop:
             return np.empty(0, np.uint8)
         if part.start < 0:
             raise self.damaged(f"data should begin {-part.start} bytes before its start")
@@ -71,14 +72,14 @@ class File:
         return DamagedError(f"{self.path} is damaged: {how}. Copy it again.")
 
     def _pread(self, file: int, part: slice) -> np.ndarray:
-        room = np.empty(part.stop - part.start, np.uint8)
-        done = 0
-        while done < len(room):
-            count = os.preadv(file, [room[done:].data], part.start + done)
+        buffer = np.empty(part.stop - part.start, np.uint8)
+        filled = 0
+        while filled < len(buffer):
+            count = os.preadv(file, [buffer[filled:].data], part.start + filled)
             if not count:
                 raise self.damaged("it became shorter while it was read")
-            done += count
-        return room
+            filled += count
+        return buffer
 
 
 class _Stream(io.RawIOBase):
@@ -106,8 +107,8 @@ class _Stream(io.RawIOBase):
 def head(path: Directory, nbytes: int) -> bytes:
     """Return the first bytes of a file, fewer if it is shorter; none if it does not exist."""
     if isinstance(path, ObjectPath):
-        found = path.answer_with_size(path.request(0, nbytes))
-        return bytes(found[0]) if found else b""
+        answer = path.answer_with_size(path.request(0, nbytes))
+        return bytes(answer[0]) if answer else b""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
@@ -117,9 +118,9 @@ def head(path: Directory, nbytes: int) -> bytes:
 def read_json(path: Directory) -> Any:
     """Return the content of a JSON file."""
     try:
-        found = parse_json(read_each([path])[0])
-        check_depth(found)
-        return found
+        content = parse_json(read_each([path])[0])
+        check_depth(content)
+        return content
     except ValueError as error:
         raise DamagedError(f"{path} is damaged: {error}. Copy it again.") from None
 
@@ -135,11 +136,12 @@ def read_document(path: Directory) -> dict[str, Any]:
 def _size(path: Directory, nbytes: int | None) -> int:
     if not isinstance(path, ObjectPath):
         return path.stat().st_size
-    if nbytes is not None:  # the size is checked when a part is read
+    # The size is checked when a part is read.
+    if nbytes is not None:
         return nbytes
-    if (found := path.look()) is None:
+    if (entry := path.look()) is None:
         raise FileNotFoundError(str(path))
-    return found.nbytes
+    return entry.nbytes
 
 
 _GAP = 1 << 15
@@ -179,15 +181,15 @@ class _Raw:
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts. Parts of the same rows are cut from one that contains them all."""
-        wanted = [self._bounds(index) for index in indices]
+        bounds = [self._bounds(index) for index in indices]
         num_leading = 1 + sum(stride > _GAP for stride in self._strides)
         together: dict[Any, list[int]] = {}
-        for number, part in enumerate(wanted):
+        for number, part in enumerate(bounds):
             together.setdefault(tuple(part[:num_leading]), []).append(number)
-        found: dict[int, np.ndarray] = {}
+        parts: dict[int, np.ndarray] = {}
         for numbers in together.values():
-            found |= zip(numbers, self._cut([wanted[number] for number in numbers]), strict=True)
-        return [found[number] for number in range(len(wanted))]
+            parts |= zip(numbers, self._cut([bounds[number] for number in numbers]), strict=True)
+        return [parts[number] for number in range(len(bounds))]
 
     def _cut(self, parts: Sequence[Sequence[range]]) -> list[np.ndarray]:
         """Return parts, cut from the smallest part that contains them all."""
@@ -195,7 +197,11 @@ class _Raw:
             range(min(x.start for x in dim), max(x.stop for x in dim)) for dim in zip(*parts, strict=True)
         ]
         whole = self._read(hull)
-        return [np.asarray(whole[_within(part, hull)], order="C") for part in parts]
+        indices = (
+            tuple(slice(x.start - y.start, x.stop - y.start) for x, y in zip(part, hull, strict=True))
+            for part in parts
+        )
+        return [np.asarray(whole[index], order="C") for index in indices]
 
     def _bounds(self, index: Index) -> list[range]:
         return [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
@@ -204,27 +210,23 @@ class _Raw:
     def _strides(self) -> tuple[int, ...]:
         return tuple(math.prod(self.shape[dim + 1 :]) * self.dtype.itemsize for dim in range(len(self.shape)))
 
-    def _read(self, wanted: Sequence[range]) -> np.ndarray:
-        sizes, strides, itemsize = [len(part) for part in wanted], self._strides, self.dtype.itemsize
+    def _read(self, bounds: Sequence[range]) -> np.ndarray:
+        sizes, strides, itemsize = [len(part) for part in bounds], self._strides, self.dtype.itemsize
         nbytes = math.prod(sizes) * itemsize
-        first = self.offset + _distance([part.start for part in wanted], strides)
+        first = self.offset + _distance([part.start for part in bounds], strides)
         if nbytes == 0 or nbytes == _span(sizes, strides, itemsize):
             return self.file[first : first + nbytes].view(self.dtype).reshape(sizes)
         out = np.empty(sizes, self.dtype)
-        for place in _pieces(sizes, strides, itemsize):
-            piece = out[place]
-            start = first + _distance([part.start for part in place], strides)
+        for position in _pieces(sizes, strides, itemsize):
+            piece = out[position]
+            start = first + _distance([part.start for part in position], strides)
             inner = self.file[start : start + _span(piece.shape, strides, itemsize)]
             piece[...] = np.ndarray(piece.shape, self.dtype, inner.data, strides=strides)
         return out
 
 
-def _within(part: Sequence[range], hull: Sequence[range]) -> Index:
-    return tuple(slice(x.start - y.start, x.stop - y.start) for x, y in zip(part, hull, strict=True))
-
-
 def _distance(position: Sequence[int], strides: Sequence[int]) -> int:
-    return sum(at * stride for at, stride in zip(position, strides, strict=True))
+    return sum(index * stride for index, stride in zip(position, strides, strict=True))
 
 
 def _span(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
@@ -245,15 +247,16 @@ def _pieces(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> Iter
     yield from cuts(sizes, steps)
 
 
-def only_index(place: Directory, pattern: str, single: str) -> Directory | None:
+def only_index(directory: Directory, pattern: str, single: str) -> Directory | None:
     """Return the index in a directory, by a pattern; `single` is the name of a checkpoint in one file."""
-    indices = sorted(place.glob(pattern), key=str)
+    indices = sorted(directory.glob(pattern), key=str)
     if len(indices) > 1:
         names = ", ".join(index.name for index in indices)
-        raise CheckpointError(f"{place} has several index files, {names}. Move all but one away.")
-    if indices and (place / single).is_file() and single not in read_index(indices[0])[0].values():
+        raise CheckpointError(f"{directory} has several index files, {names}. Move all but one away.")
+    if indices and (directory / single).is_file() and single not in read_index(indices[0])[0].values():
         raise CheckpointError(
-            f"{place} has {single} and {indices[0].name}, which does not list it: two checkpoints, of which "
+            f"{directory} has {single} and {indices[0].name}, which does not list it: two checkpoints, of "
+            "which "
             "loaders take one or the other. Move one away, with its files."
         )
     return indices[0] if indices else None

@@ -59,7 +59,8 @@ def array_beside(directory: Directory, name: str, leaf: Any, version: int | None
     array = zarr_array(folder, name, zarr)
     if array.dtype != np.uint16:
         return array
-    if version == 2:  # it stores bfloat16 as uint16
+    # Version 2 stores bfloat16 as uint16.
+    if version == 2:
         return array.view("bfloat16")
     raise CheckpointError("its dtype is uint16, which T5X does not write: it may be copied bits of bfloat16.")
 
@@ -75,13 +76,14 @@ def _check_agreement(zarr: Zarr2, spec: Mapping[str, Any], version: int | None) 
         raise DamagedError(f"it has dtype {zarr.dtype} in its .zarray, but {dtype} in the tree.")
 
 
-def _dtype_of(said: Any) -> np.dtype | None:
+def _dtype_of(name: Any) -> np.dtype | None:
     """Return the dtype of a spec; None if it is invalid. A name without a byte order means little-endian."""
     try:
-        dtype = np.dtype(said)
-    except (TypeError, ValueError, SyntaxError):  # NumPy raises SyntaxError for "1("
+        dtype = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):
+        # NumPy raises SyntaxError for "1(".
         return None
-    return dtype if str(said).startswith((">", "<")) else dtype.newbyteorder("<")
+    return dtype if str(name).startswith((">", "<")) else dtype.newbyteorder("<")
 
 
 def _folder(leaf: Any) -> str:
@@ -114,11 +116,11 @@ def _of_spec(leaf: Any) -> Zarr2 | None:
     return _parsed("the spec in the tree", lambda: {"dtype": leaf["dtype"]} | leaf["metadata"])
 
 
-def _parsed(what: Any, read: Callable[[], Any]) -> Zarr2:
+def _parsed(source: Any, read: Callable[[], Any]) -> Zarr2:
     try:
         return Zarr2.parse(read())
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{what} is not metadata of a zarr array: {error!r}. Copy it again.") from None
+        raise DamagedError(f"{source} is not metadata of a zarr array: {error!r}. Copy it again.") from None
 
 
 def _alike(like: Any) -> Zarr2:
@@ -140,14 +142,14 @@ _BEGINNING_NBYTES = 16
 _NUM_THREADS = 16
 
 
-def has_tree(place: Directory) -> bool:
+def has_tree(path: Directory) -> bool:
     """Return whether a file, or the one in a directory, begins like T5X's tree, whichever key comes first."""
-    return any(head(file, _BEGINNING_NBYTES)[1:].startswith(_KEYS) for file in (place, place / TREE))
+    return any(head(file, _BEGINNING_NBYTES)[1:].startswith(_KEYS) for file in (path, path / TREE))
 
 
-def is_step(place: Directory) -> bool:
-    """Return whether `place` is a single checkpoint, complete or not."""
-    return has_tree(place) or (not head(place / TREE, 1) and any(place.glob(f"target.*/{ZARRAY}")))
+def is_step(path: Directory) -> bool:
+    """Return whether `path` is a single checkpoint, complete or not."""
+    return has_tree(path) or (not head(path / TREE, 1) and any(path.glob(f"target.*/{ZARRAY}")))
 
 
 def open_t5x(
@@ -176,38 +178,42 @@ def open_t5x(
     file = step if step.is_file() else step / TREE
     version, state = _state(read_tree(file), file, versions)
     leaves = tree.named_leaves(state, is_leaf=is_spec)
-    texts = {name: leaf for name, leaf in leaves.items() if _is_text(leaf)}
-    arrays = {name.removeprefix(_ORBAX_ROOT): leaves[name] for name in leaves if name not in texts}
-    held = _held(arrays, file, version, tree.named_leaves(like))
+    texts = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if isinstance(leaf, str | bytes) and not is_elsewhere(leaf)
+    }
+    array_leaves = {name.removeprefix(_ORBAX_ROOT): leaves[name] for name in leaves if name not in texts}
+    arrays = _arrays(array_leaves, file, version, tree.named_leaves(like))
     extra = {"pinned": (file.parent / PINNED).is_file(), **texts}
     empty = tree.empty_nodes(state, is_leaf=is_spec)
-    return Foreign(step, NAME, held, _step(step, held), {"version": version}, extra, empty)
+    return Foreign(step, NAME, arrays, _step(step, arrays), {"version": version}, extra, empty)
 
 
-def _recognises(place: Directory) -> bool:
-    return is_step(place) or bool(steps_in(place, is_step)) or bool(_temporaries(place))
+def _recognises(path: Directory) -> bool:
+    return is_step(path) or bool(steps_in(path, is_step)) or bool(_temporaries(path))
 
 
-def _steps(place: Directory) -> dict[int, Directory]:
-    return complete_in(steps_in(place, is_step), has_tree)
+def _steps(directory: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(directory, is_step), has_tree)
 
 
 READER = Reader(NAME, _recognises, open_t5x, _steps, has_pins=True)
 
 
-def _temporaries(place: Directory) -> list[str]:
-    return sorted(entry.name for entry in place.glob("checkpoint_*.tmp-*")) if place.is_dir() else []
+def _temporaries(directory: Directory) -> list[str]:
+    return sorted(entry.name for entry in directory.glob("checkpoint_*.tmp-*")) if directory.is_dir() else []
 
 
-def _complete_step(place: Directory) -> Directory:
+def _complete_step(path: Directory) -> Directory:
     """Return the path of a complete checkpoint: a directory, or a single file."""
-    if place.name == TREE and place.is_file():
-        return place.parent
-    steps = [place] if _may_be_step(place) else steps_in(place, _may_be_step)
+    if path.name == TREE and path.is_file():
+        return path.parent
+    steps = [path] if _may_be_step(path) else steps_in(path, _may_be_step)
     if not steps:
-        temporaries = ", ".join(_temporaries(place))
+        temporaries = ", ".join(_temporaries(path))
         unfinished = f", only {temporaries}: a save that was not completed" if temporaries else ""
-        raise CheckpointError(f"{place} has no complete T5X checkpoint{unfinished}.")
+        raise CheckpointError(f"{path} has no complete T5X checkpoint{unfinished}.")
     step = newest(steps, _has_map)
     if not _has_map(step):
         raise CheckpointError(
@@ -217,13 +223,13 @@ def _complete_step(place: Directory) -> Directory:
     return step
 
 
-def _has_map(place: Directory) -> bool:
+def _has_map(path: Directory) -> bool:
     """Return whether there is a tree; that of version 0 may begin with any key."""
-    return has_tree(place) or is_map(place) or is_map(place / TREE)
+    return has_tree(path) or is_map(path) or is_map(path / TREE)
 
 
-def _may_be_step(place: Directory) -> bool:
-    return is_step(place) or _has_map(place)
+def _may_be_step(path: Directory) -> bool:
+    return is_step(path) or _has_map(path)
 
 
 def refuse_version_0(content: Any, file: Directory) -> None:
@@ -263,7 +269,7 @@ def _state(content: Any, file: Directory, versions: Collection[int]) -> tuple[in
     return version, content
 
 
-def _held(
+def _arrays(
     leaves: Mapping[str, Any], file: Directory, version: int | None, like: Mapping[str, ShapeDtypeStruct]
 ) -> dict[str, LazyArray]:
     """Return the arrays of a tree's leaves."""
@@ -276,23 +282,20 @@ def _held(
         except CheckpointError as error:
             return error
 
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # each costs a request, also on a network disk
-        found = dict(zip(leaves, threads.map(opened, leaves, leaves.values()), strict=True))
-    problems = {name: each for name, each in found.items() if isinstance(each, CheckpointError)}
+    # Each array costs a request, also on a network disk.
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        results = dict(zip(leaves, threads.map(opened, leaves, leaves.values()), strict=True))
+    problems = {name: result for name, result in results.items() if isinstance(result, CheckpointError)}
     if problems:
-        is_damaged = any(isinstance(each, DamagedError) for each in problems.values())
-        listed = "\n  ".join(f"{name}: {each}" for name, each in problems.items())
+        is_damaged = any(isinstance(result, DamagedError) for result in problems.values())
+        listed = "\n  ".join(f"{name}: {result}" for name, result in problems.items())
         raise (DamagedError if is_damaged else CheckpointError)(f"{file} cannot be read:\n  {listed}")
-    return {name: each for name, each in found.items() if isinstance(each, LazyArray)}
+    return {name: result for name, result in results.items() if isinstance(result, LazyArray)}
 
 
-def _is_text(leaf: Any) -> bool:
-    return isinstance(leaf, str | bytes) and not is_elsewhere(leaf)
-
-
-def _step(directory: Directory, held: Mapping[str, LazyArray]) -> int | None:
+def _step(directory: Directory, arrays: Mapping[str, LazyArray]) -> int | None:
     """Return the step in the name or, without one, the step in the state."""
     if match := re.search(r"(?:^|checkpoint_)(\d+)$", directory.name):
         return int(match[1])
-    step = held.get("state/step")
+    step = arrays.get("state/step")
     return int(np.asarray(step)) if step is not None and not step.shape else None

@@ -32,9 +32,9 @@ _CACHED = 16 << 20
 _HOST = "127.0.0.1"
 
 
-def tensorstore_for(what: str) -> Any:
+def tensorstore_for(user: str) -> Any:
     """Return the module `tensorstore`."""
-    return import_extra("tensorstore", extra="tensorstore", what=what)
+    return import_extra("tensorstore", extra="tensorstore", what=user)
 
 
 @functools.cache
@@ -42,11 +42,12 @@ def shared_context() -> Any:
     """Return the context for all reading, with a cache of decoded chunks."""
     import tensorstore
 
+    # The server below retries requests to the store.
     retries = {
         "max_retries": 2,
         "initial_delay": "50ms",
         "max_delay": "500ms",
-    }  # the server below retries requests to the store
+    }
     return tensorstore.Context(
         {"cache_pool": {"total_bytes_limit": _CACHED}, "http_request_retries": retries}
     )
@@ -66,21 +67,22 @@ def store_of(directory: Directory, context: Any = None) -> Any:
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Turn an error of TensorStore into one that says what was tried."""
+def errors_naming_action(action: str) -> Iterator[None]:
+    """Turn an error of TensorStore into one that names the action, `read …`."""
     try:
         yield
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, MeshwrightError):
             raise
-        raise MeshwrightError(f"cannot {what}: {reason_of(error)}") from None
+        raise MeshwrightError(f"cannot {action}: {reason_of(error)}") from None
 
 
 def reason_of(error: Exception) -> str:
     """Return an error's message without places in TensorStore's source; for a store, the store's message."""
     if (word := re.search(rf"{_HOST}:\d+/([\w-]+)/", str(error))) and word[1] in _FAILURES:
         return _FAILURES.pop(word[1])
-    return re.split(r" \[(?=[\w ]+=')", str(error), maxsplit=1)[0]  # and not at "Byte range [0, 10)"
+    # The pattern does not split at "Byte range [0, 10)".
+    return re.split(r" \[(?=[\w ]+=')", str(error), maxsplit=1)[0]
 
 
 _SERVED: dict[str, ObjectPath] = {}
@@ -110,7 +112,8 @@ def _server() -> ThreadingHTTPServer:
 
 class _Reads(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # head and body in one packet; otherwise each answer waits for an acknowledgement
+    # Head and body go into one packet. Otherwise each answer would wait for an acknowledgement.
+    wbufsize = 1 << 16
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log nothing."""
@@ -118,22 +121,26 @@ class _Reads(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the requested bytes of an object."""
         word, _, key = urlsplit(self.path).path.lstrip("/").partition("/")
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        first, last = (int(wanted[1]), int(wanted[2]) + 1 if wanted[2] else None) if wanted else (0, None)
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first, last = (
+            (int(byte_range[1]), int(byte_range[2]) + 1 if byte_range[2] else None)
+            if byte_range
+            else (0, None)
+        )
         try:
             path = _SERVED[word] / unquote(key)
-            found = path.answer_with_size(path.request(first, last if wanted else None))
+            answer = path.answer_with_size(path.request(first, last if byte_range else None))
         except KeyError:
-            found = None
+            answer = None
         except MeshwrightError as error:
             _FAILURES[word] = str(error)
             self._send(503, b"")
             return
-        if found is None or (wanted and first >= found[1]):
-            self._send(404 if found is None else 416, b"")
+        if answer is None or (byte_range and first >= answer[1]):
+            self._send(404 if answer is None else 416, b"")
         else:
-            span = f"bytes {first}-{first + len(found[0]) - 1}/{found[1]}"
-            self._send(206 if wanted else 200, found[0], {"Content-Range": span} if wanted else {})
+            span = f"bytes {first}-{first + len(answer[0]) - 1}/{answer[1]}"
+            self._send(206 if byte_range else 200, answer[0], {"Content-Range": span} if byte_range else {})
 
     def _send(self, status: int, content: bytes | memoryview, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -163,11 +170,11 @@ def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
     return tensorstore.open(options, kvstore=below, context=shared_context(), read=True)
 
 
-def _array(what: str, requested: Any) -> LazyArray:
-    with _telling(what):
+def _array(name: str, requested: Any) -> LazyArray:
+    with errors_naming_array(name):
         opened = requested.result()
     chunks = opened.chunk_layout.read_chunk.shape
-    reader = _Reader(what, opened, tuple(chunks or opened.shape))
+    reader = _Reader(name, opened, tuple(chunks or opened.shape))
     return LazyArray(tuple(opened.shape), opened.dtype.numpy_dtype, reader, stored_chunks=chunks)
 
 
@@ -175,7 +182,7 @@ def _array(what: str, requested: Any) -> LazyArray:
 class _Reader:
     """The `read` of a `LazyArray` that TensorStore has opened."""
 
-    what: str
+    name: str
     opened: Any
     chunks: tuple[int, ...]
 
@@ -192,15 +199,15 @@ class _Reader:
             self._read_into(out, bounds, [into for _, into, _ in shares[first : first + at_a_time]])
         return out
 
-    def _read_into(self, out: np.ndarray, bounds: Bounds, places: Sequence[Index]) -> None:
-        found = self.parts([_within(bounds, place) for place in places])
-        for place, part in zip(places, found, strict=True):
-            out[place] = part
+    def _read_into(self, out: np.ndarray, bounds: Bounds, indices: Sequence[Index]) -> None:
+        parts = self.parts([_within(bounds, index) for index in indices])
+        for index, part in zip(indices, parts, strict=True):
+            out[index] = part
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         requested = [self._part(index).read() for index in indices]
-        with _telling(self.what):
-            return [each.result() for each in requested]
+        with errors_naming_array(self.name):
+            return [request.result() for request in requested]
 
     def _part(self, index: Index) -> Any:
         return self.opened[
@@ -208,20 +215,20 @@ class _Reader:
         ]
 
 
-def _within(bounds: Bounds, place: Index) -> Index:
+def _within(bounds: Bounds, index: Index) -> Index:
     """Return the index into the whole array of an index into a part."""
     return tuple(
-        slice(first + at.start, first + at.stop) for (first, _), at in zip(bounds, place, strict=True)
+        slice(first + part.start, first + part.stop) for (first, _), part in zip(bounds, index, strict=True)
     )
 
 
 @contextmanager
-def _telling(what: str) -> Iterator[None]:
+def errors_naming_array(name: str) -> Iterator[None]:
     """Turn an error of TensorStore into one that names the array."""
     try:
         yield
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
-        how = f"cannot read {what}: {reason_of(error)}"
+        message = f"cannot read {name}: {reason_of(error)}"
         if _OUTSIDE.match(str(error)):
-            raise MeshwrightError(how) from None
-        raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None
+            raise MeshwrightError(message) from None
+        raise DamagedError(f"{message}. Copy it again, or use another checkpoint.") from None
