@@ -40,9 +40,9 @@ from meshwright.checkpoints._formats._inspect import verify
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.engine._describe import describe
 from meshwright.observe._jsonl import jsonl, read_jsonl
+from meshwright.report._page import write_page
 from meshwright.report._run import read_run
 from meshwright.report._summary import list_runs, summary
-from meshwright.report._write import write_page
 from meshwright.training._statistics import describe_state, state_sizes
 
 MAX_POWER = 1.2

@@ -8,7 +8,7 @@ import meshwright as mw
 from engine.experiment.runs import EXAMPLES, experiment, losses, measure
 from meshwright.cli import main
 from meshwright.errors import Interrupted, UsageError
-from meshwright.report._back import times_back
+from meshwright.report._records import times_back
 from meshwright.report._run import read_run
 
 
