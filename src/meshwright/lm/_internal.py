@@ -7,7 +7,7 @@ from meshwright._lazy import lazy_names
 if TYPE_CHECKING:
     from meshwright.lm._generation._decoding import GREEDY, Decoding
     from meshwright.lm._generation._model import Model
-    from meshwright.lm._generation._pool import Pool, Wanted
+    from meshwright.lm._generation._pool import Pool, GenerationRequest
     from meshwright.lm._generation._slots import Piece
     from meshwright.lm._generation._stream import stream
     from meshwright.lm._generation._text import GrowingText, Numbers, Tokenizer, stop_sequences, tokenizer_of

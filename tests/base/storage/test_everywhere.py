@@ -47,7 +47,7 @@ REFUSE = {
     "read_pair_rows": lambda place: mw.lm._internal.read_pair_rows(place, 8),
     "read_rows": lambda place: mw.lm._internal.read_rows(place, 8),
     "read_adapter": lambda place: mw.lm.read_adapter(place, "."),
-    "with_reference": lambda place: mw.lm.with_reference(PAIRS, None, {}, None, kept=place),
+    "with_reference": lambda place: mw.lm.with_reference(PAIRS, None, {}, None, path=place),
     "launch_local": lambda place: launch.launch_local(["true"], 1, logs=place),
     "launch_ray": lambda place: launch.launch_ray(["true"], 1, logs=place),
     "local": lambda place: arrays.local(place),

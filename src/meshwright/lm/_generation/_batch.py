@@ -69,8 +69,8 @@ def generate_batch(
         tokens_BS, lengths_B = rows.tokens, rows.lengths
     counts_B = lengths_B - batch.lengths
     take = jnp.arange(decoding.max_new_tokens)
-    at = jnp.clip(batch.lengths[:, None] + take, 0, tokens_BS.shape[1] - 1)
-    new = jnp.take_along_axis(tokens_BS, at, axis=1)
+    positions_BN = jnp.clip(batch.lengths[:, None] + take, 0, tokens_BS.shape[1] - 1)
+    new = jnp.take_along_axis(tokens_BS, positions_BN, axis=1)
     return Generated(jnp.where(take < counts_B[:, None], new, 0), counts_B)
 
 

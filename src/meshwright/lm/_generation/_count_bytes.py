@@ -32,20 +32,20 @@ def count_bytes(tokenizer: Any, vocabulary: int) -> np.ndarray:
       >>> mw.lm.count_bytes(mw.lm.Bytes(), 258)[[97, 195, 257]].tolist()
       [1, 1, 0]
     """
-    found = tokenizer_of(tokenizer)
-    if isinstance(found, Bytes):
+    tokenizer_object = tokenizer_of(tokenizer)
+    if isinstance(tokenizer_object, Bytes):
         return (np.arange(vocabulary) < 256).astype(np.int32)
     # `transformers` keeps the tokenizer of `tokenizers` in this attribute, our own class in the other.
-    inner: Any = getattr(found, "backend_tokenizer", None) or getattr(found, "inner", None)
+    inner: Any = getattr(tokenizer_object, "backend_tokenizer", None) or getattr(tokenizer_object, "inner", None)
     if not hasattr(inner, "to_str"):
         raise UsageError(
-            f"it is not known how many bytes the tokens of {type(found).__name__} stand for.\n"
+            f"it is not known how many bytes the tokens of {type(tokenizer_object).__name__} stand for.\n"
             "  Give one of `tokenizers` or `transformers`, or make the array yourself: int[vocabulary]."
         )
-    described = json.loads(inner.to_str())
-    length_of = _length(described)
+    settings = json.loads(inner.to_str())
+    length_of = _length(settings)
     counts = {number: length_of(text) for text, number in inner.get_vocab(with_added_tokens=False).items()}
-    for added in described.get("added_tokens", ()):
+    for added in settings.get("added_tokens", ()):
         counts[added["id"]] = 0 if added["special"] else len(added["content"].encode())
     if counts and max(counts) >= vocabulary:
         raise UsageError(
@@ -56,9 +56,9 @@ def count_bytes(tokenizer: Any, vocabulary: int) -> np.ndarray:
     return array
 
 
-def _length(described: dict[str, Any]) -> Callable[[str], int]:
+def _length(settings: dict[str, Any]) -> Callable[[str], int]:
     """Return the function from a token as it is written to the number of bytes that it stands for."""
-    decoder = described.get("decoder") or {}
+    decoder = settings.get("decoder") or {}
     steps = decoder.get("decoders", [decoder])
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:

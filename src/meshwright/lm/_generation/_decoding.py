@@ -65,21 +65,21 @@ class Decoding:
         return self.temperature == 0
 
 
-def _sequences(name: str, given: Any) -> tuple[tuple[int, ...], ...]:
+def _sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     """Return sequences of tokens as tuples."""
-    given = (given,) if isinstance(given, Integral) else given
-    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
-        raise UsageError(f"{name} must be a list of tokens or of sequences of tokens; found {given!r}.")
+    value = (value,) if isinstance(value, Integral) else value
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+        raise UsageError(f"{name} must be a list of tokens or of sequences of tokens; found {value!r}.")
     try:
-        found = tuple((int(x),) if isinstance(x, Integral) else tuple(int(each) for each in x) for x in given)
+        sequences = tuple((int(x),) if isinstance(x, Integral) else tuple(map(int, x)) for x in value)
     except (TypeError, ValueError):
         raise UsageError(
-            f"{name} must hold sequences of tokens, which are whole numbers; found {given!r}.\n"
+            f"{name} must hold sequences of tokens, which are whole numbers; found {value!r}.\n"
             "  Encode texts with the tokenizer first."
         ) from None
-    if any(not each or min(each) < 0 for each in found):
-        raise UsageError(f"{name} has an empty sequence or a negative token: {found}.")
-    return found
+    if any(not sequence or min(sequence) < 0 for sequence in sequences):
+        raise UsageError(f"{name} has an empty sequence or a negative token: {sequences}.")
+    return sequences
 
 
 def _rules(d: Decoding) -> list[tuple[bool, str]]:

@@ -85,11 +85,11 @@ def chosen_by_row(
     def drawn() -> jax.Array:
         scaled_BV = logits_BV / jnp.where(temperature_B > 0, temperature_B, 1)[:, None]
         sorted_BV = -jnp.sort(-scaled_BV, axis=-1)
-        kept_BV = jnp.arange(sorted_BV.shape[1]) < top_k_B[:, None]
-        sorted_BV = jnp.where(kept_BV, sorted_BV, -jnp.inf)
+        is_top_BV = jnp.arange(sorted_BV.shape[1]) < top_k_B[:, None]
+        sorted_BV = jnp.where(is_top_BV, sorted_BV, -jnp.inf)
         probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
         is_before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < top_p_B[:, None]
-        count_B1 = (is_before_BV & kept_BV).sum(-1, keepdims=True)
+        count_B1 = (is_before_BV & is_top_BV).sum(-1, keepdims=True)
         lowest_B1 = jnp.take_along_axis(sorted_BV, jnp.maximum(count_B1, 1) - 1, axis=-1)
         lowest_B1 = jnp.maximum(lowest_B1, sorted_BV[:, :1] + jnp.log(min_p_B)[:, None])
         narrow_BV = jnp.where(scaled_BV < lowest_B1, -jnp.inf, scaled_BV)
@@ -134,10 +134,10 @@ def _allowed(
 
 def _padded(sequences: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as int32[C, W], and their lengths."""
-    sizes = np.array([len(each) for each in sequences], np.int32)
+    sizes = np.array([len(sequence) for sequence in sequences], np.int32)
     padded = np.zeros((len(sequences), sizes.max()), np.int32)
-    for row, each in zip(padded, sequences, strict=True):
-        row[: len(each)] = each
+    for row, sequence in zip(padded, sequences, strict=True):
+        row[: len(sequence)] = sequence
     return padded, sizes
 
 

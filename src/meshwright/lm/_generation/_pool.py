@@ -27,7 +27,7 @@ from meshwright.training._internal import key_of
 _ALL = 2**30
 
 
-class Wanted(NamedTuple):
+class GenerationRequest(NamedTuple):
     """A prompt, and how it is continued."""
 
     prompt: np.ndarray
@@ -75,7 +75,7 @@ class Pool:
             raise UsageError(f"slots={slots}, length={length}: expected at least 1 and 2.")
         self._model, self._params, self._mesh = model, params, mesh_of(params)
         inputs = length if model.encode is not None else 0
-        sizes = Sizes.of(self._mesh, 1 + new if inputs else length, inputs, length, new, slots)
+        sizes = Sizes.for_mesh(self._mesh, 1 + new if inputs else length, inputs, length, new, slots)
         self._sizes, self._key = sizes, key_of(0)
         self._decoding = dataclasses.replace(decoding, max_new_tokens=ANY_LENGTH, beams=1, length_penalty=1.0)
         self.slots = sizes.slots
@@ -83,7 +83,7 @@ class Pool:
         self.reset()
         self.vocabulary = vocabulary_of(model, params)
         """The number of tokens of the model."""
-        first = Wanted(np.zeros(1, np.int32), 1)
+        first = GenerationRequest(np.zeros(1, np.int32), 1)
         self.start({0: first})
         self.advance(1)
 
@@ -91,7 +91,7 @@ class Pool:
         """Empty all rows, also after a program has failed."""
         vars(self).pop("_rows", None)  # first, as there may be no memory for both
         rows: Rows = beginning(self._model, self._mesh)(self._params, self._prompts([], self.slots))
-        self._rows, self._placed = rows, Placed.of(rows)
+        self._rows, self._placed = rows, Placed.for_rows(rows)
         self._lengths = np.ones(self.slots, np.int32)
 
     def room(self, prompt_length: int) -> int:
@@ -100,18 +100,18 @@ class Pool:
             return self._sizes.new if prompt_length <= self._sizes.inputs else 0
         return self._sizes.row - prompt_length
 
-    def start(self, wanted: dict[int, Wanted]) -> None:
+    def start(self, requests: dict[int, GenerationRequest]) -> None:
         """Put prompts into slots; what was in these is forgotten."""
-        pending = list(wanted.items())
+        pending = list(requests.items())
         while pending:
-            now, pending = pending[: self._sizes.refilled], pending[self._sizes.refilled :]
-            slots = [slot for slot, _ in now]
-            unused = [self.slots] * (self._sizes.refilled - len(now))  # a slot that does not exist
-            prompts = self._prompts([each for _, each in now], self._sizes.refilled)
-            places = np.array(slots + unused, np.int32)
+            batch, pending = pending[: self._sizes.refilled], pending[self._sizes.refilled :]
+            slots = [slot for slot, _ in batch]
+            unused = [self.slots] * (self._sizes.refilled - len(batch))  # a slot that does not exist
+            prompts = self._prompts([request for _, request in batch], self._sizes.refilled)
+            slot_index = np.array(slots + unused, np.int32)
             program = refilling(self._model, self._mesh, self._placed)
-            self._rows = program(self._params, self._rows, prompts, places)
-            self._lengths[slots] = prompts.lengths[: len(now)]
+            self._rows = program(self._params, self._rows, prompts, slot_index)
+            self._lengths[slots] = prompts.lengths[: len(batch)]
 
     def advance(self, num_tokens: int, num_ends: int | None = None) -> dict[int, tuple[np.ndarray, bool]]:
         """Return the new tokens of each slot, int32[n], and whether its row has ended."""
@@ -119,22 +119,22 @@ class Pool:
         program = advancing(self._model, self._decoding, self._mesh, self._placed)
         self._rows = program(self._params, self._rows, self._key, *limits)
         tokens, lengths, is_done = jax.device_get((self._rows.tokens, self._rows.lengths, self._rows.is_done))
-        shown, self._lengths = self._lengths, np.array(lengths)
+        old_lengths, self._lengths = self._lengths, np.array(lengths)
         return {
-            slot: (tokens[slot, shown[slot] : lengths[slot]].copy(), bool(is_done[slot]))
+            slot: (tokens[slot, old_lengths[slot] : lengths[slot]].copy(), bool(is_done[slot]))
             for slot in range(self.slots)
         }
 
-    def _prompts(self, wanted: list[Wanted], count: int) -> Prompts:
+    def _prompts(self, requests: list[GenerationRequest], count: int) -> Prompts:
         prompts = padded_prompts(
-            self._model, self._sizes, [(each.seed, each.prompt) for each in wanted], count
+            self._model, self._sizes, [(request.seed, request.prompt) for request in requests], count
         )
         limits = np.zeros(count, np.int32)
-        limits[: len(wanted)] = [each.max_new_tokens for each in wanted]
+        limits[: len(requests)] = [request.max_new_tokens for request in requests]
         limits = np.where(limits > 0, prompts.lengths + limits, 0).astype(np.int32)
         draws = Draws(*(np.zeros(count, dtype) for dtype in (np.float32, np.int32, np.float32, np.float32)))
-        for row, each in enumerate(wanted):
-            top_k = _ALL if each.top_k is None else min(each.top_k, _ALL)
-            for array, value in zip(draws, (each.temperature, top_k, each.top_p, each.min_p), strict=True):
+        for row, request in enumerate(requests):
+            top_k = _ALL if request.top_k is None else min(request.top_k, _ALL)
+            for array, value in zip(draws, (request.temperature, top_k, request.top_p, request.min_p), strict=True):
                 array[row] = value
         return prompts._replace(limits=limits, draws=draws)

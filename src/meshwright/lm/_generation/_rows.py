@@ -109,10 +109,10 @@ def advanced(
     def goes_on(carried: tuple[jax.Array, Rows]) -> jax.Array:
         return (carried[0] < num_tokens) & (carried[1].is_done.sum() < most_done)
 
-    def one(carried: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
+    def step(carried: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
         return carried[0] + 1, _stepped(model, decoding, params, carried[1], key)
 
-    return jax.lax.while_loop(goes_on, one, (jnp.int32(0), rows))[1]
+    return jax.lax.while_loop(goes_on, step, (jnp.int32(0), rows))[1]
 
 
 def next_logits(model: Model, params: PyTree, rows: Rows) -> tuple[jax.Array, PyTree]:
@@ -130,8 +130,8 @@ def _stepped(model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: 
         token_B = chosen(decoding, logits_BV, *drawn)
     else:
         token_B = chosen_by_row(*rows.draws, logits_BV, *drawn)
-    at = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)  # past the end is dropped
-    tokens_BS = rows.tokens.at[jnp.arange(len(at)), at].set(token_B, mode="drop")
+    positions_B = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)  # past the end is dropped
+    tokens_BS = rows.tokens.at[jnp.arange(len(positions_B)), positions_B].set(token_B, mode="drop")
     lengths_B = rows.lengths + ~rows.is_done
     is_end_B = ended(decoding, tokens_BS, lengths_B, rows.begins) | (lengths_B >= rows.limits)
     return rows._replace(cache=cache, tokens=tokens_BS, lengths=lengths_B, is_done=rows.is_done | is_end_B)

@@ -101,15 +101,15 @@ def score(
     size = -(-batch_size // ways) * ways
     # Long rows first: rows of a batch then have much the same length, and memory runs out at once or never.
     order = sorted(range(len(checked)), key=lambda i: -len(checked[i].read))
-    found: dict[int, Scored] = {}
+    scores: dict[int, Scored] = {}
     for start in range(0, len(order), size):
         ids = order[start : start + size]
         batch = _padded(model, [checked[i] for i in ids], size)
         log_probs, is_greedy = jax.device_get(_program(model, mesh)(params, batch))
         for slot, i in enumerate(ids):
             scored = slice(checked[i].begin, len(checked[i].labels))
-            found[i] = Scored(log_probs[slot, scored], bool(is_greedy[slot, scored].all()))
-    return [found[i] for i in range(len(checked))]
+            scores[i] = Scored(log_probs[slot, scored], bool(is_greedy[slot, scored].all()))
+    return [scores[i] for i in range(len(checked))]
 
 
 def _rows(model: Model, rows: Sequence[Tokens], prompts: Sequence[Tokens] | None) -> list[_Row]:
@@ -123,11 +123,11 @@ def _rows(model: Model, rows: Sequence[Tokens], prompts: Sequence[Tokens] | None
 
 def _row(model: Model, number: int, row: Tokens, prompt: Tokens | None) -> _Row:
     labels = _tokens(f"row {number}", row)
-    before = np.zeros(0, np.int32) if prompt is None else _tokens(f"prompt {number}", prompt)
+    prompt_tokens = np.zeros(0, np.int32) if prompt is None else _tokens(f"prompt {number}", prompt)
     if model.encode is not None:
         begun = np.concatenate([np.array([model.start], np.int32), labels])
-        return _Row(begun[:-1], labels, 0, before)
-    whole = np.concatenate([before, labels])
+        return _Row(begun[:-1], labels, 0, prompt_tokens)
+    whole = np.concatenate([prompt_tokens, labels])
     if len(whole) < 2:
         raise UsageError(
             f"row {number} has one token and no prompt, so nothing is before it to predict it from.\n"
@@ -138,19 +138,19 @@ def _row(model: Model, number: int, row: Tokens, prompt: Tokens | None) -> _Row:
             f"row {number} and its prompt have {len(whole)} tokens; the model has {model.positions} "
             f"positions, enough for {model.positions + 1} tokens.\n  Leave out tokens of the prompt."
         )
-    return _Row(whole[:-1], whole[1:], max(len(before) - 1, 0), np.zeros(0, np.int32))
+    return _Row(whole[:-1], whole[1:], max(len(prompt_tokens) - 1, 0), np.zeros(0, np.int32))
 
 
 def _facts(rows: list[_Row], batch_size: int) -> dict[str, str]:
     """Return what all processes must agree on."""
-    given = [(row.labels.tolist(), row.begin, row.read[0], row.inputs.tolist()) for row in rows]
-    return {"rows": repr(given), "batch_size": repr(batch_size)}
+    described_rows = [(row.labels.tolist(), row.begin, row.read[0], row.inputs.tolist()) for row in rows]
+    return {"rows": repr(described_rows), "batch_size": repr(batch_size)}
 
 
-def _tokens(name: str, given: Tokens) -> np.ndarray:
-    array = np.asarray(given)
+def _tokens(name: str, value: Tokens) -> np.ndarray:
+    array = np.asarray(value)
     if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
-        raise UsageError(f"{name} must be a sequence of tokens, at least one; found {given!r:.60}.")
+        raise UsageError(f"{name} must be a sequence of tokens, at least one; found {value!r:.60}.")
     return array.astype(np.int32)
 
 
@@ -201,7 +201,7 @@ def _scores(model: Model, mesh: Mesh | None, params: PyTree, batch: _Batch) -> t
         cache = model.encode(params, *batch.inputs, cache)
 
     def piece(number: jax.Array, carried: tuple[PyTree, jax.Array, jax.Array]) -> Any:
-        cache, *found = carried
+        cache, *results = carried
         start = jnp.minimum(number * size, S - size)
         read, labels = (
             jax.lax.dynamic_slice_in_dim(x, start, size, axis=1) for x in (batch.read, batch.labels)
@@ -210,7 +210,7 @@ def _scores(model: Model, mesh: Mesh | None, params: PyTree, batch: _Batch) -> t
         of_piece = _of_labels(logits.astype(jnp.float32), labels)
         return cache, *(
             jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1)
-            for x, new in zip(found, of_piece, strict=True)
+            for x, new in zip(results, of_piece, strict=True)
         )
 
     empty = cache, jnp.zeros((B, S), jnp.float32), jnp.zeros((B, S), bool)

@@ -56,7 +56,7 @@ class Sizes:
     """The number of rows that get new prompts at a time: a quarter, as prompts are computed for that many."""
 
     @classmethod
-    def of(cls, mesh: Mesh | None, row: int, inputs: int, longest: int, new: int, slots: int) -> "Sizes":
+    def for_mesh(cls, mesh: Mesh | None, row: int, inputs: int, longest: int, new: int, slots: int) -> "Sizes":
         """Return the sizes for a mesh, which must divide the rows: `slots` is rounded up."""
         ways = Layout(mesh).batch_ways if mesh else 1
         per_way = -(-slots // ways)
@@ -79,36 +79,36 @@ def pieces_of(
         return
     settings = dataclasses.replace(decoding, max_new_tokens=ANY_LENGTH)
     rows = beginning(model, mesh)(params, padded_prompts(model, sizes, first, sizes.slots))
-    placed = Placed.of(rows)
+    placed = Placed.for_rows(rows)
     owners: list[int | None] = [number for number, _ in first] + [None] * (sizes.slots - len(first))
     are_more = len(first) == sizes.slots
     while any(owner is not None for owner in owners):
-        shown = np.asarray(jax.device_get(rows.lengths))
+        old_lengths = np.asarray(jax.device_get(rows.lengths))
         limits = np.int32(every), np.int32(sizes.refilled if are_more else sizes.slots)
         rows = advancing(model, settings, mesh, placed)(params, rows, key, *limits)
         tokens, lengths, is_done = jax.device_get((rows.tokens, rows.lengths, rows.is_done))
         for slot, owner in enumerate(owners):
             if owner is not None:
-                yield Piece(owner, tokens[slot, shown[slot] : lengths[slot]].copy(), bool(is_done[slot]))
+                yield Piece(owner, tokens[slot, old_lengths[slot] : lengths[slot]].copy(), bool(is_done[slot]))
                 owners[slot] = None if is_done[slot] else owner
         free = [slot for slot, owner in enumerate(owners) if owner is None]
         while free and are_more:
-            into, free = free[: sizes.refilled], free[sizes.refilled :]
-            taken = list(itertools.islice(queue, len(into)))
-            are_more = len(taken) == len(into)
-            if taken:
-                rows = refilling(model, mesh, placed)(params, rows, *_into(model, sizes, taken, into))
-            for slot, (number, _) in zip(into, taken, strict=False):
+            refilled, free = free[: sizes.refilled], free[sizes.refilled :]
+            batch = list(itertools.islice(queue, len(refilled)))
+            are_more = len(batch) == len(refilled)
+            if batch:
+                rows = refilling(model, mesh, placed)(params, rows, *_into(model, sizes, batch, refilled))
+            for slot, (number, _) in zip(refilled, batch, strict=False):
                 owners[slot] = number
 
 
 def _into(
-    model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], slots: list[int]
+    model: Model, sizes: Sizes, batch: list[tuple[int, np.ndarray]], slots: list[int]
 ) -> tuple[Prompts, np.ndarray]:
     """Return prompts and the slot of each; rows without a prompt get a slot that does not exist."""
-    used = slots[: len(taken)]
+    used = slots[: len(batch)]
     places = np.array(used + [sizes.slots] * (sizes.refilled - len(used)), np.int32)
-    return padded_prompts(model, sizes, taken, sizes.refilled), places
+    return padded_prompts(model, sizes, batch, sizes.refilled), places
 
 
 def searched(
@@ -116,19 +116,19 @@ def searched(
 ) -> Iterator[Piece]:
     """Yield the best row of each prompt by beam search; the arguments are those of `pieces_of`."""
     settings = dataclasses.replace(decoding, max_new_tokens=ANY_LENGTH)
-    while taken := list(itertools.islice(queue, sizes.slots)):
-        prompts = padded_prompts(model, sizes, taken, sizes.slots)
+    while batch := list(itertools.islice(queue, sizes.slots)):
+        prompts = padded_prompts(model, sizes, batch, sizes.slots)
         tokens, lengths = jax.device_get(_search(model, settings, mesh)(params, prompts))
-        for slot, (number, _) in enumerate(taken):
+        for slot, (number, _) in enumerate(batch):
             yield Piece(number, tokens[slot, prompts.lengths[slot] : lengths[slot]].copy(), True)
 
 
-def padded_prompts(model: Model, sizes: Sizes, taken: list[tuple[int, np.ndarray]], count: int) -> Prompts:
+def padded_prompts(model: Model, sizes: Sizes, batch: list[tuple[int, np.ndarray]], count: int) -> Prompts:
     """Return prompts as padded arrays of `count` rows; those without a prompt have ended."""
     length = sizes.inputs or sizes.row
     padded, lengths = np.zeros((count, length), np.int32), np.ones(count, np.int32)
-    numbers, is_used = np.zeros(count, np.uint32), np.arange(count) < len(taken)
-    for slot, (number, prompt) in enumerate(taken):
+    numbers, is_used = np.zeros(count, np.uint32), np.arange(count) < len(batch)
+    for slot, (number, prompt) in enumerate(batch):
         padded[slot, : len(prompt)], lengths[slot], numbers[slot] = prompt, len(prompt), number % 2**32
     if model.encode is None:
         return Prompts(padded, lengths, np.where(is_used, lengths + sizes.new, 0), numbers)
@@ -145,7 +145,7 @@ class Placed:
     structure: Any
 
     @classmethod
-    def of(cls, rows: Rows) -> "Placed":
+    def for_rows(cls, rows: Rows) -> "Placed":
         leaves, structure = jax.tree.flatten(rows)
         return cls(tuple(x.sharding for x in leaves), structure)
 

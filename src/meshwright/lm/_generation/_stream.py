@@ -58,11 +58,11 @@ def generate(
       >>> [len(row) for row in rows]
       [5, 5]
     """
-    found: dict[int, list[np.ndarray]] = {}
+    pieces_by_prompt: dict[int, list[np.ndarray]] = {}
     options = {"seed": seed, "length": length, "slots": slots, "every": 64}
     for piece in stream(model, params, prompts, decoding, **options):
-        found.setdefault(piece.number, []).append(piece.tokens)
-    return [np.concatenate(found[number]) for number in range(len(found))]
+        pieces_by_prompt.setdefault(piece.number, []).append(piece.tokens)
+    return [np.concatenate(pieces_by_prompt[number]) for number in range(len(pieces_by_prompt))]
 
 
 def stream(
@@ -128,7 +128,7 @@ def _facts(prompts: Iterable[Prompt], facts: dict[str, object]) -> dict[str, str
 def mesh_of(params: PyTree) -> Mesh | None:
     """Return the mesh that the parameters are on; None if they are on no mesh."""
     placed = (x.sharding for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
-    named = (each.mesh for each in placed if isinstance(each, NamedSharding))
+    named = (sharding.mesh for sharding in placed if isinstance(sharding, NamedSharding))
     return next((mesh for mesh in named if isinstance(mesh, Mesh)), None)
 
 
@@ -159,11 +159,11 @@ def _sizes(
     if slots < 1:
         raise UsageError(f"slots={slots}: expected at least 1.")
     if model.encode is not None:
-        return Sizes.of(mesh, 1 + new, length, length, new, slots)
+        return Sizes.for_mesh(mesh, 1 + new, length, length, new, slots)
     check_positions(model, length)
     if length <= new:
         raise UsageError(f"length={length} leaves no room for a prompt beside max_new_tokens={new}.")
-    return Sizes.of(mesh, length, 0, length - new, new, slots)
+    return Sizes.for_mesh(mesh, length, 0, length - new, new, slots)
 
 
 def _checked(prompts: Iterable[Prompt], sizes: Sizes, first: int, vocabulary: int) -> Iterator[np.ndarray]:

@@ -80,11 +80,11 @@ class _HuggingFace:
         return self.inner.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
 
 
-def tokenizer_of(given: Any) -> Tokenizer:
+def tokenizer_of(source: Any) -> Tokenizer:
     """Return a tokenizer, given what users have.
 
     Args:
-      given: An object with `encode` and `decode`, of `tokenizers`, `transformers` or your own; the path of a
+      source: An object with `encode` and `decode`, of `tokenizers`, `transformers` or your own; the path of a
         `tokenizer.json` or of the directory of a model with one, which needs `meshwright[tokenizers]`; or
         None for the tokens themselves.
 
@@ -95,25 +95,25 @@ def tokenizer_of(given: Any) -> Tokenizer:
       >>> mw.lm.tokenizer_of(None).decode([3, 4])
       '3 4 '
     """
-    if given is None:
+    if source is None:
         return Numbers()
-    if isinstance(given, str | Path):
-        return _HuggingFace(_from_file(Path(given)))
-    if not all(callable(getattr(given, name, None)) for name in ("encode", "decode")):
+    if isinstance(source, str | Path):
+        return _HuggingFace(_from_file(Path(source)))
+    if not all(callable(getattr(source, name, None)) for name in ("encode", "decode")):
         raise UsageError(
-            f"a tokenizer needs encode(text) and decode(tokens); found {type(given).__name__}.\n"
+            f"a tokenizer needs encode(text) and decode(tokens); found {type(source).__name__}.\n"
             "  Give one of `tokenizers` or `transformers`, mw.lm.Bytes(), or a tokenizer.json's path."
         )
-    return _HuggingFace(given) if type(given).__module__.startswith("tokenizers") else given
+    return _HuggingFace(source) if type(source).__module__.startswith("tokenizers") else source
 
 
 def _from_file(path: Path) -> Any:
     file = path / "tokenizer.json" if path.is_dir() else path
     package = import_extra("tokenizers", extra="tokenizers", what=str(file))
     try:
-        described = json.loads(read_file(file))
+        settings = json.loads(read_file(file))
         # They are of the batches that it was saved with, and would cut prompts off.
-        rest = {name: x for name, x in described.items() if name not in ("truncation", "padding")}
+        rest = {name: x for name, x in settings.items() if name not in ("truncation", "padding")}
         tokenizer = package.Tokenizer.from_str(json.dumps(rest))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
@@ -125,22 +125,22 @@ def _from_file(path: Path) -> Any:
 
 def _check_ends(file: Path, tokenizer: Any) -> None:
     """Check that a tokenizer puts those tokens around a text that the config beside it says."""
-    config = file.with_name("tokenizer_config.json")
+    path = file.with_name("tokenizer_config.json")
     try:
-        said = parse_object(read_file(config)) if config.is_file() else {}
+        config_values = parse_object(read_file(path)) if path.is_file() else {}
     except ValueError as error:
-        raise UsageError(f"{config} is not a tokenizer's config: {error}.") from None
-    check_keys(config, said)
-    if str(said.get("tokenizer_class")).startswith(("PreTrained", "GPT2")):
+        raise UsageError(f"{path} is not a tokenizer's config: {error}.") from None
+    check_keys(path, config_values)
+    if str(config_values.get("tokenizer_class")).startswith(("PreTrained", "GPT2")):
         return  # which pass over these flags
-    for kind, at in (("bos", slice(1)), ("eos", slice(-1, None))):
-        token, wanted = said.get(f"{kind}_token"), said.get(f"add_{kind}_token")
+    for kind, ends in (("bos", slice(1)), ("eos", slice(-1, None))):
+        token, should_add = config_values.get(f"{kind}_token"), config_values.get(f"add_{kind}_token")
         token = token.get("content") if isinstance(token, dict) else token
-        id_ = tokenizer.token_to_id(token) if token and isinstance(wanted, bool) else None
-        if id_ is not None and (tokenizer.encode("a").ids[at] == [id_]) != wanted:
-            puts = f"puts {'no ' if wanted else ''}{token} there"
+        id_ = tokenizer.token_to_id(token) if token and isinstance(should_add, bool) else None
+        if id_ is not None and (tokenizer.encode("a").ids[ends] == [id_]) != should_add:
+            puts = f"puts {'no ' if should_add else ''}{token} there"
             raise UsageError(
-                f"{config} has add_{kind}_token={wanted}, but {file.name} {puts}.\n"
+                f"{path} has add_{kind}_token={should_add}, but {file.name} {puts}.\n"
                 "  Make them agree: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
             )
 
@@ -203,7 +203,7 @@ class GrowingText:
         if self.has_ended:
             return ""
         self._text += new
-        ends = [at + len(stop) for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        ends = [start + len(stop) for stop in self._stops if (start := self._text.find(stop)) >= 0]
         self.has_ended = bool(ends)
         return new[: len(new) - len(self._text) + min(ends)] if ends else new
 
@@ -212,6 +212,6 @@ class GrowingText:
             return ""  # a part is kept back
         # Some tokenizers change what they said: " !" becomes "!" if they clean spaces. What was shown stays.
         pairs = enumerate(zip(whole, self._shown, strict=False))
-        same = next((at for at, (now, before) in pairs if now != before), len(self._shown))
+        same = next((index for index, (new_character, old_character) in pairs if new_character != old_character), len(self._shown))
         self._shown = whole
         return whole[same:]

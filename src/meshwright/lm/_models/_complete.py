@@ -17,12 +17,12 @@ _INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
 }
 
 
-def check_whole(source: Source, cfg: decoder.Config | gpt2.Config | t5.Config) -> None:
+def check_complete(source: Source, cfg: decoder.Config | gpt2.Config | t5.Config) -> None:
     """Check names and shapes, as loaders fill missing parameters with random numbers. Dtypes may differ."""
     saved = source.arrays()
-    wanted = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
+    expected = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
     structs = {
         name: jax.ShapeDtypeStruct(x.shape, saved[name].dtype if name in saved else x.dtype)
-        for name, x in wanted.items()
+        for name, x in expected.items()
     }
     restore_lazily(source, tree.nested(structs))

@@ -159,11 +159,11 @@ class Map:
         theirs = {name: x for name, x in theirs.items() if not compiled(self.ignore)(name)}
         ours: dict[str, LazyArray] = {}
         for row in self.rows:
-            found = [
-                _to_ours(each, _apart(each, _layers(each.theirs, theirs, source)))
-                for each in _of_experts(row)
+            converted = [
+                _to_ours(expert_row, _apart(expert_row, _layers(expert_row.theirs, theirs, source)))
+                for expert_row in _expert_rows(row)
             ]
-            ours |= _together(row, found, source) if row.num_experts else found[0]
+            ours |= _with_all_experts(row, converted, source) if row.num_experts else converted[0]
             if clashing := theirs.keys() & ours.keys():
                 name = min(clashing)
                 raise CheckpointError(
@@ -180,10 +180,10 @@ class Map:
         """
         ours, theirs = dict(source.arrays()), {}
         for row in self.rows:
-            given = _of_each_expert(row, ours, source) if row.num_experts else [ours]
-            for each, arrays in zip(_of_experts(row), given, strict=True):
-                parts = [_unstacked(name, each, arrays, source) for name in each.names]
-                theirs |= _to_theirs(each, parts, source)
+            arrays_of_experts = _pop_expert_arrays(row, ours, source) if row.num_experts else [ours]
+            for expert_row, arrays in zip(_expert_rows(row), arrays_of_experts, strict=True):
+                parts = [_unstacked(name, expert_row, arrays, source) for name in expert_row.names]
+                theirs |= _to_theirs(expert_row, parts, source)
         if ours:
             listed = ", ".join(sorted(ours)[:10])
             raise CheckpointError(f"{source}: the map has no row for {listed}. Add one, or leave it out.")
@@ -225,19 +225,19 @@ def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyA
     return {_numbered(row.theirs, layer): array for layer, array in theirs.items()}
 
 
-def _of_experts(row: Row) -> list[Row]:
+def _expert_rows(row: Row) -> list[Row]:
     """Return a row for each expert; the row itself if it is not of experts."""
     if not row.num_experts:
         return [row]
-    before, _, after = row.theirs.rpartition("{}")
+    prefix, _, suffix = row.theirs.rpartition("{}")
     return [
-        replace(row, theirs=f"{before}{number}{after}", num_experts=0) for number in range(row.num_experts)
+        replace(row, theirs=f"{prefix}{number}{suffix}", num_experts=0) for number in range(row.num_experts)
     ]
 
 
-def _together(row: Row, found: list[dict[str, LazyArray]], source: Source) -> dict[str, LazyArray]:
+def _with_all_experts(row: Row, arrays_by_expert: list[dict[str, LazyArray]], source: Source) -> dict[str, LazyArray]:
     """Return our arrays with all experts, given those of each, [L, ...]."""
-    layers = [max((x.shape[0] for x in arrays.values()), default=0) for arrays in found]
+    layers = [max((x.shape[0] for x in arrays.values()), default=0) for arrays in arrays_by_expert]
     if not any(layers):
         return {}
     if min(layers) < max(layers):
@@ -246,30 +246,30 @@ def _together(row: Row, found: list[dict[str, LazyArray]], source: Source) -> di
             f"of expert {layers.index(max(layers))} in {max(layers)}."
         )
     with _naming(row):
-        return {name: stack(_widened(arrays[name] for arrays in found), 1) for name in found[0]}
+        return {name: stack(_widened(arrays[name] for arrays in arrays_by_expert), 1) for name in arrays_by_expert[0]}
 
 
-def _of_each_expert(row: Row, ours: dict[str, LazyArray], source: Source) -> list[dict[str, LazyArray]]:
+def _pop_expert_arrays(row: Row, ours: dict[str, LazyArray], source: Source) -> list[dict[str, LazyArray]]:
     """Remove our arrays of a row from `ours`, and return those of each expert: the inverse of `_together`."""
-    given = {name: ours.pop(name) for name in row.names if name in ours}
-    for name, array in given.items():
+    stacked = {name: ours.pop(name) for name in row.names if name in ours}
+    for name, array in stacked.items():
         if array.shape[1:2] != (row.num_experts,):
             raise CheckpointError(
                 f"{source}: {name} of shape {array.shape} has not {row.num_experts} experts in dimension 1."
             )
-    return [{name: x[:, number] for name, x in given.items()} for number in range(row.num_experts)]
+    return [{name: x[:, number] for name, x in stacked.items()} for number in range(row.num_experts)]
 
 
 def _apart(row: Row, layers: Layers) -> Layers:
     """Return the layers of an array that holds all of them along one dimension; others as they are."""
     if row.layers_dim is None or not layers:
         return layers
-    array, before = layers[None], (slice(None),) * row.layers_dim
+    array, leading = layers[None], (slice(None),) * row.layers_dim
     if array.ndim <= row.layers_dim:
         raise CheckpointError(
             f"{row.theirs} of shape {array.shape} has no dimension {row.layers_dim} for the layers."
         )
-    return {layer: array[*before, layer] for layer in range(array.shape[row.layers_dim])}
+    return {layer: array[*leading, layer] for layer in range(array.shape[row.layers_dim])}
 
 
 @contextmanager
@@ -281,24 +281,24 @@ def _naming(row: Row) -> Iterator[None]:
         raise CheckpointError(f"{row.theirs}: {error}") from None
 
 
-def _reshaped(array: LazyArray, shape: tuple[int, ...], wanted: tuple[int, ...]) -> LazyArray:
+def _reshaped(array: LazyArray, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> LazyArray:
     if array.shape != shape:
         raise UsageError(
-            f"the map expects an array of shape {shape}, to reshape it to {wanted}; this has {array.shape}."
+            f"the map expects an array of shape {shape}, to reshape it to {new_shape}; this has {array.shape}."
         )
-    return array.reshape(*wanted)
+    return array.reshape(*new_shape)
 
 
 def _layers(template: str, arrays: dict[str, LazyArray], source: Source) -> Layers:
     """Remove the arrays whose names fit `template` from `arrays`, and return them by layer, in order."""
     matches = [match for name in arrays if (match := _pattern(template).fullmatch(name))]
-    found = {int(match[1]) if match.re.groups else None: arrays.pop(match[0]) for match in matches}
-    missing = set(range(len(found))) - found.keys() if "{}" in template else ()
+    layers = {int(match[1]) if match.re.groups else None: arrays.pop(match[0]) for match in matches}
+    missing = set(range(len(layers))) - layers.keys() if "{}" in template else ()
     if missing:
         raise CheckpointError(
-            f"{source} has {len(found)} of {template}, but number {min(missing)} is missing."
+            f"{source} has {len(layers)} of {template}, but number {min(missing)} is missing."
         )
-    return dict(sorted(found.items(), key=lambda item: item[0] or 0))
+    return dict(sorted(layers.items(), key=lambda item: item[0] or 0))
 
 
 def _split(row: Row, array: LazyArray) -> list[LazyArray]:

@@ -42,10 +42,10 @@ def export_checkpoint(
     options.pop("context_length", None)
     describe = _program_of(experiment, evaluation)
     state = state_of_checkpoint(experiment, run, checkpoint)
-    made, step = describe(state), int(state.step)
+    program, step = describe(state), int(state.step)
     if to.suffix == ".safetensors":
-        return step, export_params(made.params, to)
-    return step, export(made.function, made.params, made.inputs, to, constraints=made.constraints, **options)
+        return step, export_params(program.params, to)
+    return step, export(program.function, program.params, program.inputs, to, constraints=program.constraints, **options)
 
 
 def _as_gguf(
@@ -56,24 +56,24 @@ def _as_gguf(
     context_length: int | None,
 ) -> tuple[int, Path]:
     """Write a reference model for llama.cpp, with an adapter added to its weights."""
-    given = generation_of_run(experiment)
-    if given is None or given.model.config is None:
+    generation = generation_of_run(experiment)
+    if generation is None or generation.model.config is None:
         raise UsageError(
             "GGUF files are written of reference models, and the experiment does not say that it has one.\n"
             "  Add to it: samples=mw.lm.Generation(mw.lm.with_cache(cfg)), or call "
             "mw.lm.gguf.export_model(params, cfg, to)."
         )
-    if not isinstance(given.tokenizer, str | Path | None):
+    if not isinstance(generation.tokenizer, str | Path | None):
         raise UsageError(
-            f"the run's tokenizer is an object, {type(given.tokenizer).__name__}, and a GGUF file needs the "
+            f"the run's tokenizer is an object, {type(generation.tokenizer).__name__}, and a GGUF file needs the "
             "files of one.\n  Give Generation the path of its folder; or, for a file without a tokenizer: "
             "mw.lm.gguf.export_model(params, cfg, to, context_length=…)."
         )
     state = state_of_checkpoint(experiment, run, checkpoint)
-    plain = given.model.plain or (lambda params: params)
+    plain = generation.model.plain or (lambda params: params)
     params = narrowing(experiment.compute_dtype)(plain(eval_params(state)))
-    how = {"tokenizer": given.tokenizer, "context_length": context_length}
-    return int(state.step), gguf.export_model(params, given.model.config, to, **how)
+    how = {"tokenizer": generation.tokenizer, "context_length": context_length}
+    return int(state.step), gguf.export_model(params, generation.model.config, to, **how)
 
 
 def _program_of(experiment: Experiment, evaluation: str | None) -> Callable[[Any], Program]:
@@ -87,6 +87,6 @@ def _program_of(experiment: Experiment, evaluation: str | None) -> Callable[[Any
 
 def _logits(model: Model, params: PyTree) -> Program:
     row, inputs = "int32[batch, length]", "int32[batch, inputs]"
-    given = row if model.encode is None else {"inputs": inputs, "lengths": "int32[batch]", "targets": row}
+    shapes = row if model.encode is None else {"inputs": inputs, "lengths": "int32[batch]", "targets": row}
     limits = () if model.positions is None else (f"length <= {model.positions}",)
-    return Program(logits_of(model), params, given, limits)
+    return Program(logits_of(model), params, shapes, limits)

@@ -86,7 +86,7 @@ class Generation:
         on `start` nor on the other prompts.
         """
         tokenizer = tokenizer_of(self.tokenizer)
-        prompts = [_tokens(tokenizer, number, one) for number, one in enumerate(_prompts_in(examples))]
+        prompts = [_tokens(tokenizer, number, example) for number, example in enumerate(_prompts_in(examples))]
         length = length_for(self.model, prompts, self.decoding)  # of all, so that a resumed call is the same
         options = {"seed": seed, "length": length, "slots": slots, "first": start}
         rows: dict[int, list[int]] = {}

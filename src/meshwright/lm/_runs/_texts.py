@@ -47,31 +47,31 @@ def texts_of_checkpoint(
     every: int = 4,
 ) -> Texts:
     """Return what the model of a checkpoint writes after each prompt. Collective."""
-    given = how_it_generates(experiment)
-    tokenizer = tokenizer_of(given.tokenizer)
+    generation = checked_generation(experiment)
+    tokenizer = tokenizer_of(generation.tokenizer)
     encoded = [list(tokenizer.encode(prompt)) for prompt in prompts]
-    decoding = given.decoding if decoding is None else decoding
+    decoding = generation.decoding if decoding is None else decoding
     if stop:
         ends = stop_sequences(tokenizer, stop)
         decoding = dataclasses.replace(decoding, stop=tuple(dict.fromkeys((*decoding.stop, *ends))))
     state = state_of_checkpoint(experiment, run, checkpoint)
     params = narrowing(experiment.compute_dtype)(eval_params(state))
     pieces = stream(
-        given.model, params, encoded, decoding, seed=seed, slots=max(1, len(encoded)), every=every
+        generation.model, params, encoded, decoding, seed=seed, slots=max(1, len(encoded)), every=every
     )
-    return Texts(int(state.step), tokenizer, pieces, () if given.tokenizer is None else tuple(stop))
+    return Texts(int(state.step), tokenizer, pieces, () if generation.tokenizer is None else tuple(stop))
 
 
-def how_it_generates(experiment: Experiment) -> Generation:
+def checked_generation(experiment: Experiment) -> Generation:
     """Return how a run's model generates."""
-    given = generation_of_run(experiment)
-    if given is None:
+    generation = generation_of_run(experiment)
+    if generation is None:
         raise UsageError(
             "the experiment does not say how its model generates. Add to it:\n"
             "    samples=mw.lm.Generation(model, tokenizer=…)\n"
             "  where model is a mw.lm.Model, or mw.lm.without_cache(logits)."
         )
-    return given
+    return generation
 
 
 def generation_in(experiment: Experiment) -> Generation | None:

@@ -59,10 +59,10 @@ def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None)
         if len(body) > max_bytes:
             await _refuse(send, 413, f"the request has more than {max_bytes} bytes.")
             return
-        given = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replayed() -> MutableMapping[str, Any]:
-            return given.pop() if given else await receive()
+            return messages.pop() if messages else await receive()
 
         try:
             await app(scope, replayed, send)
@@ -72,10 +72,10 @@ def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None)
     return call
 
 
-def log_failure(said: str, problem: Exception) -> None:
+def log_failure(heading: str, problem: Exception) -> None:
     """Print where an error was raised, and its type. Its message may quote a prompt."""
-    where = traceback.format_tb(problem.__traceback__, limit=-3)
-    print_line("\n".join([said, *map(str.rstrip, where), type(problem).__name__]), sys.stderr)
+    lines = traceback.format_tb(problem.__traceback__, limit=-3)
+    print_line("\n".join([heading, *map(str.rstrip, lines), type(problem).__name__]), sys.stderr)
 
 
 def _problem(

@@ -21,7 +21,7 @@ def protocol(seconds: float, answer_seconds: float, most: int) -> type[H11Protoc
             self.idle_since = self._unread_since = self.loop.time()
             self._has_begun, self._unread = True, 0  # the first request is due from now on
             _make_room(self, most)
-            self._look()
+            self._check()
 
         @property
         def is_idle(self) -> bool:
@@ -40,25 +40,25 @@ def protocol(seconds: float, answer_seconds: float, most: int) -> type[H11Protoc
             self.idle_since = self.loop.time()
             super().on_response_complete()
 
-        def _look(self) -> None:
+        def _check(self) -> None:
             """Look at the connection now and then, and close it if it is late."""
             if self not in self.connections:
                 return  # it is closed
-            now, unread = self.loop.time(), self.transport.get_write_buffer_size()
-            self._unread_since = now if not unread or unread < self._unread else self._unread_since
+            time, unread = self.loop.time(), self.transport.get_write_buffer_size()
+            self._unread_since = time if not unread or unread < self._unread else self._unread_since
             self._unread = unread
-            is_late = self.is_idle and self._has_begun and now - self.idle_since > seconds
-            if is_late or now - self._unread_since > answer_seconds:
+            is_late = self.is_idle and self._has_begun and time - self.idle_since > seconds
+            if is_late or time - self._unread_since > answer_seconds:
                 self.transport.abort()
             else:
-                self.loop.call_later(min(seconds, answer_seconds, 4) / 4, self._look)
+                self.loop.call_later(min(seconds, answer_seconds, 4) / 4, self._check)
 
     return Bounded
 
 
 def _make_room(new: Any, most: int) -> None:
     """Close the connection that has had no request for the longest time, if there are too many."""
-    there = [each for each in new.connections if not each.transport.is_closing()]
-    idle = [each for each in there if each.is_idle and each is not new]
-    if len(there) > most and idle:
-        min(idle, key=lambda each: each.idle_since).transport.abort()
+    connections = [connection for connection in new.connections if not connection.transport.is_closing()]
+    idle = [connection for connection in connections if connection.is_idle and connection is not new]
+    if len(connections) > most and idle:
+        min(idle, key=lambda connection: connection.idle_since).transport.abort()

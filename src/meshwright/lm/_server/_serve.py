@@ -142,8 +142,8 @@ def serve(
     with listening:
         names = {"127.0.0.1", "localhost", "::1", host.lower()} if is_loopback(host) else None
         app, batcher = application(served, limits, names=names)
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{listening.getsockname()[1]}"
+        url_host = f"[{host}]" if ":" in host else host
+        url = f"http://{url_host}:{listening.getsockname()[1]}"
         try:
             asyncio.run(_listen(app, listening, limits, batcher, lambda: on_ready(url)))
         finally:
@@ -206,7 +206,7 @@ def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        made = socket.create_server((host, port), family=family, backlog=1024)
+        server = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UsageError(
@@ -215,4 +215,4 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
     if not is_loopback(host):
         print(f"! {host} is reached by other machines, and there is no password.", file=sys.stderr)
-    return made
+    return server

@@ -58,8 +58,8 @@ class Adapted:
     def _dropped(self, x: jax.Array) -> jax.Array:
         if self.key is None:
             return x
-        kept = jax.random.bernoulli(self.key, 1 - self.dropout, x.shape)
-        return jnp.where(kept, x / (1 - self.dropout), 0).astype(x.dtype)
+        is_kept = jax.random.bernoulli(self.key, 1 - self.dropout, x.shape)
+        return jnp.where(is_kept, x / (1 - self.dropout), 0).astype(x.dtype)
 
     def _gain(self) -> jax.Array:
         """Return DoRA's factor of each output: its magnitude over the norm of the adapted weights."""

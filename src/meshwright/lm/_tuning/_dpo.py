@@ -52,30 +52,30 @@ def log_probabilities(cfg: Config) -> LogProbabilities:
       >>> jax.eval_shape(of, params, rows | {"weights": np.ones((2, 4))}).shape
       (2,)
     """
-    return functools.partial(_of_rows, cfg)
+    return functools.partial(_row_log_probs, cfg)
 
 
-def _of_rows(cfg: Config, params: PyTree, rows: Mapping[str, jax.Array]) -> jax.Array:
+def _row_log_probs(cfg: Config, params: PyTree, rows: Mapping[str, jax.Array]) -> jax.Array:
     return -jnp.asarray(rows_score(cfg, params, rows)["loss"].total)
 
 
 def with_reference(
     examples: Mapping[str, Any],
-    of: LogProbabilities,
+    log_probs: LogProbabilities,
     params: PyTree,
     layout: Layout,
     *,
-    kept: str | Path,
+    path: str | Path,
     batch_size: int = 8,
 ) -> dict[str, Any]:
     """Return pairs with the log-probabilities of the reference, computed once and kept in a file. Collective.
 
     Args:
       examples: `{"chosen": rows, "rejected": rows}`, arrays with a row for each pair.
-      of: The function that computes log-probabilities.
+      log_probs: The function that computes log-probabilities.
       params: The parameters of the reference, usually those that training begins from.
       layout: The mesh to compute on.
-      kept: A local file. If it exists, it is read and nothing is computed.
+      path: A local file. If it exists, it is read and nothing is computed.
       batch_size: The number of pairs that are computed at a time, over all devices.
 
     Returns:
@@ -94,15 +94,15 @@ def with_reference(
     """
     if missing := {CHOSEN, REJECTED} - examples.keys():
         raise UsageError(f"the pairs lack {', '.join(sorted(missing))}; they have {', '.join(examples)}.")
-    pairs, file = {name: examples[name] for name in (CHOSEN, REJECTED)}, local_path(kept)
-    said = json.dumps(facts_of(pairs), sort_keys=True)
-    made_from = {"examples": f"{zlib.crc32(said.encode()):08x}", "parameters": fingerprint(params, layout)}
-    found = on_lead(lambda: _kept(file, made_from))
-    if found is None:
-        found = _computed(pairs, of, params, layout, batch_size)
-        content = json.dumps({**made_from, **found}).encode()
+    pairs, file = {name: examples[name] for name in (CHOSEN, REJECTED)}, local_path(path)
+    facts = json.dumps(facts_of(pairs), sort_keys=True)
+    digests = {"examples": f"{zlib.crc32(facts.encode()):08x}", "parameters": fingerprint(params, layout)}
+    values = on_lead(lambda: _stored(file, digests))
+    if values is None:
+        values = _computed(pairs, log_probs, params, layout, batch_size)
+        content = json.dumps({**digests, **values}).encode()
         on_lead(lambda: _write(file, content))
-    return {**examples, REFERENCE: {name: np.asarray(found[name], np.float32) for name in pairs}}
+    return {**examples, REFERENCE: {name: np.asarray(values[name], np.float32) for name in pairs}}
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -110,11 +110,11 @@ def _write(file: Path, content: bytes) -> None:
     write_whole(file, content)
 
 
-def _kept(file: Path, made_from: Mapping[str, str]) -> dict[str, list[float]] | None:
+def _stored(file: Path, digests: Mapping[str, str]) -> dict[str, list[float]] | None:
     try:
-        said = parse_object(read_file(file))
-        found = {name: [float(x) for x in said[name]] for name in (CHOSEN, REJECTED)}
-        other = [name for name, digest in made_from.items() if said[name] != digest]
+        content = parse_object(read_file(file))
+        values = {name: [float(x) for x in content[name]] for name in (CHOSEN, REJECTED)}
+        other = [name for name, digest in digests.items() if content[name] != digest]
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:
@@ -124,28 +124,28 @@ def _kept(file: Path, made_from: Mapping[str, str]) -> dict[str, list[float]] | 
             f"{file} has the log-probabilities of other {' and '.join(other)}. Give another file, or remove "
             "it."
         )
-    return found
+    return values
 
 
 def _computed(
-    pairs: Mapping[str, Any], of: LogProbabilities, params: PyTree, layout: Layout, batch_size: int
+    pairs: Mapping[str, Any], log_probs: LogProbabilities, params: PyTree, layout: Layout, batch_size: int
 ) -> dict[str, list[float]]:
-    def both(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> PyTree:
-        return {name: of(params, batch[name]) for name in (CHOSEN, REJECTED)}
+    def pair_log_probs(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> PyTree:
+        return {name: log_probs(params, batch[name]) for name in (CHOSEN, REJECTED)}
 
     batches = numbered_batches(pairs, batch_size, layout.batch_sharding)
-    parts = [made for _, made in BatchedPredict(both, layout, 0)(params, None, batches)]
+    parts = [outputs for _, outputs in BatchedPredict(pair_log_probs, layout, 0)(params, None, batches)]
     return {name: np.concatenate([part[name] for part in parts]).tolist() for name in (CHOSEN, REJECTED)}
 
 
-def dpo(of: LogProbabilities, *, beta: float = 0.1) -> Loss:
+def dpo(log_probs: LogProbabilities, *, beta: float = 0.1) -> Loss:
     """Return the loss of pairs with the log-probabilities of their reference.
 
     Its metrics are `accuracy`, the share of pairs whose preferred answer has gained more than the other, and
     `margin`, beta times how much more it has gained.
 
     Args:
-      of: The function that computes log-probabilities.
+      log_probs: The function that computes log-probabilities.
       beta: How much is lost by moving away from the reference.
 
     Raises:
@@ -168,7 +168,7 @@ def dpo(of: LogProbabilities, *, beta: float = 0.1) -> Loss:
                 f"dpo: the batch has {', '.join(tree.leaf_names(batch))}, but no reference. `with_reference` "
                 "adds it to the examples."
             )
-        gained = {name: of(params, batch[name]) - batch[REFERENCE][name] for name in (CHOSEN, REJECTED)}
+        gained = {name: log_probs(params, batch[name]) - batch[REFERENCE][name] for name in (CHOSEN, REJECTED)}
         margin = beta * (gained[CHOSEN] - gained[REJECTED])
         metrics = {"accuracy": (margin > 0).mean(dtype=jnp.float32), "margin": margin.mean()}
         return -jax.nn.log_sigmoid(margin).mean(), metrics

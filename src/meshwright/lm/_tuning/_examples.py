@@ -49,10 +49,10 @@ class Pair(NamedTuple):
         return max(*self.inputs, *self.targets)
 
 
-Made = TypeVar("Made", Example, Pair)
+LineType = TypeVar("Made", Example, Pair)
 
 
-class _Line(NamedTuple):
+class _FileLine(NamedTuple):
     where: str
     """The file and the number of the line."""
     content: dict[str, Any] | ValueError
@@ -66,13 +66,13 @@ def read_examples(path: str | Path, model: str | Path | None, vocabulary: int | 
 
     def example(content: dict[str, Any]) -> Example:
         if "tokens" in content:
-            return Example(*_given(content))
+            return Example(*_tokens_and_weights(content))
         return _counted(next(conversations) if "messages" in content else _encoded(content, chats))
 
     return [_read(line, example, vocabulary) for line in lines]
 
 
-def _conversations(lines: list[_Line], chats: Callable[[], Chat]) -> Iterator[Encoded]:
+def _conversations(lines: list[_FileLine], chats: Callable[[], Chat]) -> Iterator[Encoded]:
     """Yield the tokens of each line with `messages`, in the order of the lines."""
     contents = [line.content for line in lines if isinstance(line.content, dict)]
     rows = [row for row in contents if "messages" in row and "tokens" not in row]
@@ -96,14 +96,14 @@ def read_pairs(path: str | Path, model: str | Path | None, vocabulary: int | Non
     return [_read(line, pair, vocabulary) for line in _lines_of(path)]
 
 
-def _lines_of(path: str | Path) -> list[_Line]:
+def _lines_of(path: str | Path) -> list[_FileLine]:
     file = local_path(path)
     try:
         texts = read_file(file).splitlines()
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from None
     lines = [
-        _Line(f"{file}, line {number}", _content(text))
+        _FileLine(f"{file}, line {number}", _content(text))
         for number, text in enumerate(texts, 1)
         if text.strip()
     ]
@@ -125,21 +125,21 @@ def _chats(model: str | Path | None) -> Chat:
     return chat(model)
 
 
-def _read(line: _Line, make: Callable[[dict[str, Any]], Made], vocabulary: int | None) -> Made:
+def _read(line: _FileLine, make: Callable[[dict[str, Any]], LineType], vocabulary: int | None) -> LineType:
     try:
         if isinstance(line.content, ValueError):
             raise line.content
-        made = make(line.content)
+        value = make(line.content)
     except (ValueError, InputError) as error:
         if isinstance(error, UsageError):
             raise
         raise InputError(f"{line.where}: {str(error).rstrip('.')}.") from None
-    if vocabulary is not None and made.largest >= vocabulary:
+    if vocabulary is not None and value.largest >= vocabulary:
         raise InputError(
-            f"{line.where} has the token {made.largest}, but the model has {vocabulary}, numbered from 0. "
+            f"{line.where} has the token {value.largest}, but the model has {vocabulary}, numbered from 0. "
             "Is it the tokenizer of another model?"
         )
-    return made
+    return value
 
 
 def _encoded(content: dict[str, Any], chats: Callable[[], Chat]) -> Encoded:
@@ -150,17 +150,17 @@ def _encoded(content: dict[str, Any], chats: Callable[[], Chat]) -> Encoded:
     raise InputError(f"expected {FORMS}, found the keys {', '.join(content) or 'none'}.")
 
 
-def _counted(made: Encoded) -> Example:
-    if len(made.tokens) < 2:
-        raise InputError(f"it has {len(made.tokens)} tokens, and nothing to predict.")
-    return Example(made.tokens, list(map(float, made.token_weights)))
+def _counted(encoded: Encoded) -> Example:
+    if len(encoded.tokens) < 2:
+        raise InputError(f"it has {len(encoded.tokens)} tokens, and nothing to predict.")
+    return Example(encoded.tokens, list(map(float, encoded.token_weights)))
 
 
-def _given(said: dict[str, Any]) -> tuple[list[int], list[float]]:
-    tokens = said["tokens"]
+def _tokens_and_weights(content: dict[str, Any]) -> tuple[list[int], list[float]]:
+    tokens = content["tokens"]
     if not isinstance(tokens, list) or len(tokens) < 2 or not all(map(_is_token, tokens)):
         raise InputError("tokens must be a list of two whole numbers or more, from 0.")
-    weights = said.get("weights", [1] * len(tokens))
+    weights = content.get("weights", [1] * len(tokens))
     if not isinstance(weights, list) or len(weights) != len(tokens) or not all(map(_is_weight, weights)):
         raise InputError(f"weights must be {len(tokens)} numbers from 0, one for each token.")
     return tokens, weights

@@ -99,13 +99,13 @@ class Lora:
     def init(self, init: Init | Model) -> Init:
         """Return a function of a key that makes the parameters of the model and the adapter."""
 
-        def made(key: jax.Array) -> Any:
+        def make(key: jax.Array) -> Any:
             variables = as_init(init)(key)
             if isinstance(variables, Variables):
                 return Variables(self.beside(variables.params, key), variables.model_state)
             return self.beside(variables, key)
 
-        return made
+        return make
 
     def beside(self, params: tree.PyTree, key: jax.Array) -> dict[str, tree.PyTree]:
         """Return given parameters with a new adapter, `{"base": params, "adapter": …}`."""
@@ -165,7 +165,7 @@ class Lora:
         """
         return with_base(rules, f"params/{BASE}/", f"params/{ADAPTER}/")
 
-    def _with(self, params: Mapping[str, tree.PyTree], make: Callable[[str, Any, Any], Any]) -> tree.PyTree:
+    def _with(self, params: Mapping[str, tree.PyTree], replace: Callable[[str, Any, Any], Any]) -> tree.PyTree:
         """Return the base with each adapted weight replaced by `make(name, weight, adapter)`."""
         _check_pair(params)
         leaves, structure = jax.tree.flatten(params[BASE], is_leaf=is_quantised)
@@ -175,7 +175,7 @@ class Lora:
             if name in parts:
                 check_part(name, weight, parts[name], self)
         return structure.unflatten(
-            make(name, weight, parts[name]) if name in parts else weight for name, weight in named
+            replace(name, weight, parts[name]) if name in parts else weight for name, weight in named
         )
 
     def letters(self, name: str, weight: Any) -> str:

@@ -24,15 +24,15 @@ def check_letters(letters: str) -> None:
         )
 
 
-def letters_of(name: str, shape: tuple[int, ...], given: str | None) -> str:
+def letters_of(name: str, shape: tuple[int, ...], letters_given: str | None) -> str:
     """Return the letters of a weight: the given ones, or by default those of a stack of matrices [in,
     out].
     """
-    if given is None and len(shape) < 2:
+    if letters_given is None and len(shape) < 2:
         raise UsageError(
             f"{name} has shape {shape}: an adapter needs a matrix. Let the pattern match matrices only."
         )
-    letters = "s" * (len(shape) - 2) + "io" if given is None else given
+    letters = "s" * (len(shape) - 2) + "io" if letters_given is None else letters_given
     if len(letters) != len(shape):
         raise UsageError(f"{name} has shape {shape}, but dims gives it {len(letters)} letters, {letters!r}.")
     return letters
@@ -42,7 +42,7 @@ def matrix_shape(shape: tuple[int, ...], letters: str) -> tuple[tuple[int, ...],
     """Return the shape of the stack, the number of inputs and the number of outputs of a weight."""
     pairs = list(zip(letters, shape, strict=True))
     stack = tuple(size for letter, size in pairs if letter == "s")
-    inputs, outputs = (math.prod(size for letter, size in pairs if letter == each) for each in "io")
+    inputs, outputs = (math.prod(size for letter, size in pairs if letter == kind) for kind in "io")
     return stack, inputs, outputs
 
 

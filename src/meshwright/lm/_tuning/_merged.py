@@ -57,7 +57,7 @@ def _merged(name: str, weight: LazyArray, part: Mapping[str, LazyArray], lora: L
 
     def read(index: Index) -> np.ndarray:
         if not is_plain:
-            whole = {each: np.asarray(x) for each, x in part.items()}
+            whole = {part_name: np.asarray(x) for part_name, x in part.items()}
             return np.asarray(lora.added(name, np.asarray(weight), whole))[index]
         *stack, rows, columns = index
         needed = slice(None) if lora.dora else rows  # the norm of an output is that of all its inputs

@@ -48,10 +48,10 @@ def codes_of(weight: Any, scales: Any, xp: Any) -> Any:
     """Return the codes, uint8[..., blocks * 32]."""
     wide = scales.astype(np.float32)[..., None]
     unit = _blocks(weight, xp).astype(np.float32) / xp.where(wide == 0, 1, wide)
-    found = xp.zeros(unit.shape, np.uint8)
+    codes = xp.zeros(unit.shape, np.uint8)
     for bound in _BOUNDS:  # a third of the time of `searchsorted`
-        found += (unit > bound).astype(np.uint8)
-    pairs = found.reshape(*scales.shape[:-1], scales.shape[-1] * BLOCK // 2, 2)
+        codes += (unit > bound).astype(np.uint8)
+    pairs = codes.reshape(*scales.shape[:-1], scales.shape[-1] * BLOCK // 2, 2)
     return pairs[..., 0] | (pairs[..., 1] << np.uint8(4))
 
 
@@ -72,8 +72,8 @@ def decode(codes: jax.Array, scales: jax.Array, size: int) -> jax.Array:
 
 def _value(codes: jax.Array) -> jax.Array:
     """Return the values of the low four bits. Fifteen choices, as TPUs look up single values slowly."""
-    found: list[Any] = list(VALUES)
+    values: list[Any] = list(VALUES)
     for bit in range(4):
         is_set = (codes >> bit) & 1 == 1
-        found = [jnp.where(is_set, one, zero) for zero, one in zip(found[::2], found[1::2], strict=True)]
-    return found[0]
+        values = [jnp.where(is_set, upper, lower) for lower, upper in zip(values[::2], values[1::2], strict=True)]
+    return values[0]

@@ -18,11 +18,11 @@ Part = Mapping[str, Any]
 
 def parts_of(adapter: tree.PyTree) -> dict[str, dict[str, Any]]:
     """Return the arrays of an adapter by the name of the weight and their own, `lora_a`."""
-    found: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for name, x in tree.named_leaves(adapter).items():
         weight, _, part = name.rpartition("/")
-        found.setdefault(weight, {})[part] = x
-    return found
+        parts.setdefault(weight, {})[part] = x
+    return parts
 
 
 @overload

@@ -16,7 +16,7 @@ from meshwright.lm._models._map import Map
 from meshwright.lm._tuning._lora import Lora
 from meshwright.lm._tuning._peft_names import Parts, module_of
 
-_KNOWN = (
+_READ_KEYS = (
     *("peft_type", "r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora", "rank_pattern"),
     *("alpha_pattern", "target_modules", "layers_to_transform", "exclude_modules"),
     # Of where an adapter is from, which arrays it has, and how they began:
@@ -25,7 +25,7 @@ _KNOWN = (
     *("corda_config", "eva_config", "loftq_config", "lora_ga_config"),
 )
 """The keys that are read, and those that change nothing of what an adapter computes."""
-_COMPUTED: dict[str, tuple[Any, ...]] = {
+_HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
 }
@@ -68,56 +68,56 @@ def _target_modules(modules: Collection[str], names: Map, parts: Parts) -> list[
         if row.theirs.endswith(".weight") and row.theirs.removesuffix(".weight") not in modules
     }
     num_layers = {module_of(name, names): part["lora_b"].shape[0] for name, part in parts.items()}
-    found = []
+    targets = []
     for module in modules:
         end = module.rpartition(".")[2]
         layers = range(num_layers[module]) if "{}" in module else [0]
-        found += [end] if end not in others else [module.replace("{}", str(layer)) for layer in layers]
-    return sorted(set(found))
+        targets += [end] if end not in others else [module.replace("{}", str(layer)) for layer in layers]
+    return sorted(set(targets))
 
 
-def lora_of(said: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tuple[Lora, dict[str, Any]]:
+def lora_of(settings: Mapping[str, Any], path: Path, parts: Parts, names: Map) -> tuple[Lora, dict[str, Any]]:
     """Return the description of an adapter, and the factor of each `lora_b` that gives it the one scale."""
-    if said.get("peft_type") != "LORA":
-        raise CheckpointError(f"{path} is of a {said.get('peft_type')!r} adapter; only LORA is known here.")
-    refused = {
+    if settings.get("peft_type") != "LORA":
+        raise CheckpointError(f"{path} is of a {settings.get('peft_type')!r} adapter; only LORA is known here.")
+    unknown = {
         key: x
-        for key, x in said.items()
-        if key not in _KNOWN and (x not in _COMPUTED[key] if key in _COMPUTED else x)
+        for key, x in settings.items()
+        if key not in _READ_KEYS and (x not in _HARMLESS_VALUES[key] if key in _HARMLESS_VALUES else x)
     }
-    if refused:
-        features, plain = ", ".join(f"{key}={x!r}" for key, x in refused.items()), ""
-        if "init_lora_weights" in refused:  # PEFT then changes the base when it loads the adapter
+    if unknown:
+        features, plain = ", ".join(f"{key}={x!r}" for key, x in unknown.items()), ""
+        if "init_lora_weights" in unknown:  # PEFT then changes the base when it loads the adapter
             plain = "`save_pretrained(…, path_initial_model_for_weight_conversion=…)` saves a plain one, and "
         raise CheckpointError(
             f"{path} has {features}, which is not known here. In PEFT, {plain}`merge_and_unload` makes a "
             "whole model of it, which can be read."
         )
-    rank, alpha = said["r"], float(said["lora_alpha"])
-    given = {"dropout": said.get("lora_dropout", 0.0), "dora": bool(said.get("use_dora"))}
+    rank, alpha = settings["r"], float(settings["lora_alpha"])
+    options = {"dropout": settings.get("lora_dropout", 0.0), "dora": bool(settings.get("use_dora"))}
     pattern = "|".join(map(re.escape, sorted(parts)))
-    lora = Lora(pattern, rank, alpha, rslora=bool(said.get("use_rslora")), **given)
+    lora = Lora(pattern, rank, alpha, rslora=bool(settings.get("use_rslora")), **options)
 
     def scale(module: str) -> float:
-        r = rank_of(said, module)
-        return _of_pattern(said.get("alpha_pattern") or {}, module, alpha) / (r**0.5 if lora.rslora else r)
+        r = rank_of(settings, module)
+        return _pattern_value(settings.get("alpha_pattern") or {}, module, alpha) / (r**0.5 if lora.rslora else r)
 
     factors: dict[str, Any] = {}
     for name, part in parts.items():
         module = module_of(name, names)
         if "{}" in module:
-            of_layers = [scale(module.replace("{}", str(layer))) for layer in range(part["lora_b"].shape[0])]
-            factors[name] = np.reshape(of_layers, (-1, 1, 1)) / lora.scale
+            scales = [scale(module.replace("{}", str(layer))) for layer in range(part["lora_b"].shape[0])]
+            factors[name] = np.reshape(scales, (-1, 1, 1)) / lora.scale
         else:
             factors[name] = scale(module) / lora.scale
     return lora, factors
 
 
-def rank_of(said: Mapping[str, Any], module: str) -> int:
+def rank_of(settings: Mapping[str, Any], module: str) -> int:
     """Return the rank of a module's adapter, from the content of an `adapter_config.json`."""
-    return int(_of_pattern(said.get("rank_pattern") or {}, module, said["r"]))
+    return int(_pattern_value(settings.get("rank_pattern") or {}, module, settings["r"]))
 
 
-def _of_pattern(values: Mapping[str, float], module: str, default: float) -> float:
+def _pattern_value(values: Mapping[str, float], module: str, default: float) -> float:
     """Return the value of the first key that matches the end of a module's name."""
     return next((x for key, x in values.items() if re.match(rf"(.*\.)?({key})$", module)), default)

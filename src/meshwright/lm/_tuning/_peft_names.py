@@ -33,8 +33,8 @@ def modules_of(names: Map) -> dict[str, str]:
 
 def to_theirs(parts: Parts, names: Map) -> Source:
     """Return an adapter with PEFT's names and shapes."""
-    known = {name for row in _rows(names) for name in row.names}
-    if unknown := sorted(parts.keys() - known):
+    linear_names = {name for row in _rows(names) for name in row.names}
+    if unknown := sorted(parts.keys() - linear_names):
         raise UsageError(
             f"PEFT's files have no place for the adapter of {listed(unknown)}: only weights of linear layers "
             "can be written. Merge the adapter instead."
@@ -43,7 +43,7 @@ def to_theirs(parts: Parts, names: Map) -> Source:
     for row in _rows(names):
         if len(row.names) > 1 and any(name in parts for name in row.names):
             parts |= _joined(row, {name: parts[name] for name in row.names if name in parts})
-    arrays = {f"{name}/{part}": x for name, each in parts.items() for part, x in each.items()}
+    arrays = {f"{name}/{part}": x for name, arrays_of_weight in parts.items() for part, x in arrays_of_weight.items()}
     return _map(names).to_theirs(as_source(arrays, "the adapter"))
 
 
@@ -108,14 +108,14 @@ def _joined(row: Row, parts: Mapping[str, dict[str, np.ndarray]]) -> Parts:
         return rest
     ranks = [part["lora_a"].shape[-1] for part in parts.values()]
     starts = dict(zip(parts, np.cumsum([0, *ranks[:-1]]), strict=True))
-    found: Parts = {}
+    joined: Parts = {}
     for name, size in zip(row.names, row.sizes, strict=True):
         whole = np.zeros((*first.shape[:-2], sum(ranks), size), np.float32)
         if name in parts:
             b, start = parts[name]["lora_b"], starts[name]
             whole[..., start : start + b.shape[-2], :] = b
-        found[name] = {"lora_b": whole}
+        joined[name] = {"lora_b": whole}
         if has:
-            found[name]["magnitude"] = parts[name]["magnitude"]
-    found[row.names[0]]["lora_a"] = np.concatenate([part["lora_a"] for part in parts.values()], -1)
-    return found
+            joined[name]["magnitude"] = parts[name]["magnitude"]
+    joined[row.names[0]]["lora_a"] = np.concatenate([part["lora_a"] for part in parts.values()], -1)
+    return joined

@@ -156,21 +156,21 @@ def quantised_init(init: Init | Model, pattern: str, kind: Kind) -> Init:
     """
     table = Table("quantised", (pattern,))
 
-    def made(key: jax.Array) -> Any:
+    def make(key: jax.Array) -> Any:
         variables = as_init(init)(key)
         params = variables.params if isinstance(variables, Variables) else variables
         judge({table: tree.leaf_names({"params": params})})
 
-        def one(name: str, x: jax.Array) -> Any:
+        def stored(name: str, x: jax.Array) -> Any:
             if not table.first(f"params/{name}"):
                 return x
             _check(kind, name, x.shape, x.dtype)
             return quantise(x, kind)
 
-        params = tree.map_named(one, params)
+        params = tree.map_named(stored, params)
         return replace(variables, params=params) if isinstance(variables, Variables) else params
 
-    return made
+    return make
 
 
 def quantised_source(source: Source, pattern: str, kind: Kind) -> Source:
@@ -192,14 +192,14 @@ def quantised_source(source: Source, pattern: str, kind: Kind) -> Source:
     """
     table, arrays = Table("quantised", (pattern,)), source.arrays()
     judge({table: arrays})
-    found: dict[str, LazyArray] = {}
+    arrays_by_name: dict[str, LazyArray] = {}
     for name, x in arrays.items():
         if table.first(name):
             _check(kind, name, x.shape, x.dtype)
-            found |= {f"{name}/codes": _encoded(x, kind, 0), f"{name}/scales": _encoded(x, kind, 1)}
+            arrays_by_name |= {f"{name}/codes": _encoded(x, kind, 0), f"{name}/scales": _encoded(x, kind, 1)}
         else:
-            found[name] = x
-    return as_source(found, str(source))
+            arrays_by_name[name] = x
+    return as_source(arrays_by_name, str(source))
 
 
 def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
@@ -210,7 +210,7 @@ def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
     ]
 
     def read(index: Index) -> np.ndarray:
-        full = tuple(slice(*each.indices(size)) for each, size in zip(index, whole.shape, strict=True))
+        full = tuple(slice(*part_slice.indices(size)) for part_slice, size in zip(index, whole.shape, strict=True))
         if len(full) > 2:  # a matrix at a time, as the arrays on the way are several times as large
             layers = range(full[0].start, full[0].stop)
             parts = [read_matrices((slice(layer, layer + 1), *full[1:])) for layer in layers]
@@ -218,27 +218,27 @@ def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
         return read_matrices(full)
 
     def read_matrices(index: Index) -> np.ndarray:
-        needed, wanted = within(index, weight.shape)
+        needed, kept_part = within(index, weight.shape)
         values = weight.read(needed)
         scales = encoding.scales_of(values, np)
-        return (scales if part else encoding.codes_of(values, scales, np))[wanted]
+        return (scales if part else encoding.codes_of(values, scales, np))[kept_part]
 
     return LazyArray(whole.shape, np.dtype(whole.dtype), read)
 
 
-Needed = tuple[Index, Any]
+PartToRead = tuple[Index, Any]
 """The part of a weight that must be read for a part of its codes or scales, and the part of what it gives."""
 
 
-def _of_columns(index: Index, shape: tuple[int, ...]) -> Needed:
+def _whole_columns(index: Index, shape: tuple[int, ...]) -> PartToRead:
     """Int8: the whole columns, as the scale is of all inputs."""
     return (*index[:-2], slice(0, shape[-2]), index[-1]), (..., index[-2], slice(None))
 
 
-def _of_blocks(per: int) -> Callable[[Index, tuple[int, ...]], Needed]:
+def _whole_blocks(per: int) -> Callable[[Index, tuple[int, ...]], PartToRead]:
     """NF4: the whole blocks around some codes (`per` of them are a block) or scales (1)."""
 
-    def needed(index: Index, shape: tuple[int, ...]) -> Needed:
+    def needed(index: Index, shape: tuple[int, ...]) -> PartToRead:
         first, end = index[-1].start // per, -(-index[-1].stop // per)
         part = slice(first * _nf4.BLOCK, min(end * _nf4.BLOCK, shape[-1]))
         return (*index[:-1], part), (..., slice(index[-1].start - first * per, index[-1].stop - first * per))
@@ -246,11 +246,11 @@ def _of_blocks(per: int) -> Callable[[Index, tuple[int, ...]], Needed]:
     return needed
 
 
-_WITHIN: dict[tuple[str, int], Callable[[Index, tuple[int, ...]], Needed]] = {
-    ("int8", 0): _of_columns,
-    ("int8", 1): _of_columns,
-    ("nf4", 0): _of_blocks(_nf4.BLOCK // 2),
-    ("nf4", 1): _of_blocks(1),
+_WITHIN: dict[tuple[str, int], Callable[[Index, tuple[int, ...]], PartToRead]] = {
+    ("int8", 0): _whole_columns,
+    ("int8", 1): _whole_columns,
+    ("nf4", 0): _whole_blocks(_nf4.BLOCK // 2),
+    ("nf4", 1): _whole_blocks(1),
 }
 
 

@@ -23,28 +23,28 @@ def read_rows(
     How many were cut is logged, and how many were left out because nothing of them counts in the loss.
     """
     examples = read_examples(path, model, vocabulary)
-    counted = [each for each in examples if any(each.weights[1:length])]
+    counted = [example for example in examples if any(example.weights[1:length])]
     if not counted:
         raise InputError(f"{path}: in no example does one of the first {length} tokens count in the loss.")
-    _tell(path, length, [len(each.tokens) for each in examples], "tokens")
+    _log_cut(path, length, [len(example.tokens) for example in examples], "tokens")
     if left_out := len(examples) - len(counted):
         log.warning(
             "%s: %d of %d examples are left out, as none of their first %d tokens counts in the loss",
             *(path, left_out, len(examples), length),
         )
-    longest = min(length, max(len(each.tokens) for each in counted))
-    found: Rows = {
+    longest = min(length, max(len(example.tokens) for example in counted))
+    rows: Rows = {
         "tokens": np.zeros((len(counted), longest), np.int32),
         "segments": np.zeros((len(counted), longest), np.int32),
         "weights": np.zeros((len(counted), longest), np.float32),
     }
     for row, (tokens, weights) in enumerate(counted):
         end = min(len(tokens), longest)
-        found["tokens"][row, :end], found["segments"][row, :end] = tokens[:end], 1
-        found["weights"][row, :end] = weights[:end]
-    if not np.any(found["weights"] % 1):  # a run warns of batches that are wider than what it computes in
-        found["weights"] = found["weights"].astype(np.int32)
-    return found
+        rows["tokens"][row, :end], rows["segments"][row, :end] = tokens[:end], 1
+        rows["weights"][row, :end] = weights[:end]
+    if not np.any(rows["weights"] % 1):  # a run warns of batches that are wider than what it computes in
+        rows["weights"] = rows["weights"].astype(np.int32)
+    return rows
 
 
 def read_pair_rows(
@@ -56,25 +56,25 @@ def read_pair_rows(
     logged.
     """
     pairs = read_pairs(path, model, vocabulary)
-    found: Rows = {}
-    for name, each in (
+    rows: Rows = {}
+    for name, sequences in (
         ("input", [pair.inputs for pair in pairs]),
         ("target", [pair.targets for pair in pairs]),
     ):
-        _tell(path, length, list(map(len, each)), f"{name}s")
-        longest = min(length, max(map(len, each)))
-        found[f"{name}s"] = np.zeros((len(each), longest), np.int32)
-        found[f"is_{name}"] = np.arange(longest) < [[len(tokens)] for tokens in each]
-        for row, tokens in enumerate(each):
-            found[f"{name}s"][row, : min(len(tokens), longest)] = tokens[:longest]
-    return found
+        _log_cut(path, length, list(map(len, sequences)), f"{name}s")
+        longest = min(length, max(map(len, sequences)))
+        rows[f"{name}s"] = np.zeros((len(sequences), longest), np.int32)
+        rows[f"is_{name}"] = np.arange(longest) < [[len(tokens)] for tokens in sequences]
+        for row, tokens in enumerate(sequences):
+            rows[f"{name}s"][row, : min(len(tokens), longest)] = tokens[:longest]
+    return rows
 
 
-def _tell(path: str | Path, length: int, sizes: Sequence[int], what: str) -> None:
+def _log_cut(path: str | Path, length: int, sizes: Sequence[int], noun: str) -> None:
     if cut := [size for size in sizes if size > length]:
         log.warning(
             "%s: %d of %d examples have more than %d %s and are cut: %d of all %d %s are left out",
-            *(path, len(cut), len(sizes), length, what, sum(cut) - length * len(cut), sum(sizes), what),
+            *(path, len(cut), len(sizes), length, noun, sum(cut) - length * len(cut), sum(sizes), noun),
         )
 
 
@@ -85,5 +85,5 @@ def split_rows(rows: Rows, held_out: float, seed: int) -> tuple[Rows, Rows]:
         raise UsageError(f"held_out={held_out} of {size} examples leaves none on one side.")
     order = np.random.default_rng(seed).permutation(size)
     number = min(max(round(held_out * size), 1), size - 1)
-    out, kept = np.sort(order[:number]), np.sort(order[number:])
-    return {name: x[kept] for name, x in rows.items()}, {name: x[out] for name, x in rows.items()}
+    held_out_rows, training = np.sort(order[:number]), np.sort(order[number:])
+    return {name: x[training] for name, x in rows.items()}, {name: x[held_out_rows] for name, x in rows.items()}

@@ -17,7 +17,7 @@ from meshwright.base._internal import fsync_directory, import_extra, read_file, 
 from meshwright.checkpoints._internal import Source, local, source_of, staged
 from meshwright.errors import UsageError
 from meshwright.lm._models import decoder, gpt2
-from meshwright.lm._models._complete import check_whole
+from meshwright.lm._models._complete import check_complete
 from meshwright.lm._models.gguf._described import add_config, architecture_of
 from meshwright.lm._models.gguf._tensors import Tensor, tensors_of
 from meshwright.lm._models.gguf._vocabulary import add_vocabulary
@@ -63,27 +63,27 @@ def export_model(
       >>> path.read_bytes()[:4]
       b'GGUF'
     """
-    package, place, source = _package(), local(to), source_of(params, "params")
-    if place.suffix != ".gguf":
+    package, path, source = _package(), local(to), source_of(params, "params")
+    if path.suffix != ".gguf":
         raise UsageError(f"{to}: the name of the file must end with .gguf.")
     kind = architecture_of(cfg)
-    check_whole(source, cfg)
+    check_complete(source, cfg)
     length = _context_length(cfg, tokenizer, context_length)
 
     def write() -> str:
-        if place.exists():
-            raise UsageError(f"{place} exists already; give another name, or move it away.")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with staged(place) as unfinished:
-            writer = package.GGUFWriter(unfinished / place.name, kind)
+        if path.exists():
+            raise UsageError(f"{path} exists already; give another name, or move it away.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staged(path) as unfinished:
+            writer = package.GGUFWriter(unfinished / path.name, kind)
             writer.add_type("model")
-            writer.add_name(place.stem)
+            writer.add_name(path.stem)
             add_config(package, writer, cfg, kind, length)
             add_vocabulary(package, writer, tokenizer, cfg.vocabulary)
             _write(package, writer, tensors_of(package, source, cfg, kind))
-            (unfinished / place.name).rename(place)
-            fsync_directory(place.parent)
-        return str(place)
+            (unfinished / path.name).rename(path)
+            fsync_directory(path.parent)
+        return str(path)
 
     return Path(on_lead(write))
 
@@ -95,31 +95,31 @@ def _package() -> Any:
 
 
 def _context_length(
-    cfg: decoder.Config | gpt2.Config, tokenizer: str | Path | None, given: int | None
+    cfg: decoder.Config | gpt2.Config, tokenizer: str | Path | None, context_length: int | None
 ) -> int:
     """Return how many tokens programs may give the model."""
     if isinstance(cfg, gpt2.Config):
         return cfg.positions
-    found = given or _said(tokenizer).get("max_position_embeddings")
-    if not isinstance(found, int) or found < 1:
+    length = context_length or _model_config(tokenizer).get("max_position_embeddings")
+    if not isinstance(length, int) or length < 1:
         raise UsageError(
             "a GGUF file says how many tokens programs may give the model, and this run does not know it.\n"
             "  Give it: context_length=4096, or --context-length 4096."
         )
     windows = cfg.layer_windows()
-    return found if windows is None or cfg.norm_offset else min(found, int(windows.min()))
+    return length if windows is None or cfg.norm_offset else min(length, int(windows.min()))
 
 
-def _said(tokenizer: str | Path | None) -> Mapping[str, Any]:
+def _model_config(tokenizer: str | Path | None) -> Mapping[str, Any]:
     """Return the `config.json` beside a tokenizer; nothing if there is none."""
     if tokenizer is None:
         return {}
-    place = Path(tokenizer)
+    path = Path(tokenizer)
     try:
-        said = json.loads(read_file((place if place.is_dir() else place.parent) / "config.json"))
+        config = json.loads(read_file((path if path.is_dir() else path.parent) / "config.json"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, Mapping) else {}
+    return config if isinstance(config, Mapping) else {}
 
 
 def _write(package: Any, writer: Any, tensors: list[Tensor]) -> None:

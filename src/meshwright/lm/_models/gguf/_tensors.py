@@ -50,16 +50,16 @@ class Tensor(NamedTuple):
 
 def tensors_of(package: Any, source: Source, cfg: decoder.Config | gpt2.Config, kind: str) -> list[Tensor]:
     """Return all arrays of a model."""
-    kinds = {name: each for each, name in package.MODEL_ARCH_NAMES.items()}
+    kinds = {name: arch for arch, name in package.MODEL_ARCH_NAMES.items()}
     names = package.get_tensor_name_map(kinds[kind], cfg.layers)
-    found = []
+    tensors = []
     for name, array in hugging_face.parameter_map(cfg).to_theirs(source).arrays().items():
-        shape, compute = _turned(name, array, cfg, kind)
-        found.append(Tensor(names.get_name(name, _SUFFIXES), shape, _dtype(name, array), compute))
+        shape, compute = _in_gguf_layout(name, array, cfg, kind)
+        tensors.append(Tensor(names.get_name(name, _SUFFIXES), shape, _dtype(name, array), compute))
     factors = rope_factors(cfg) if isinstance(cfg, decoder.Config) and kind == "llama" else None
     if factors is not None:
-        found.append(Tensor("rope_freqs.weight", factors.shape, "float32", lambda: factors))
-    return found
+        tensors.append(Tensor("rope_freqs.weight", factors.shape, "float32", lambda: factors))
+    return tensors
 
 
 def _dtype(name: str, array: LazyArray) -> str:
@@ -68,24 +68,24 @@ def _dtype(name: str, array: LazyArray) -> str:
     return "float32" if array.ndim == 1 else array.dtype.name
 
 
-def _turned(
+def _in_gguf_layout(
     name: str, array: LazyArray, cfg: decoder.Config | gpt2.Config, kind: str
 ) -> tuple[tuple[int, ...], Callable[[], np.ndarray]]:
     """Return the shape of an array in GGUF, and the function that computes it."""
     whole = functools.partial(np.asarray, array)
     if isinstance(cfg, gpt2.Config):
-        is_turned = array.ndim == 2 and ".h." in name
-        return (array.shape[::-1], lambda: whole().T) if is_turned else (array.shape, whole)
+        is_transposed = array.ndim == 2 and ".h." in name
+        return (array.shape[::-1], lambda: whole().T) if is_transposed else (array.shape, whole)
     heads = {"q_proj": cfg.heads, "k_proj": cfg.num_key_heads}.get(name.split(".")[-2])
     if kind == "llama" and heads is not None:
-        return array.shape, lambda: _beside(whole(), heads)
+        return array.shape, lambda: _interleaved(whole(), heads)
     offset = np.float32(cfg.norm_offset)
     if offset and name.endswith("norm.weight"):
         return array.shape, lambda: whole().astype(np.float32) + offset
     return array.shape, whole
 
 
-def _beside(rows: np.ndarray, heads: int) -> np.ndarray:
+def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """Return the rows of queries or keys with the two of each rotary pair beside each other, [out, in]."""
     pairs = rows.reshape(heads, 2, -1, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -34,17 +34,17 @@ def companions(directory: Path) -> dict[str, bytes]:
 
     A link may lead to any file of this machine, so it is not followed, and the log says so.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for path in (directory / name for name in NAMES):
         try:
-            found[path.name] = _content(path)
+            contents[path.name] = _content(path)
         except FileNotFoundError:
             continue
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.EMLINK, errno.EINVAL):
                 raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
             log.warning("%s is not copied, as it is a link or not an ordinary file; copy it yourself", path)
-    return found
+    return contents
 
 
 def check_companions(directory: Path, contents: Mapping[str, bytes]) -> None:
@@ -73,10 +73,10 @@ def copy_companions(model: str | Path, directory: str | Path) -> list[Path]:
     Returns:
       The paths of all these files.
     """
-    found, place = companions(local_path(model)), local_path(directory)
-    check_companions(place, found)
-    on_lead(lambda: write_companions(place, found))
-    return [place / name for name in found]
+    contents, target = companions(local_path(model)), local_path(directory)
+    check_companions(target, contents)
+    on_lead(lambda: write_companions(target, contents))
+    return [target / name for name in contents]
 
 
 def _content(path: Path) -> bytes:

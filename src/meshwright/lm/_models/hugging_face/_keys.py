@@ -47,32 +47,32 @@ _NUMBERS = (
 _FLAGS = ("tie_word_embeddings", "scale_decoder_outputs", "use_sliding_window", "norm_topk_prob")
 
 
-def check_keys(said: Mapping[str, Any], known: Collection[str], pairs: Mapping[str, str]) -> None:
+def check_keys(settings: Mapping[str, Any], names: Collection[str], pairs: Mapping[str, str]) -> None:
     """Check that all keys of a `config.json` are known, have values of their type, and do not contradict."""
-    known = {*known, *_HARMLESS, *pairs, *pairs.values()}
-    if unknown := [f"{key}={x!r}" for key, x in said.items() if x and key not in known]:
+    names = {*names, *_HARMLESS, *pairs, *pairs.values()}
+    if unknown := [f"{key}={x!r}" for key, x in settings.items() if x and key not in names]:
         raise CheckpointError(
-            f"the {said['model_type']} here does not support {', '.join(unknown)} of the config.json. Take "
+            f"the {settings['model_type']} here does not support {', '.join(unknown)} of the config.json. Take "
             "out a key of which you know that it changes nothing of what the model computes."
         )
 
     def isa(key: str, *types: type) -> bool:
-        return said.get(key) is None or type(said[key]) in types
+        return settings.get(key) is None or type(settings[key]) in types
 
-    wrong = [f"{key} is {said[key]!r}, not a number" for key in _NUMBERS if not isa(key, int, float)]
-    wrong += [f"{key} is null" for key in _NUMBERS[:2] if said.get(key, 0) is None]
-    wrong += [f"{key} is {said[key]!r}, not true or false" for key in _FLAGS if not isa(key, bool)]
+    wrong = [f"{key} is {settings[key]!r}, not a number" for key in _NUMBERS if not isa(key, int, float)]
+    wrong += [f"{key} is null" for key in _NUMBERS[:2] if settings.get(key, 0) is None]
+    wrong += [f"{key} is {settings[key]!r}, not true or false" for key in _FLAGS if not isa(key, bool)]
     for pair in pairs.items():
-        one, other = (_value(said, name) for name in pair)
-        if one != other and one is not None and other is not None:
-            wrong.append(f"{pair[0]} is {one!r}, but {pair[1]}, which means the same, is {other!r}")
+        first, other = (_value(settings, name) for name in pair)
+        if first != other and first is not None and other is not None:
+            wrong.append(f"{pair[0]} is {first!r}, but {pair[1]}, which means the same, is {other!r}")
     if wrong:
-        raise CheckpointError(f"in the config.json of a {said['model_type']} model, {'; '.join(wrong)}.")
+        raise CheckpointError(f"in the config.json of a {settings['model_type']} model, {'; '.join(wrong)}.")
 
 
-def _value(said: Mapping[str, Any], name: str) -> Any:
+def _value(settings: Mapping[str, Any], name: str) -> Any:
     """Return the value of a key, or of a key in an object; None if there is none."""
-    value: Any = said
+    value: Any = settings
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
