@@ -475,7 +475,7 @@ def stop_of_a_tokenizer_that_begins_texts():
         asked.append(decoding.stop)
         return iter(())
 
-    with unittest.mock.patch("meshwright.lm._runs._texts.stream", decoded):
+    with unittest.mock.patch("meshwright.lm._checkpoint_models.stream", decoded):
         mw.lm._internal.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
     said = ", which no text has" if asked[0] == ((0, 1),) else ""
     return f"asked to stop at '<end>', it stops at {asked[0][0]}{said}"

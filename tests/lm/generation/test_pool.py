@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.lm._generation._pool import Pool, GenerationRequest
+from meshwright.lm._generation._slots import GenerationRequest, Pool
 from meshwright.lm._models import decoder
 
 CFG = decoder.Config(vocabulary=32, model=8, layers=1, heads=2, feed_forward=8)
@@ -47,7 +47,11 @@ def test_prompts_that_join_later_get_what_they_get_alone(pool):
 
 def test_each_row_has_settings_and_a_limit_of_its_own(pool):
     drawn = {"temperature": 1.5, "top_p": 0.9, "seed": 5}
-    wanted = {0: GenerationRequest(PROMPTS[0], 4), 1: GenerationRequest(PROMPTS[0], 8, **drawn), 2: GenerationRequest(PROMPTS[0], 8, **drawn)}
+    wanted = {
+        0: GenerationRequest(PROMPTS[0], 4),
+        1: GenerationRequest(PROMPTS[0], 8, **drawn),
+        2: GenerationRequest(PROMPTS[0], 8, **drawn),
+    }
     together = run(pool, wanted)
     assert len(together[0]) == 4
     assert together[1] == together[2] == run(pool, {3: wanted[1]})[3]

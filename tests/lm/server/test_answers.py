@@ -13,7 +13,14 @@ from pydantic import ValidationError
 import meshwright as mw
 from meshwright.lm._server._answers import Answer, as_event
 from meshwright.lm._server._guard import is_loopback
-from meshwright.lm._server._requests import Chat, Completion, RefusedRequest, parsed, prompts_of, generation_requests
+from meshwright.lm._server._requests import (
+    Chat,
+    Completion,
+    RefusedRequest,
+    generation_requests,
+    parsed,
+    prompts_of,
+)
 
 POOL = SimpleNamespace(vocabulary=256, room=lambda length: 64 - length)
 PIECES = st.lists(st.integers(0, 5), max_size=20)

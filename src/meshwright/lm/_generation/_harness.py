@@ -9,9 +9,9 @@ from typing import Any
 from meshwright.base._internal import PyTree, import_extra
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import Decoding
+from meshwright.lm._generation._generate import generate
 from meshwright.lm._generation._model import Model
 from meshwright.lm._generation._score import score
-from meshwright.lm._generation._stream import generate
 from meshwright.lm._generation._text import encode_plain, stop_sequences, tokenizer_of
 
 _BOUNDS = ("top_k", "top_p", "min_p")
@@ -108,7 +108,9 @@ def _numbers(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         for name, value in metrics.items():
             metric, _, filter_name = name.partition(",")
             if isinstance(value, int | float) and filter_name and not metric.endswith("_stderr"):
-                scores[f"{task}/{metric}" + ("" if filter_name == "none" else f"/{filter_name}")] = float(value)
+                scores[f"{task}/{metric}" + ("" if filter_name == "none" else f"/{filter_name}")] = float(
+                    value
+                )
     return scores
 
 
@@ -165,7 +167,9 @@ class Harness:
         scored = score(self._model, self._params, rows, prompts, batch_size=self._batch_size)
         return [(row.log_likelihood, row.is_greedy) for row in scored]
 
-    def _without_long_context(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+    def _without_long_context(
+        self, context: list[int], continuation: list[int]
+    ) -> tuple[list[int], list[int]]:
         """Return a pair without the first tokens of a context that is too long."""
         if len(continuation) > self._length:
             raise UsageError(
@@ -215,7 +219,9 @@ class Harness:
         until = settings.pop("until", None) or []
         stop = [until] if isinstance(until, str) else list(until)
         max_new_tokens = [settings.pop(name) for name in _MAX_NEW_TOKENS if name in settings]
-        fields: dict[str, Any] = {"max_new_tokens": max_new_tokens[0] if max_new_tokens else self._max_new_tokens}
+        fields: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens[0] if max_new_tokens else self._max_new_tokens
+        }
         temperature = settings.pop("temperature", None)
         bounds = {name: settings.pop(name) for name in _BOUNDS if name in settings}
         if settings.pop("do_sample", bool(temperature)):

@@ -181,3 +181,12 @@ def prompt_vocabulary(model: Model, params: PyTree, decoding: Decoding) -> int:
         check_tokens(f"decoding.{name}", [*itertools.chain(*rows)], vocabulary)
     # The inputs of an encoder-decoder of the user's may have tokens of their own.
     return vocabulary if model.encode is None or model.config is not None else 2**31
+
+
+def check_positions(model: Model, length: int) -> None:
+    """Check that the model supports rows of this length."""
+    if model.positions is not None and length > model.positions:
+        raise UsageError(
+            f"the longest prompt and what is generated have {length} tokens; the model has {model.positions} "
+            "positions.\n  Give shorter prompts, or a smaller max_new_tokens."
+        )

@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 from meshwright.base._internal import PyTree
 from meshwright.errors import UsageError
 from meshwright.lm._generation._model import Model, check_tokens, vocabulary_of
-from meshwright.lm._generation._slots import inside
-from meshwright.lm._generation._stream import mesh_of
+from meshwright.lm._generation._slots import inside, mesh_of
 from meshwright.parallel._internal import Layout
 from meshwright.processes import _internal as processes
 

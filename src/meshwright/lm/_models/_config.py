@@ -204,7 +204,9 @@ def config(name: str) -> Config:
     return _SIZES[name]
 
 
-def _sized(vocabulary: int, model: int, layers: int, heads: tuple[int, int, int], feed_forward: int) -> Config:
+def _sized(
+    vocabulary: int, model: int, layers: int, heads: tuple[int, int, int], feed_forward: int
+) -> Config:
     """Return a config; `heads` has the numbers of query heads and of key heads, and the size of a head."""
     queries, keys, head = heads
     return Config(vocabulary, model, layers, queries, keys, head, feed_forward)

@@ -3,15 +3,19 @@
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from meshwright.base._internal import Table, compiled
-from meshwright.checkpoints._internal import LazyArray, Source, as_source, concatenate, stack
+from meshwright.base._internal import Table, compiled, tree
+from meshwright.checkpoints._internal import LazyArray, Source, as_source, concatenate, restore_lazily, stack
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.lm._models import decoder, gpt2, t5
+from meshwright.training._internal import key_of
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,9 @@ def _expert_rows(row: Row) -> list[Row]:
     ]
 
 
-def _with_all_experts(row: Row, arrays_by_expert: list[dict[str, LazyArray]], source: Source) -> dict[str, LazyArray]:
+def _with_all_experts(
+    row: Row, arrays_by_expert: list[dict[str, LazyArray]], source: Source
+) -> dict[str, LazyArray]:
     """Return our arrays with all experts, given those of each, [L, ...]."""
     layers = [max((x.shape[0] for x in arrays.values()), default=0) for arrays in arrays_by_expert]
     if not any(layers):
@@ -246,7 +252,10 @@ def _with_all_experts(row: Row, arrays_by_expert: list[dict[str, LazyArray]], so
             f"of expert {layers.index(max(layers))} in {max(layers)}."
         )
     with _naming(row):
-        return {name: stack(_widened(arrays[name] for arrays in arrays_by_expert), 1) for name in arrays_by_expert[0]}
+        return {
+            name: stack(_widened(arrays[name] for arrays in arrays_by_expert), 1)
+            for name in arrays_by_expert[0]
+        }
 
 
 def _pop_expert_arrays(row: Row, ours: dict[str, LazyArray], source: Source) -> list[dict[str, LazyArray]]:
@@ -348,3 +357,21 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 def _numbered(template: str, layer: int | None) -> str:
     return template.replace("{}", str(layer))
+
+
+_INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
+    decoder.Config: decoder.init,
+    gpt2.Config: gpt2.init,
+    t5.Config: t5.init,
+}
+
+
+def check_complete(source: Source, cfg: decoder.Config | gpt2.Config | t5.Config) -> None:
+    """Check names and shapes, as loaders fill missing parameters with random numbers. Dtypes may differ."""
+    saved = source.arrays()
+    expected = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
+    structs = {
+        name: jax.ShapeDtypeStruct(x.shape, saved[name].dtype if name in saved else x.dtype)
+        for name, x in expected.items()
+    }
+    restore_lazily(source, tree.nested(structs))

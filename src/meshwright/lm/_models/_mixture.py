@@ -39,7 +39,9 @@ def mixture(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> tuple[jax.Array, nn
 
     logits_BTE = jnp.matmul(x_BTD, layer["router"], preferred_element_type=jnp.float32)
     routing_options = {"top_k": cfg.experts_per_token, "normalize": cfg.normalize_experts}
-    return nn.moe(expert, layer["experts"], x_BTD, logits_BTE, capacity=cfg.expert_capacity, **routing_options)
+    return nn.moe(
+        expert, layer["experts"], x_BTD, logits_BTE, capacity=cfg.expert_capacity, **routing_options
+    )
 
 
 def with_balance(cfg: Config, loss: Mean, routing: nn.Routing | None) -> Mean:

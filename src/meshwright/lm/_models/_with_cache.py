@@ -143,7 +143,9 @@ def _through(
 ) -> tuple[jax.Array, nn.KeyValueCache]:
     """Return the output of all layers, and the cache. The cache is carried, so that it changes in place."""
 
-    def step(carried: tuple[jax.Array, nn.KeyValueCache], numbered_layer: tuple[jax.Array, Any]) -> tuple[Any, None]:
+    def step(
+        carried: tuple[jax.Array, nn.KeyValueCache], numbered_layer: tuple[jax.Array, Any]
+    ) -> tuple[Any, None]:
         (x_BTD, cache), (number, weights) = carried, numbered_layer
         cached = nn.CachedAttention(cache, number, starts_B, x_BTD.shape[1])
         x_BTD = layer(x_BTD, weights, cached)

@@ -255,7 +255,9 @@ def features(
 
 
 def _features(cfg: Config, params: PyTree, tokens_BT: jax.Array, segments_BT: Any, remat: str) -> _Routed:
-    def layer_step(inputs: tuple[PyTree, jax.Array, jax.Array | None], x_BTD: jax.Array) -> tuple[jax.Array, Any]:
+    def layer_step(
+        inputs: tuple[PyTree, jax.Array, jax.Array | None], x_BTD: jax.Array
+    ) -> tuple[jax.Array, Any]:
         layer, frequencies_H, window = inputs
         x_BTD, routing = _block(cfg, layer, x_BTD, frequencies_H, window, segments_BT)
         return shard_sequence_dim(x_BTD), routing

@@ -209,7 +209,11 @@ def features(
         position_embedding = params["positions"]
         if segments_BT is not None and positions_BT is None:
             positions_BT = _in_segments(segments_BT)
-        position_embedding = position_embedding[:length] if positions_BT is None else embedding_lookup(position_embedding, positions_BT)
+        position_embedding = (
+            position_embedding[:length]
+            if positions_BT is None
+            else embedding_lookup(position_embedding, positions_BT)
+        )
         x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], tokens_BT) + position_embedding)
     with jax.named_scope("layers"):
         x_BTD = nn.layers(layer_step, params["layers"], x_BTD)

@@ -21,8 +21,7 @@ import numpy as np
 from meshwright.base._internal import PyTree
 from meshwright.checkpoints._internal import LazyArray, Source, as_source, open_source, source_of, stack
 from meshwright.errors import CheckpointError
-from meshwright.lm._models._complete import check_complete
-from meshwright.lm._models._map import Map, Reshape, Row, Transpose
+from meshwright.lm._models._map import Map, Reshape, Row, Transpose, check_complete
 from meshwright.lm._models.t5 import Config
 
 _EMBEDDING = "target/token_embedder/embedding"
@@ -169,14 +168,23 @@ def _stack(cfg: Config, tower: str, scanned: bool, heads_apart: bool) -> list[Ro
     else:
         rows.append(Row(f"{ours}/position_bias", _bias_name(layer), (Transpose(),), layers_dim=dim))
     norms = _NORMS[tower] | {"feed_forward_norm": "pre_mlp_layer_norm"}
-    rows += [Row(f"{ours}/{our_name}", f"{layer}/{name}/scale", layers_dim=dim) for our_name, name in norms.items()]
+    rows += [
+        Row(f"{ours}/{our_name}", f"{layer}/{name}/scale", layers_dim=dim) for our_name, name in norms.items()
+    ]
     inner = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if cfg.gated else {"up": "wi", "down": "wo"}
-    rows += [Row(f"{ours}/{our_name}", f"{layer}/mlp/{name}/kernel", layers_dim=dim) for our_name, name in inner.items()]
+    rows += [
+        Row(f"{ours}/{our_name}", f"{layer}/mlp/{name}/kernel", layers_dim=dim)
+        for our_name, name in inner.items()
+    ]
     for prefix, attention in _PARTS[tower].items():
         for our_name, name in _ATTENTION.items():
-            shape = Reshape((*split[1:], split[0]), joined[::-1]) if our_name == "o" else Reshape(split, joined)
+            shape = (
+                Reshape((*split[1:], split[0]), joined[::-1]) if our_name == "o" else Reshape(split, joined)
+            )
             steps = (shape,) if heads_apart else ()
-            rows.append(Row(f"{ours}/{prefix}{our_name}", f"{layer}/{attention}/{name}/kernel", steps, (), dim))
+            rows.append(
+                Row(f"{ours}/{prefix}{our_name}", f"{layer}/{attention}/{name}/kernel", steps, (), dim)
+            )
     return rows
 
 

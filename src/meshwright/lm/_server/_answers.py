@@ -26,7 +26,9 @@ class Answer:
         )
         special = (x[0] for x in stop_sequences(tokenizer, stops) if len(x) == 1 and not tokenizer.decode(x))
         self._ends = set(special)  # which are in no text
-        self._longest_sequence = max(map(len, sequences), default=0)  # the last tokens may be the beginning of one
+        self._longest_sequence = max(
+            map(len, sequences), default=0
+        )  # the last tokens may be the beginning of one
         self._tokens: list[int] = []
         self._unsent = ""
         self.num_tokens = 0
@@ -55,7 +57,9 @@ class Answer:
                 return
 
     def _cut(self, *, is_last: bool) -> str:
-        positions = [position for position in (self._unsent.find(stop) for stop in self._stops) if position >= 0]
+        positions = [
+            position for position in (self._unsent.find(stop) for stop in self._stops) if position >= 0
+        ]
         if positions:
             self.reason, text, self._unsent = "stop", self._unsent[: min(positions)], ""
             return text

@@ -1,7 +1,10 @@
 """The application: OpenAI's routes, and the page for a browser."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -10,15 +13,105 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from meshwright.lm._server._active_requests import ActiveRequest
-from meshwright.lm._server._answers import error
-from meshwright.lm._server._batcher import Batcher, QueueFull
-from meshwright.lm._server._requests import Chat, Completion, RefusedRequest, parsed, prompts_of, generation_requests
+from meshwright.lm._generation._slots import GenerationRequest
+from meshwright.lm._server._answers import END, Answer, Document, as_event, error
+from meshwright.lm._server._batcher import Batcher, QueueFull, Update
+from meshwright.lm._server._requests import (
+    Chat,
+    Completion,
+    RefusedRequest,
+    generation_requests,
+    parsed,
+    prompts_of,
+)
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "frame-ancestors 'none'"
 )
+
+
+class ActiveRequest:
+    """A request whose rows are being generated."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        served: Any,
+        request: Completion | Chat,
+        generations: list[GenerationRequest],
+        num_prompt_tokens: int,
+    ):
+        self._batcher, self._num_prompt_tokens = batcher, num_prompt_tokens
+        self._document = Document(served.name, isinstance(request, Chat))
+        self._updates: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
+        self._sends_usage = bool(request.stream_options and request.stream_options.include_usage)
+        stops = served.decoding.stop
+        self._answers = [
+            Answer(served.tokenizer, request.stops, stops, generation.max_new_tokens)
+            for generation in generations
+        ]
+        loop, self._started = asyncio.get_running_loop(), time.monotonic()
+
+        def update_of(index: int) -> Any:
+            def on_update(update: Update) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._updates.put_nowait, (index, update))
+
+            return on_update
+
+        self._entries = batcher.submit(generations, [update_of(index) for index in range(len(generations))])
+
+    def leave(self) -> None:
+        """Free the rows, if they have not ended, and tell the log of the request, without its texts."""
+        self._batcher.leave(self._entries)
+        num_new, ended = (
+            sum(answer.num_tokens for answer in self._answers),
+            all(answer.reason for answer in self._answers),
+        )
+        duration = time.monotonic() - self._started
+        note = "" if ended else ", not ended"
+        print(
+            f"  {self._num_prompt_tokens} + {num_new} tokens in {duration:.2f} s{note}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    async def pieces(self) -> AsyncIterator[tuple[int, str, str | None]]:
+        """Yield the index, the new text and the reason of the end of an answer, until all have ended."""
+        while not all(answer.reason for answer in self._answers):
+            index, update = await self._updates.get()
+            if update.has_failed:
+                raise RefusedRequest(500, _FAILED)
+            answer = self._answers[index]
+            if answer.reason:
+                continue
+            text = answer.add(update.tokens, is_last=update.is_last)
+            if answer.reason and not update.is_last:
+                self._batcher.leave([self._entries[index]])
+            if text or answer.reason:
+                yield index, text, answer.reason
+
+    async def whole(self) -> Response:
+        """Return the answer when it has ended."""
+        texts = [""] * len(self._answers)
+        async for index, text, _ in self.pieces():
+            texts[index] += text
+        return JSONResponse(self._document.whole(texts, self._answers, self._num_prompt_tokens))
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of the answer as it grows."""
+        begun: set[int] = set()
+        try:
+            async for index, text, reason in self.pieces():
+                yield self._document.event(index, text, reason, is_first=index not in begun)
+                begun.add(index)
+        except RefusedRequest as refusal:
+            yield as_event(error(refusal.message, refusal.status))
+            return
+        if self._sends_usage:
+            yield self._document.last_event(self._answers, self._num_prompt_tokens)
+        yield END
 
 
 def app_of(served: Any, batcher: Batcher, seconds: float) -> FastAPI:
@@ -81,14 +174,20 @@ def _add_answers(app: FastAPI, served: Any, batcher: Batcher, seconds: float) ->
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
         completion = await asyncio.to_thread(parsed, await request.body(), Completion, served.name)
-        return await answered(request, completion, await asyncio.to_thread(prompts_of, completion, served.tokenizer))
+        return await answered(
+            request, completion, await asyncio.to_thread(prompts_of, completion, served.tokenizer)
+        )
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         completion = await asyncio.to_thread(parsed, await request.body(), Chat, served.name)
-        return await answered(request, completion, [await asyncio.to_thread(_chat_prompt, served.chat, completion)])
+        return await answered(
+            request, completion, [await asyncio.to_thread(_chat_prompt, served.chat, completion)]
+        )
 
-    async def answered(request: Request, completion: Completion | Chat, prompts: Sequence[np.ndarray]) -> Response:
+    async def answered(
+        request: Request, completion: Completion | Chat, prompts: Sequence[np.ndarray]
+    ) -> Response:
         generations = generation_requests(completion, prompts, served.decoding, batcher.pool)
         active = ActiveRequest(batcher, served, completion, generations, sum(map(len, prompts)))
         if completion.stream:
@@ -132,11 +231,13 @@ class _Stream(StreamingResponse):
             self._active.leave()
 
 
-async def _unless_gone(request: Request, answering: Any, seconds: float) -> Response:
+async def _unless_disconnected(request: Request, answering: Any, seconds: float) -> Response:
     """Return the answer, or an empty one if the client goes before it."""
     answer = asyncio.ensure_future(answering)
     disconnect = asyncio.ensure_future(_disconnected(request))
-    finished, pending = await asyncio.wait({answer, disconnect}, return_when="FIRST_COMPLETED", timeout=seconds)
+    finished, pending = await asyncio.wait(
+        {answer, disconnect}, return_when="FIRST_COMPLETED", timeout=seconds
+    )
     for task in pending:
         task.cancel()
     if answer in finished:
@@ -149,3 +250,6 @@ async def _unless_gone(request: Request, answering: Any, seconds: float) -> Resp
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+_FAILED = "the model failed; the server's log says where."

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.lm._generation._pool import Pool, GenerationRequest
+from meshwright.lm._generation._slots import GenerationRequest, Pool
 from meshwright.lm._server._guard import log_failure
 
 
@@ -75,7 +75,9 @@ class Batcher:
         """Return whether it takes no more prompts: it was closed, or the model cannot be made ready again."""
         return self._is_closed
 
-    def submit(self, generations: Sequence[GenerationRequest], on_updates: Sequence[OnUpdate]) -> list[QueueEntry]:
+    def submit(
+        self, generations: Sequence[GenerationRequest], on_updates: Sequence[OnUpdate]
+    ) -> list[QueueEntry]:
         """Put prompts into the queue, all or none, and return a ticket for each."""
         entries = [QueueEntry(*pair) for pair in zip(generations, on_updates, strict=True)]
         with self._changed:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from meshwright.base._internal import parse_object
 from meshwright.errors import MeshwrightError
 from meshwright.lm._generation._decoding import Decoding
-from meshwright.lm._generation._pool import Pool, GenerationRequest
+from meshwright.lm._generation._slots import GenerationRequest, Pool
 from meshwright.lm._generation._text import Tokenizer
 
 _MOST_ROWS = 16
@@ -130,13 +130,17 @@ def parsed(body: bytes, kind: type[Request], served: str) -> Request:
         raise RefusedRequest(400, f"the body is not a JSON object: {str(error)[:200]}") from None
     for name, neutral in _NEUTRAL.items():
         if document.get(name) is not None and document[name] not in neutral:
-            raise RefusedRequest(400, f"this server does not have `{name}`: leave it out.", name, "unsupported")
+            raise RefusedRequest(
+                400, f"this server does not have `{name}`: leave it out.", name, "unsupported"
+            )
     try:
         request = kind.model_validate(document)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         name = ".".join(map(str, problems[0]["loc"][:1]))
-        message = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems[:3])
+        message = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems[:3]
+        )
         raise RefusedRequest(400, message, name) from None
     if request.model not in (None, served):
         raise RefusedRequest(
@@ -152,9 +156,13 @@ def prompts_of(request: Completion, tokenizer: Tokenizer) -> list[np.ndarray]:
         prompts = [prompts]
     if not prompts or len(prompts) * request.n > _MOST_ROWS:
         raise RefusedRequest(
-            400, f"expected 1 to {_MOST_ROWS} answers in a request; found {len(prompts) * request.n}.", "prompt"
+            400,
+            f"expected 1 to {_MOST_ROWS} answers in a request; found {len(prompts) * request.n}.",
+            "prompt",
         )
-    return [_encoded(prompt, tokenizer) if isinstance(prompt, str) else np.array(prompt) for prompt in prompts]
+    return [
+        _encoded(prompt, tokenizer) if isinstance(prompt, str) else np.array(prompt) for prompt in prompts
+    ]
 
 
 def _encoded(text: str, tokenizer: Tokenizer) -> np.ndarray:
@@ -180,7 +188,9 @@ def generation_requests(
     rows = []
     for prompt in prompts:
         new = min(max_tokens or decoding.max_new_tokens, _checked(prompt, max_tokens, pool))
-        rows += [GenerationRequest(prompt.astype(np.int32), new, **drawn, seed=seed + i) for i in range(request.n)]
+        rows += [
+            GenerationRequest(prompt.astype(np.int32), new, **drawn, seed=seed + i) for i in range(request.n)
+        ]
     return rows
 
 

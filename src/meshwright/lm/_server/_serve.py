@@ -13,7 +13,7 @@ from meshwright.base._internal import PyTree, documented, import_extra
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import GREEDY, Decoding
 from meshwright.lm._generation._model import Model
-from meshwright.lm._generation._pool import Pool
+from meshwright.lm._generation._slots import Pool
 from meshwright.lm._generation._text import Tokenizer
 from meshwright.lm._server._batcher import Batcher
 from meshwright.lm._server._guard import guarded, is_loopback
@@ -177,7 +177,7 @@ def config_of(app: Any, limits: Limits) -> Any:
     """Return the config of uvicorn for an application."""
     import uvicorn
 
-    from meshwright.lm._server._protocol import protocol
+    from meshwright.lm._server._guard import protocol
 
     return uvicorn.Config(
         app,

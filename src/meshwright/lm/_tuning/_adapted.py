@@ -1,13 +1,21 @@
 """A frozen weight with its adapter beside it: the product with it takes the short way."""
 
+import contextlib
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 
-from meshwright.lm._tuning._matrices import adapted_matrices
-from meshwright.lm._tuning._quantised import Quantised
+from meshwright.base._internal import tree
+from meshwright.errors import UsageError
+from meshwright.lm._tuning._matrices import adapted_matrices, as_matrices, as_weight
+from meshwright.lm._tuning._quantised import Quantised, computed
+
+Part = Mapping[str, Any]
+"""The arrays of the adapter of one weight: `lora_a`, `lora_b` and, for DoRA, `magnitude`."""
 
 
 @jax.tree_util.register_dataclass
@@ -69,8 +77,65 @@ class Adapted:
         return self.magnitude.astype(jnp.float32) / jnp.sqrt((wide * wide).sum(-2))
 
 
+def parts_of(adapter: tree.PyTree) -> dict[str, dict[str, Any]]:
+    """Return the arrays of an adapter by the name of the weight and their own, `lora_a`."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name, x in tree.named_leaves(adapter).items():
+        weight, _, part = name.rpartition("/")
+        parts.setdefault(weight, {})[part] = x
+    return parts
+
+
+@overload
+def named_key(key: jax.Array, name: str) -> jax.Array: ...
+@overload
+def named_key(key: None, name: str) -> None: ...
+def named_key(key: jax.Array | None, name: str) -> jax.Array | None:
+    """Return the key of a name, which does not depend on the other names; None without a key."""
+    return None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def new_part(sizes: tuple[tuple[int, ...], int, int], rank: int, key: jax.Array) -> dict[str, jax.Array]:
+    """Return a new adapter. `lora_a` is uniform in ±1 / sqrt(in), as PEFT initialises it."""
+    stack, inputs, outputs = sizes
+    bound = inputs**-0.5
+    return {
+        "lora_a": jax.random.uniform(key, (*stack, inputs, rank), jnp.float32, -bound, bound),
+        "lora_b": jnp.zeros((*stack, rank, outputs), jnp.float32),
+    }
+
+
+def factored(weight: Any, part: Part, key: jax.Array | None, scale: float, dropout: float) -> Adapted:
+    """Return a weight with its adapter beside it, for `x @ weight`, with a dropout key for each matrix."""
+    stack = weight.shape[:-2]
+    keys = jax.random.split(key, stack) if key is not None and stack else key
+    return Adapted(weight, part["lora_a"], part["lora_b"], part.get("magnitude"), keys, scale, dropout)
+
+
+def added(weight: Any, letters: str, part: Part, scale: float) -> jax.Array:
+    """Return a weight with its adapter added, in the dtype of the weight."""
+    matrices = as_matrices(computed(weight), letters)
+    new = adapted_matrices(matrices, part["lora_a"], part["lora_b"], part.get("magnitude"), scale)
+    return as_weight(new, weight.shape, letters).astype(weight.dtype)
+
+
 def _product(x: jax.Array, base: jax.Array | Quantised) -> jax.Array:
     """Return x W. The gradient computes a quantised W again; kept, those of all layers would be there."""
     if not isinstance(base, Quantised):
         return x @ base
     return jax.checkpoint(lambda x, base: x @ base.gathered())(x, base)
+
+
+@contextlib.contextmanager
+def explaining_other_uses() -> Iterator[None]:
+    """Explain an error of a model that got an adapted weight where it needs an array."""
+    try:
+        yield
+    except (TypeError, AttributeError, ValueError) as error:
+        if Adapted.__name__ not in str(error):
+            raise
+        raise UsageError(
+            'the model uses an adapted weight otherwise than as x @ w, which form="factored" of mw.lm.lora '
+            f'needs: {str(error).splitlines()[0]}\n  Use mw.lm.lora(…, form="merged"), which gives the model '
+            "arrays."
+        ) from error

@@ -168,7 +168,9 @@ def dpo(log_probs: LogProbabilities, *, beta: float = 0.1) -> Loss:
                 f"dpo: the batch has {', '.join(tree.leaf_names(batch))}, but no reference. `with_reference` "
                 "adds it to the examples."
             )
-        gained = {name: log_probs(params, batch[name]) - batch[REFERENCE][name] for name in (CHOSEN, REJECTED)}
+        gained = {
+            name: log_probs(params, batch[name]) - batch[REFERENCE][name] for name in (CHOSEN, REJECTED)
+        }
         margin = beta * (gained[CHOSEN] - gained[REJECTED])
         metrics = {"accuracy": (margin > 0).mean(dtype=jnp.float32), "margin": margin.mean()}
         return -jax.nn.log_sigmoid(margin).mean(), metrics

@@ -15,8 +15,8 @@ from meshwright.engine._internal import (
     Sampler,
     Samples,
 )
-from meshwright.lm._runs._generation import Generation
-from meshwright.lm._runs._texts import generation_of_run
+from meshwright.lm._checkpoint_models import generation_of_run
+from meshwright.lm._text_samples import Generation
 from meshwright.lm._tuning._lora import ADAPTER, BASE, Lora
 from meshwright.lm._tuning._quantised import Quantised
 from meshwright.training._internal import Builder, InitialArrays, TrainState
@@ -59,7 +59,9 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
         loss=adapter.loss(experiment.loss),
         optimizer=adapter.optimizer(experiment.optimizer),
         rules=None if experiment.rules is None else adapter.rules(experiment.rules),
-        evaluations={name: _evaluation(evaluation, adapter) for name, evaluation in experiment.evaluations.items()},
+        evaluations={
+            name: _evaluation(evaluation, adapter) for name, evaluation in experiment.evaluations.items()
+        },
         samples=_samples(experiment, adapter),
         init_state_builder=None if builder is None else BaseBuilder(builder, adapter),
         save=save if builder is None else replace(save, names=WithoutBase(save.names)),
@@ -83,7 +85,9 @@ def _samples(experiment: Experiment, adapter: Lora) -> Sampler | None:
     return replace(generation, model=changed)
 
 
-def _evaluation(evaluation: Evaluation | EvaluationFunction, adapter: Lora) -> Evaluation | EvaluationFunction:
+def _evaluation(
+    evaluation: Evaluation | EvaluationFunction, adapter: Lora
+) -> Evaluation | EvaluationFunction:
     if isinstance(evaluation, EvaluationFunction):
         return replace(evaluation, function=_with_adapter(evaluation.function, adapter))
     changes = {name: getattr(evaluation, name) for name in ("measure", "outputs", "predict")}

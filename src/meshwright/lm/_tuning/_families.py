@@ -10,7 +10,7 @@ from meshwright.base._internal import PyTree
 from meshwright.engine._internal import token_means
 from meshwright.errors import UsageError
 from meshwright.lm._models import decoder, gpt2, t5
-from meshwright.lm._tuning._rows import Rows, read_pair_rows, read_rows
+from meshwright.lm._tuning._examples import Rows, read_pair_rows, read_rows
 from meshwright.observe._internal import Mean
 from meshwright.parallel._internal import Rule
 

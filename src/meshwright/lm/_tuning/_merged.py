@@ -12,8 +12,8 @@ import numpy as np
 from meshwright.base._internal import tree
 from meshwright.checkpoints._internal import Index, LazyArray, Source, as_source, source_of
 from meshwright.errors import CheckpointError, did_you_mean
+from meshwright.lm._tuning._adapted import parts_of
 from meshwright.lm._tuning._lora import Lora, check_part
-from meshwright.lm._tuning._parts import parts_of
 
 
 def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> Source:

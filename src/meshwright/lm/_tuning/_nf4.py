@@ -75,5 +75,7 @@ def _value(codes: jax.Array) -> jax.Array:
     values: list[Any] = list(VALUES)
     for bit in range(4):
         is_set = (codes >> bit) & 1 == 1
-        values = [jnp.where(is_set, upper, lower) for lower, upper in zip(values[::2], values[1::2], strict=True)]
+        values = [
+            jnp.where(is_set, upper, lower) for lower, upper in zip(values[::2], values[1::2], strict=True)
+        ]
     return values[0]

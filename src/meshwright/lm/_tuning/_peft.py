@@ -20,11 +20,10 @@ from meshwright.base._internal import local_path, parse_object, read_file, tree,
 from meshwright.checkpoints._internal import Source, open_source, source_of, staged, write_safetensors
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.lm._models import hugging_face
+from meshwright.lm._tuning._adapted import parts_of
 from meshwright.lm._tuning._families import family_of
 from meshwright.lm._tuning._lora import Lora, check_part
-from meshwright.lm._tuning._parts import parts_of
-from meshwright.lm._tuning._peft_config import lora_of, settings_of
-from meshwright.lm._tuning._peft_layers import on_all_layers
+from meshwright.lm._tuning._peft_config import lora_of, on_all_layers, settings_of
 from meshwright.lm._tuning._peft_names import Parts, to_ours, to_theirs
 from meshwright.processes._internal import on_lead
 from meshwright.training._internal import key_of
@@ -113,7 +112,11 @@ def read_adapter(directory: str | Path, model: str | Path) -> tuple[Lora, tree.P
         check_part(name, weights[name], part, lora)
     for name, part in parts.items():
         part["lora_b"] = (part["lora_b"] * factors[name]).astype(np.float32)
-    arrays = {f"{name}/{part}": x for name, arrays_of_weight in parts.items() for part, x in arrays_of_weight.items()}
+    arrays = {
+        f"{name}/{part}": x
+        for name, arrays_of_weight in parts.items()
+        for part, x in arrays_of_weight.items()
+    }
     return lora, tree.nested({name: x.astype(np.float32) for name, x in arrays.items()})
 
 

@@ -13,7 +13,7 @@ from meshwright.base._internal import tree
 from meshwright.checkpoints._internal import Source, as_source
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.lm._models._map import Map, Row, Transpose
-from meshwright.lm._tuning._parts import parts_of
+from meshwright.lm._tuning._adapted import parts_of
 
 PREFIX = "base_model.model."
 _WEIGHT = ".weight"
@@ -43,7 +43,11 @@ def to_theirs(parts: Parts, names: Map) -> Source:
     for row in _rows(names):
         if len(row.names) > 1 and any(name in parts for name in row.names):
             parts |= _joined(row, {name: parts[name] for name in row.names if name in parts})
-    arrays = {f"{name}/{part}": x for name, arrays_of_weight in parts.items() for part, x in arrays_of_weight.items()}
+    arrays = {
+        f"{name}/{part}": x
+        for name, arrays_of_weight in parts.items()
+        for part, x in arrays_of_weight.items()
+    }
     return _map(names).to_theirs(as_source(arrays, "the adapter"))
 
 

@@ -210,7 +210,9 @@ def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
     ]
 
     def read(index: Index) -> np.ndarray:
-        full = tuple(slice(*part_slice.indices(size)) for part_slice, size in zip(index, whole.shape, strict=True))
+        full = tuple(
+            slice(*part_slice.indices(size)) for part_slice, size in zip(index, whole.shape, strict=True)
+        )
         if len(full) > 2:  # a matrix at a time, as the arrays on the way are several times as large
             layers = range(full[0].start, full[0].stop)
             parts = [read_matrices((slice(layer, layer + 1), *full[1:])) for layer in layers]

@@ -26,7 +26,8 @@ from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import Decoding
 from meshwright.lm._models import hugging_face
 from meshwright.lm._models._with_cache import with_cache
-from meshwright.lm._runs._generation import Generation
+from meshwright.lm._text_samples import Generation
+from meshwright.lm._tuning._examples import split_rows
 from meshwright.lm._tuning._experiment import adapted
 from meshwright.lm._tuning._families import Config, family_of, rows_score
 from meshwright.lm._tuning._lora import Lora
@@ -34,7 +35,6 @@ from meshwright.lm._tuning._lora import lora as new_lora
 from meshwright.lm._tuning._merged import merged_source
 from meshwright.lm._tuning._peft import export_adapter
 from meshwright.lm._tuning._quantised import Kind, quantised_init, quantised_source
-from meshwright.lm._tuning._rows import split_rows
 from meshwright.training._internal import schedule
 
 SCORE = "held_out/loss"
@@ -114,7 +114,11 @@ def tuning(
         "mesh": mesh,
         "seed": seed,
     }
-    settings |= {"max_steps": max_steps, "when": max(max_steps // (2 * epochs), 1), "learning_rate": learning_rate}
+    settings |= {
+        "max_steps": max_steps,
+        "when": max(max_steps // (2 * epochs), 1),
+        "learning_rate": learning_rate,
+    }
     return tuning_on(model, train, test, workdir, length=longest, batch_size=batch_size, **settings)
 
 
@@ -326,7 +330,9 @@ def write_best(
         adapter_of(hugging_face.config(model), lora, alpha),
     )
     if merge:
-        return source.step, hugging_face.export_model(merged_source(reference, adapter, description), directory, model)
+        return source.step, hugging_face.export_model(
+            merged_source(reference, adapter, description), directory, model
+        )
     files = export_adapter(adapter, directory, description, model)
     return source.step, [*files, *hugging_face.copy_companions(model, directory)]
 

@@ -17,8 +17,7 @@ from meshwright.base._internal import local_path, parse_object, read_file, tree
 from meshwright.checkpoints._internal import LazyArray, Source, export_safetensors, open_source, source_of
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.lm._models import decoder, gpt2, t5
-from meshwright.lm._models._complete import check_complete
-from meshwright.lm._models._map import Map
+from meshwright.lm._models._map import Map, check_complete
 from meshwright.lm._models.hugging_face import _decoder, _gpt2, _t5
 from meshwright.lm._models.hugging_face._companions import (
     check_companions,

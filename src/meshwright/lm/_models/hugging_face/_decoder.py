@@ -116,7 +116,9 @@ def config(settings: Mapping[str, Any]) -> Config:
         tied=settings["tie_word_embeddings"],
         query_bias=settings["model_type"] == "qwen2",
         query_norm=settings["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
-        query_scale=settings["query_pre_attn_scalar"] ** -0.5 if settings.get("query_pre_attn_scalar") else None,
+        query_scale=settings["query_pre_attn_scalar"] ** -0.5
+        if settings.get("query_pre_attn_scalar")
+        else None,
         embedding_scale=settings["hidden_size"] ** 0.5 if gemma else 1.0,
         attention_cap=settings.get("attn_logit_softcapping"),
         logit_cap=settings.get("final_logit_softcapping"),
@@ -130,7 +132,9 @@ def _experts(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     chosen = settings["num_experts_per_tok"]
     return {
-        "experts": settings.get("num_local_experts") or settings.get("num_experts") or 128,  # of version 5, and 4
+        "experts": settings.get("num_local_experts")
+        or settings.get("num_experts")
+        or 128,  # of version 5, and 4
         "experts_per_token": chosen,
         "normalize_experts": settings.get("norm_topk_prob", True),
         # There an even load costs as much as there are experts of a token, and here 1.
@@ -197,11 +201,16 @@ def _check(settings: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the decoder does not support decoder_sparse_step of {kind}.")
     activations, activation = ("silu", "swish"), settings.get("hidden_act") or "silu"
     if kind in _GEMMAS:
-        old = settings.get("hidden_act") in (None, *_OLD_GELUS)  # both names mean the tanh approximation there
+        old = settings.get("hidden_act") in (
+            None,
+            *_OLD_GELUS,
+        )  # both names mean the tanh approximation there
         activations = ("gelu_pytorch_tanh",)
         activation = settings.get("hidden_activation") or (activations[0] if old else settings["hidden_act"])
     if activation not in activations:
-        raise CheckpointError(f"the decoder has no activation {activation!r} for {kind}; it has {activations[0]}.")
+        raise CheckpointError(
+            f"the decoder has no activation {activation!r} for {kind}; it has {activations[0]}."
+        )
 
 
 def _layer_types(settings: Mapping[str, Any]) -> list[str]:
@@ -230,7 +239,9 @@ def _checked(layer_types: list[str], layers: int) -> list[str]:
 
 
 def _windows(settings: Mapping[str, Any]) -> tuple[int | None, ...]:
-    unused = settings["model_type"] in ("qwen2", "qwen3", "qwen3_moe") and not settings.get("use_sliding_window")
+    unused = settings["model_type"] in ("qwen2", "qwen3", "qwen3_moe") and not settings.get(
+        "use_sliding_window"
+    )
     size = None if unused else settings.get("sliding_window")
     return _shortened([size if kind == SLIDING else None for kind in _layer_types(settings)])
 

@@ -47,7 +47,9 @@ def config(settings: Mapping[str, Any]) -> Config:
             f"the T5 here does not support feed_forward_proj {kind!r}; it has {', '.join(_GATED)}."
         )
     parts = {"dense_act_fn": "gelu_new" if _GATED[kind] else "relu", "is_gated_act": _GATED[kind]}
-    if other := [f"{name}={settings[name]!r}" for name, x in parts.items() if settings.get(name) not in (None, x)]:
+    if other := [
+        f"{name}={settings[name]!r}" for name, x in parts.items() if settings.get(name) not in (None, x)
+    ]:
         raise CheckpointError(
             f"the T5 here does not support {', '.join(other)} beside feed_forward_proj {kind!r}."
         )
@@ -126,5 +128,6 @@ def _stack(cfg: Config, stack: str) -> list[Row]:
     layer = stack + ".block.{}.layer"
     rows += [Row(f"{ours}/{name}", f"{layer}.{part}.layer_norm.weight") for part, name in norms.items()]
     return rows + [
-        Row(f"{ours}/{our_name}", f"{layer}.{name}.weight", (Transpose(),)) for name, our_name in weights.items()
+        Row(f"{ours}/{our_name}", f"{layer}.{name}.weight", (Transpose(),))
+        for name, our_name in weights.items()
     ]

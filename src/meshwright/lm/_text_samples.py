@@ -8,8 +8,8 @@ from meshwright.base._internal import PyTree, documented, explained_as
 from meshwright.engine._internal import InformedWhen, check_types, is_informed
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import GREEDY, Decoding
+from meshwright.lm._generation._generate import generate, length_for, stream
 from meshwright.lm._generation._model import Model, check_tokens, prompt_vocabulary
-from meshwright.lm._generation._stream import generate, length_for, stream
 from meshwright.lm._generation._text import tokenizer_of
 from meshwright.processes._internal import When
 
@@ -86,7 +86,9 @@ class Generation:
         on `start` nor on the other prompts.
         """
         tokenizer = tokenizer_of(self.tokenizer)
-        prompts = [_tokens(tokenizer, number, example) for number, example in enumerate(_prompts_in(examples))]
+        prompts = [
+            _tokens(tokenizer, number, example) for number, example in enumerate(_prompts_in(examples))
+        ]
         length = length_for(self.model, prompts, self.decoding)  # of all, so that a resumed call is the same
         options = {"seed": seed, "length": length, "slots": slots, "first": start}
         rows: dict[int, list[int]] = {}

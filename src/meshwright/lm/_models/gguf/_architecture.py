@@ -37,10 +37,13 @@ def architecture_of(cfg: Config) -> str:
         if cfg.norm_offset
         else _OTHERS.get((cfg.query_bias, cfg.query_norm))
     )
-    problems = ["no family has these norms and biases"] if architecture is None else _problems(architecture, cfg)
+    problems = (
+        ["no family has these norms and biases"] if architecture is None else _problems(architecture, cfg)
+    )
     if architecture is None or problems:
         raise UsageError(
-            f"GGUF cannot hold this decoder{f' as {architecture}' if architecture else ''}:\n  " + "\n  ".join(problems)
+            f"GGUF cannot hold this decoder{f' as {architecture}' if architecture else ''}:\n  "
+            + "\n  ".join(problems)
         )
     return architecture
 
