@@ -2,9 +2,10 @@
 
 _models/                   reference models, one file each, and maps to the names of other libraries
 _generation/               tokens of a model with a cache: greedy, drawn, by beam search, in slots
-_runs/                     runs of language models: their texts, their servers, their files for other programs
 _tuning/                   adapters beside frozen weights, weights in eight and four bits, preferences
 _server/                   a model behind HTTP, by OpenAI's protocol
+_text_samples              the texts that the model of a run writes, for its page and for predictors
+_checkpoint_models         a checkpoint's model: its texts, a server of it, its files for other programs
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,7 @@
-"""A checkpoint's model for other programs: its logits, the predictions of an evaluation, or a GGUF file."""
+"""A checkpoint's model: for a server, for the texts that `meshwright sample` prints, and for other programs.
+
+Other programs get its logits, the predictions of an evaluation, or a GGUF file.
+"""
 
 import dataclasses
 import functools
@@ -54,17 +57,15 @@ def _chat_of(tokenizer: Any) -> tuple[Prompt | None, Sequence[int]]:
     """Return the function that makes a prompt of messages, None without a template, and the end tokens."""
     if isinstance(tokenizer, str | Path):
         directory = Path(tokenizer)
-        directory = (
-            directory.parent if directory.name == "tokenizer.json" else directory
-        )  # as in runs of `meshwright tune`
+        # Runs of `meshwright tune` give the path of the file.
+        directory = directory.parent if directory.name == "tokenizer.json" else directory
         template_files = (directory / name for name in ("tokenizer_config.json", "chat_template.jinja"))
         ends = tokens.end_tokens(directory) if directory.is_dir() else ()
         if not any(path.is_file() for path in template_files):
             return None, ends
         chats = tokens.chat(directory)
-        encode = functools.partial(
-            chats.files.tokenizer.encode, add_special_tokens=False
-        )  # the template writes them
+        # The template writes the special tokens itself.
+        encode = functools.partial(chats.files.tokenizer.encode, add_special_tokens=False)
         prompt = lambda messages: encode(chats.text(messages, reply=True)).ids  # noqa: E731
         return prompt if chats.has_template else None, ends
     if getattr(tokenizer, "chat_template", None) is None:
@@ -103,7 +104,7 @@ def texts_of_checkpoint(
     seed: int = 0,
     every: int = 4,
 ) -> Texts:
-    """Return what the model of a checkpoint writes after each prompt. Collective."""
+    """Return the text of a checkpoint's model after each prompt. Collective."""
     generation = checked_generation(experiment)
     tokenizer = tokenizer_of(generation.tokenizer)
     encoded = [list(tokenizer.encode(prompt)) for prompt in prompts]
@@ -120,7 +121,7 @@ def texts_of_checkpoint(
 
 
 def checked_generation(experiment: Experiment) -> Generation:
-    """Return how a run's model generates."""
+    """Return the generation of a run's model; an error says what the experiment lacks."""
     generation = generation_of_run(experiment)
     if generation is None:
         raise UsageError(
@@ -132,12 +133,12 @@ def checked_generation(experiment: Experiment) -> Generation:
 
 
 def generation_in(experiment: Experiment) -> Generation | None:
-    """Return how a run's model generates, if the experiment says so."""
+    """Return the generation that the experiment has in `samples`, or None."""
     return experiment.samples if isinstance(experiment.samples, Generation) else None
 
 
 def generation_of_run(experiment: Experiment) -> Generation | None:
-    """Return how a run's model generates, if it is known: a reference model does without a tokenizer."""
+    """Return the generation of a run's model, or None. A reference model needs no `samples` for it."""
     model: Any = experiment.model
     if (generation := generation_in(experiment)) is None and isinstance(model, functools.partial):
         return Generation(with_cache(model.args[0])) if model.func in _INITS and model.args else None
@@ -153,13 +154,14 @@ def export_checkpoint(
     evaluation: str | None = None,
     **options: Any,
 ) -> tuple[int, Path]:
-    """Write what a checkpoint's model computes as a program for JAX alone; return the step and the path.
+    """Write a checkpoint's model as a program for JAX alone; return the step and the path.
 
     A model that generates becomes a program from tokens to the logits of the next one, as
     `mw.lm.logits_of` says. Of another run the program is `Evaluation.predict`, of any number of
     examples. The parameters are those that are evaluated, in the dtype that is computed in.
     """
-    to = local(to)  # raises before anything is read
+    # A remote target is refused here, before anything is read.
+    to = local(to)
     if to.suffix == ".gguf":
         return _as_gguf(experiment, to, run, checkpoint, options.get("context_length"))
     options.pop("context_length", None)
@@ -190,8 +192,9 @@ def _as_gguf(
         )
     if not isinstance(generation.tokenizer, str | Path | None):
         raise UsageError(
-            f"the run's tokenizer is an object, {type(generation.tokenizer).__name__}, and a GGUF file needs the "
-            "files of one.\n  Give Generation the path of its folder; or, for a file without a tokenizer: "
+            f"the run's tokenizer is an object, {type(generation.tokenizer).__name__}, and a GGUF file needs "
+            "the files of one.\n"
+            "  Give Generation the path of its folder; or, for a file without a tokenizer: "
             "mw.lm.gguf.export_model(params, cfg, to, context_length=…)."
         )
     state = state_of_checkpoint(experiment, run, checkpoint)

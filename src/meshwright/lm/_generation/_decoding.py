@@ -1,4 +1,4 @@
-"""`Decoding`: how the next token is chosen, and when a row ends."""
+"""`Decoding`: settings for the choice of the next token and for the end of a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from meshwright.errors import UsageError
 @explained_as("lm.Decoding")
 @dataclass(frozen=True)
 class Decoding:
-    """How the next token is chosen, and when a row ends. The default is greedy.
+    """Settings for the choice of the next token, and for the end of a row. The default is greedy.
 
     The logits are changed in this order: choices, repetition penalty, temperature, `top_k`, `top_p`, `min_p`.
 

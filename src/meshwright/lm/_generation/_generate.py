@@ -1,4 +1,8 @@
-"""`generate` and `stream`: many prompts in a fixed number of rows, which get new prompts when they end."""
+"""Three ways to generate tokens.
+
+`generate` and `stream` serve many prompts in a fixed number of rows, which get new prompts when they end.
+`generate_batch` is a pure function of one batch, for use inside `jit`: in a prediction or a training step.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import NamedTuple
@@ -123,7 +127,7 @@ def stream(
 
 
 def _facts(prompts: Iterable[Prompt], facts: dict[str, object]) -> dict[str, str]:
-    """Return what all processes must agree on; an iterator's prompts are not read for it."""
+    """Return the texts that must be equal on all processes. The prompts of an iterator are not read."""
     read = [np.asarray(prompt).tolist() for prompt in prompts] if isinstance(prompts, Sized) else "iterator"
     return {name: repr(value) for name, value in {"prompts": read, **facts}.items()}
 
@@ -222,7 +226,7 @@ def generate_batch(
       ...     decoding = mw.lm.Decoding(temperature=1.0, max_new_tokens=5)
       ...     prompts, lengths = batch["prompt"], batch["length"]
       ...     return mw.lm.generate_batch(model, params, prompts, lengths, decoding, key)
-      >>> predictor = mw.Predictor(deployer, predict=predict, output=lambda found: found.tokens.tolist())
+      >>> predictor = mw.Predictor(deployer, predict=predict, output=lambda rows: rows.tokens.tolist())
       >>> examples = [{"prompt": np.array([1, 2, 3]), "length": np.int32(3)}] * 8
       >>> first, again, other = (predictor.predict(examples, 1, jnp.zeros((9, 9)), seed=x) for x in (1, 1, 2))
       >>> first == again, first == other, len(first[0])
@@ -235,7 +239,8 @@ def generate_batch(
         tokens_BS, lengths_B = beam_search(model, decoding, params, batch)
     else:
         rows = begun(model, params, batch)
-        key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)) if key is None else key  # nothing is drawn
+        # Greedy decoding and beam search draw nothing, so any key will do.
+        key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)) if key is None else key
         limits = jnp.int32(decoding.max_new_tokens), jnp.int32(len(prompts))
         rows = advanced(model, decoding, params, rows, key, *limits)
         tokens_BS, lengths_B = rows.tokens, rows.lengths

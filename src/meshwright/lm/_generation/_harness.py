@@ -149,7 +149,7 @@ class Harness:
         return [sum((next(scores)[0] for _ in pairs), 0.0) for pairs in windows]
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
-        """Return what the model writes after each context, up to a text that ends it."""
+        """Return the text of the model after each context, up to a text that ends the answer."""
         alike: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
@@ -215,7 +215,7 @@ class Harness:
         return [_cut_at_stop(text, stop) for text in texts]
 
     def _decoding(self, settings: dict[str, Any]) -> tuple[Decoding, list[str]]:
-        """Return how a task generates, and the texts that end what is written."""
+        """Return the decoding of a task, and the texts that end an answer."""
         until = settings.pop("until", None) or []
         stop = [until] if isinstance(until, str) else list(until)
         max_new_tokens = [settings.pop(name) for name in _MAX_NEW_TOKENS if name in settings]
@@ -235,7 +235,9 @@ class Harness:
                 f"{', '.join((*names, *_BOUNDS, *_MAX_NEW_TOKENS))}."
             )
         is_end = [] if self._texts.end is None else [(self._texts.end,)]
-        early = stop_sequences(self._texts.tokenizer, stop)  # of rows; texts are cut, too
+        # Rows end early at stop sequences of tokens. A text may come in other tokens, so texts are cut,
+        # too.
+        early = stop_sequences(self._texts.tokenizer, stop)
         return Decoding(**fields, stop=tuple(dict.fromkeys((*is_end, *early)))), stop
 
 

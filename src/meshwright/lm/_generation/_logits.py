@@ -129,7 +129,8 @@ def _allowed(
     next_BC = jnp.asarray(choices_CW).T.at[counts_B].get(mode="clip")
     rows_B1 = jnp.arange(len(tokens_BS))[:, None]
     allowed_BV = jnp.zeros((len(tokens_BS), vocabulary), bool).at[rows_B1, next_BC].max(goes_on_BC)
-    return allowed_BV | ~goes_on_BC.any(-1, keepdims=True)  # a row that has ended may be anything
+    # A row that has ended may continue with any token.
+    return allowed_BV | ~goes_on_BC.any(-1, keepdims=True)
 
 
 def _padded(sequences: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -15,10 +15,10 @@ from meshwright.lm._generation._model import Model
 
 
 class Draws(NamedTuple):
-    """How the tokens of each row are chosen, where rows differ; their arrays may also be NumPy's."""
+    """Settings for the choice of tokens, one for each row. Their arrays may also be NumPy's."""
 
     temperature: Any
-    """What the logits are divided by, float32[B]; 0 takes the most likely token."""
+    """The divisor of the logits, float32[B]; 0 takes the most likely token."""
     top_k: Any
     """The number of tokens that can be drawn, int32[B]; for all, the largest number."""
     top_p: Any
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     cache: PyTree
     """The model's cache."""
     tokens: jax.Array
-    """The prompt of each row and what was generated, int32[B, S]; what comes after means nothing."""
+    """The prompt of each row and the new tokens, int32[B, S]; the positions after them mean nothing."""
     lengths: jax.Array
     """The number of tokens of each row, the prompt included, int32[B]."""
     begins: jax.Array
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     is_done: jax.Array
     """True for rows that have ended, bool[B]."""
     draws: Draws | None = None
-    """How the tokens of each row are chosen; None for all as the decoding says."""
+    """Settings of each row; None if the decoding holds for all rows."""
 
 
 class Prompts(NamedTuple):
@@ -130,7 +130,8 @@ def _stepped(model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: 
         token_B = chosen(decoding, logits_BV, *drawn)
     else:
         token_B = chosen_by_row(*rows.draws, logits_BV, *drawn)
-    positions_B = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)  # past the end is dropped
+    # A row that has ended writes past its end, and such a write is dropped.
+    positions_B = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)
     tokens_BS = rows.tokens.at[jnp.arange(len(positions_B)), positions_B].set(token_B, mode="drop")
     lengths_B = rows.lengths + ~rows.is_done
     is_end_B = ended(decoding, tokens_BS, lengths_B, rows.begins) | (lengths_B >= rows.limits)

@@ -20,7 +20,7 @@ Tokens = Sequence[int] | np.ndarray
 
 
 class Scored(NamedTuple):
-    """How likely a row of tokens is."""
+    """The likelihood of a row of tokens."""
 
     log_probs: np.ndarray
     """The log-probability of each scored token given all before it, in nats, float32[n]."""
@@ -141,7 +141,7 @@ def _row(model: Model, number: int, row: Tokens, prompt: Tokens | None) -> _Row:
 
 
 def _facts(rows: list[_Row], batch_size: int) -> dict[str, str]:
-    """Return what all processes must agree on."""
+    """Return the texts that must be equal on all processes."""
     described_rows = [(row.labels.tolist(), row.begin, row.read[0], row.inputs.tolist()) for row in rows]
     return {"rows": repr(described_rows), "batch_size": repr(batch_size)}
 
@@ -166,7 +166,8 @@ def _padded(model: Model, rows: list[_Row], count: int) -> _Batch:
         return _Batch(read, labels, np.int32(num_pieces), None)
     longest = max(len(row.inputs) for row in rows)
     inputs, is_input = np.zeros((count, _bound(longest)), np.int32), np.zeros((count, _bound(longest)), bool)
-    is_input[:, 0] = True  # rows that only fill the batch need something to attend to
+    # Rows that only fill the batch need an input to attend to.
+    is_input[:, 0] = True
     for slot, row in enumerate(rows):
         inputs[slot, : len(row.inputs)], is_input[slot, : len(row.inputs)] = row.inputs, True
     return _Batch(read, labels, np.int32(num_pieces), (inputs, is_input))

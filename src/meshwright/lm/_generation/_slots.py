@@ -1,4 +1,8 @@
-"""The loop on the host: rows advance some tokens at a time, and those that have ended get new prompts."""
+"""Slots: a fixed number of rows that get new prompts when they end, driven by the host.
+
+`pieces_of` serves a queue of prompts with one decoding. `Pool` serves prompts that join and leave one by one,
+each with settings of its own. Both run the same programs, which advance all rows by some tokens at a time.
+"""
 
 import dataclasses
 import functools
@@ -29,13 +33,16 @@ Queue = Iterator[tuple[int, np.ndarray]]
 """The prompts with their numbers."""
 
 
+_ALL = 2**30
+
+
 class Piece(NamedTuple):
     """New tokens of one row."""
 
     number: int
     """The number of the prompt, from 0."""
     tokens: np.ndarray
-    """The tokens after those of the piece before, int32[n]."""
+    """The tokens after those of the previous piece, int32[n]."""
     is_last: bool
     """True if the row has ended."""
 
@@ -217,9 +224,6 @@ def mesh_of(params: PyTree) -> Mesh | None:
     return next((mesh for mesh in named if isinstance(mesh, Mesh)), None)
 
 
-_ALL = 2**30
-
-
 class GenerationRequest(NamedTuple):
     """A prompt, and how it is continued."""
 
@@ -247,7 +251,7 @@ class Pool:
     Example:
       >>> model = mw.lm.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
       >>> pool = mw.lm._internal.Pool(model, jnp.eye(4)[::-1], length=16, slots=2)
-      >>> pool.start({1: mw.lm._internal.Wanted(np.array([0]), max_new_tokens=3)})
+      >>> pool.start({1: mw.lm._internal.GenerationRequest(np.array([0]), max_new_tokens=3)})
       >>> pool.advance(8)[1]
       (array([3, 0, 3], dtype=int32), True)
     """
@@ -282,7 +286,8 @@ class Pool:
 
     def reset(self) -> None:
         """Empty all rows, also after a program has failed."""
-        vars(self).pop("_rows", None)  # first, as there may be no memory for both
+        # The old rows go first, as there may be no memory for both.
+        vars(self).pop("_rows", None)
         rows: Rows = beginning(self._model, self._mesh)(self._params, self._prompts([], self.slots))
         self._rows, self._placed = rows, Placed.for_rows(rows)
         self._lengths = np.ones(self.slots, np.int32)
@@ -294,12 +299,13 @@ class Pool:
         return self._sizes.row - prompt_length
 
     def start(self, requests: dict[int, GenerationRequest]) -> None:
-        """Put prompts into slots; what was in these is forgotten."""
+        """Put prompts into slots. The rows that these had before are dropped."""
         pending = list(requests.items())
         while pending:
             batch, pending = pending[: self._sizes.refilled], pending[self._sizes.refilled :]
             slots = [slot for slot, _ in batch]
-            unused = [self.slots] * (self._sizes.refilled - len(batch))  # a slot that does not exist
+            # A write to a slot that does not exist is dropped.
+            unused = [self.slots] * (self._sizes.refilled - len(batch))
             prompts = self._prompts([request for _, request in batch], self._sizes.refilled)
             slot_index = np.array(slots + unused, np.int32)
             program = refilling(self._model, self._mesh, self._placed)

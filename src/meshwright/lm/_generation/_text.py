@@ -1,4 +1,4 @@
-"""Texts in place of tokens: the tokenizers that `Generation` and `meshwright sample` take."""
+"""Texts in place of tokens: tokenizers, texts that grow, and the number of bytes of each token."""
 
 import inspect
 import json
@@ -12,6 +12,8 @@ import numpy as np
 from meshwright.base._internal import import_extra, parse_object, read_file
 from meshwright.data._internal import check_keys
 from meshwright.errors import UsageError
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer(Protocol):
@@ -39,7 +41,7 @@ class Bytes:
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of bytes; what is no UTF-8 becomes U+FFFD, and so do tokens above 255."""
+        """Return the text of bytes. Bytes that are no UTF-8 become U+FFFD, and so do tokens above 255."""
         return b"".join(bytes([x]) if 0 <= x < 256 else b"\xff" for x in map(int, tokens)).decode(
             errors="replace"
         )
@@ -82,7 +84,7 @@ class _HuggingFace:
 
 
 def tokenizer_of(source: Any) -> Tokenizer:
-    """Return a tokenizer, given what users have.
+    """Return a tokenizer, given an object or a path.
 
     Args:
       source: An object with `encode` and `decode`, of `tokenizers`, `transformers` or your own; the path of a
@@ -113,19 +115,20 @@ def _from_file(path: Path) -> Any:
     package = import_extra("tokenizers", extra="tokenizers", what=str(file))
     try:
         settings = json.loads(read_file(file))
-        # They are of the batches that it was saved with, and would cut prompts off.
+        # These settings are of the batches that the tokenizer was saved with, and would cut prompts off.
         rest = {name: x for name, x in settings.items() if name not in ("truncation", "padding")}
         tokenizer = package.Tokenizer.from_str(json.dumps(rest))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
-    except Exception as error:  # the package raises no class of its own
+    except Exception as error:
+        # The package `tokenizers` raises no class of its own.
         raise UsageError(f"{file} is not a tokenizer of the package tokenizers: {error}.") from None
     _check_ends(file, tokenizer)
     return tokenizer
 
 
 def _check_ends(file: Path, tokenizer: Any) -> None:
-    """Check that a tokenizer puts those tokens around a text that the config beside it says."""
+    """Check that a tokenizer puts the special tokens around a text that the config beside the file names."""
     path = file.with_name("tokenizer_config.json")
     try:
         config_values = parse_object(read_file(path)) if path.is_file() else {}
@@ -133,7 +136,8 @@ def _check_ends(file: Path, tokenizer: Any) -> None:
         raise UsageError(f"{path} is not a tokenizer's config: {error}.") from None
     check_keys(path, config_values)
     if str(config_values.get("tokenizer_class")).startswith(("PreTrained", "GPT2")):
-        return  # which pass over these flags
+        # These classes of `transformers` pass over the flags.
+        return
     for kind, ends in (("bos", slice(1)), ("eos", slice(-1, None))):
         token, should_add = config_values.get(f"{kind}_token"), config_values.get(f"add_{kind}_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -186,12 +190,13 @@ class GrowingText:
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text that these tokens add. A character of which bytes are missing is kept back."""
-        if self._stops:  # one after the other, so that no token comes after a stop
+        # Tokens are added one after the other, so that none comes after a stop.
+        if self._stops:
             return "".join(self._added([token]) for token in tokens)
         return self._added(tokens)
 
     def rest(self) -> str:
-        """Return what was kept back."""
+        """Return the text of a character of which bytes are still missing."""
         return self._up_to_a_stop(self._new(self._tokenizer.decode(self.tokens)))
 
     def _added(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -210,8 +215,10 @@ class GrowingText:
 
     def _new(self, whole: str) -> str:
         if self._shown.startswith(whole):
-            return ""  # a part is kept back
-        # Some tokenizers change what they said: " !" becomes "!" if they clean spaces. What was shown stays.
+            # The end of a character is missing, and its beginning is kept back.
+            return ""
+        # Some tokenizers change earlier text: " !" becomes "!" if they clean spaces. Text that was returned
+        # stays.
         pairs = enumerate(zip(whole, self._shown, strict=False))
         same = next(
             (index for index, (new_character, old_character) in pairs if new_character != old_character),
@@ -221,9 +228,6 @@ class GrowingText:
         return whole[same:]
 
 
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-
-
 def count_bytes(tokenizer: Any, vocabulary: int) -> np.ndarray:
     """Return the number of bytes of text, in UTF-8, that each token stands for: int32[vocabulary].
 
@@ -231,7 +235,7 @@ def count_bytes(tokenizer: Any, vocabulary: int) -> np.ndarray:
     have. A space that a tokenizer of SentencePiece puts before each text counts as a byte.
 
     Args:
-      tokenizer: What `mw.lm.tokenizer_of` takes. Tokenizers of bytes, of byte-level BPE (GPT-2,
+      tokenizer: A tokenizer as `mw.lm.tokenizer_of` takes it. Tokenizers of bytes, of byte-level BPE (GPT-2,
         LLaMA 3, Qwen) and of SentencePiece (LLaMA 2, Mistral, Gemma, T5) keep all bytes of a text.
       vocabulary: The size of the model's vocabulary.
 
@@ -270,12 +274,13 @@ def count_bytes(tokenizer: Any, vocabulary: int) -> np.ndarray:
 
 
 def _length(settings: dict[str, Any]) -> Callable[[str], int]:
-    """Return the function from a token as it is written to the number of bytes that it stands for."""
+    """Return the function from the text of a token in the vocabulary to its number of bytes."""
     decoder = settings.get("decoder") or {}
     steps = decoder.get("decoders", [decoder])
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
-        return len  # each character of such a token is written for one byte
+        # Byte-level BPE writes one character for each byte.
+        return len
     replaces = any(
         step.get("type") == "Replace" and step.get("pattern", {}).get("String") == "▁" for step in steps
     )

@@ -1,4 +1,7 @@
-"""Maps between a model's parameters in two libraries: tables of names and shapes, used in both directions."""
+"""Maps between a model's parameters in two libraries: tables of names and shapes, used in both directions.
+
+`check_complete` checks that a map has given all parameters of a reference model, and nothing else.
+"""
 
 import functools
 import itertools
@@ -16,6 +19,12 @@ from meshwright.checkpoints._internal import LazyArray, Source, as_source, conca
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.lm._models import decoder, gpt2, t5
 from meshwright.training._internal import key_of
+
+_INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
+    decoder.Config: decoder.init,
+    gpt2.Config: gpt2.init,
+    t5.Config: t5.init,
+}
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,8 @@ class Map:
         for names in ([row.theirs for row in self.rows], [name for row in self.rows for name in row.names]):
             if several := [name for name in names if names.count(name) > 1]:
                 raise UsageError(f"a map has several rows for {several[0]}; only one of them would be used.")
-        Table("Map.ignore", (self.ignore,))  # raises if it is not a pattern
+        # The table raises an error if `ignore` is not a pattern.
+        Table("Map.ignore", (self.ignore,))
 
     def to_ours(self, source: Source) -> Source:
         """Return a source with our names and shapes, given one with theirs. Arrays without a row are kept.
@@ -293,7 +303,8 @@ def _naming(row: Row) -> Iterator[None]:
 def _reshaped(array: LazyArray, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> LazyArray:
     if array.shape != shape:
         raise UsageError(
-            f"the map expects an array of shape {shape}, to reshape it to {new_shape}; this has {array.shape}."
+            f"the map expects an array of shape {shape}, to reshape it to {new_shape}; this has "
+            f"{array.shape}."
         )
     return array.reshape(*new_shape)
 
@@ -357,13 +368,6 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 def _numbered(template: str, layer: int | None) -> str:
     return template.replace("{}", str(layer))
-
-
-_INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
-    decoder.Config: decoder.init,
-    gpt2.Config: gpt2.init,
-    t5.Config: t5.init,
-}
 
 
 def check_complete(source: Source, cfg: decoder.Config | gpt2.Config | t5.Config) -> None:

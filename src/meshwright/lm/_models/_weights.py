@@ -1,4 +1,4 @@
-"""How much each label of a batch counts in the loss of a reference model."""
+"""The weight of each label of a batch in the loss of a reference model."""
 
 from collections.abc import Mapping
 

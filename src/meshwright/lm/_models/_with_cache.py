@@ -45,7 +45,8 @@ def with_cache(cfg: Config) -> Model:
 
 
 def _decoder(cfg: decoder.Config) -> Model:
-    cfg = replace(cfg, expert_capacity=None)  # how rows are padded must not change what is generated
+    # How rows are padded must not change the tokens that are generated.
+    cfg = replace(cfg, expert_capacity=None)
 
     def apply(params: PyTree, tokens: jax.Array, cache: PyTree, starts: jax.Array) -> tuple[Any, Any]:
         def layer(x: jax.Array, inputs: Any, cached: nn.CachedAttention) -> jax.Array:

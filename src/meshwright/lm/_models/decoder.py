@@ -59,7 +59,8 @@ RULES = (
     match("o|down", "pipeline", "tensor", "fsdp"),
     match(optional("[qkv]_bias"), "pipeline", "tensor"),
     stages(),
-    match(optional("embedding"), "tensor", ("fsdp", "pipeline")),  # GPT-2 has its own
+    # GPT-2 has a rule of its own for the embedding.
+    match(optional("embedding"), "tensor", ("fsdp", "pipeline")),
     match(optional("head"), ("fsdp", "pipeline"), "tensor"),
 )
 """Megatron's rules: columns in, rows out, so that a block needs one sum over the tensor axis at its end.
@@ -264,7 +265,8 @@ def _features(cfg: Config, params: PyTree, tokens_BT: jax.Array, segments_BT: An
 
     # No common subexpressions can be shared between the iterations of a scan, so `prevent_cse` is not needed.
     layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
         x_BTD = embedding_lookup(params["embedding"], tokens_BT)
         x_BTD = shard_sequence_dim(x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype))
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())

@@ -61,7 +61,8 @@ class Config:
 RULES = (
     match("up_bias", "pipeline", "tensor"),
     match("positions", None, ("fsdp", "pipeline")),
-    match("embedding", None, ("fsdp", "pipeline")),  # its 50,257 rows cannot be split evenly
+    # Its 50,257 rows cannot be split evenly.
+    match("embedding", None, ("fsdp", "pipeline")),
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""
@@ -81,7 +82,8 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
         return jax.random.normal(next(keys), shape, dtype) * deviation
 
     L, D, F = cfg.layers, cfg.model, cfg.feed_forward
-    narrow = 0.02 / (2 * L) ** 0.5  # for outputs that are added to the residual stream, 2 L times
+    # 2 L outputs are added to the residual stream, so each is narrower.
+    narrow = 0.02 / (2 * L) ** 0.5
     ones = {"attention_norm": (L, D), "feed_forward_norm": (L, D)}
     zeros = {f"{name}_bias": (L, D) for name in (*ones, "q", "k", "v", "o", "down")} | {"up_bias": (L, F)}
     return {
@@ -205,7 +207,8 @@ def features(
         return shard_sequence_dim(block(cfg, layer, x_BTD, segments_BT))
 
     layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
         position_embedding = params["positions"]
         if segments_BT is not None and positions_BT is None:
             positions_BT = _in_segments(segments_BT)

@@ -213,7 +213,8 @@ def losses(
 def _features_before(cfg: Config, params: PyTree, batch: dict[str, jax.Array], remat: str) -> jax.Array:
     """Return the features that each target is predicted from, [B, T, D]."""
     encoded_BSD = encode(cfg, params, batch["inputs"], batch.get("is_input"), remat=remat)
-    before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))  # the start token is 0
+    # The start token of T5 is 0.
+    before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))
     return decode(cfg, params, before_BT, encoded_BSD, batch.get("is_input"), remat=remat)
 
 
@@ -244,7 +245,8 @@ def encode(
             return x_BSD + feed_forward(cfg, layer, x_BSD)
 
     layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
         x_BSD = shard_sequence_dim(embedding_lookup(params["embedding"], inputs_BS))
     with jax.named_scope("encoder"):
         x_BSD = nn.layers(layer_step, stack["layers"], x_BSD)
@@ -277,7 +279,8 @@ def decode(
             return x_BTD + feed_forward(cfg, layer, x_BTD)
 
     layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
         x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], targets_BT))
     with jax.named_scope("decoder"):
         x_BTD = nn.layers(layer_step, stack["layers"], x_BTD)
@@ -355,7 +358,8 @@ def position_biases(cfg: Config, stack: PyTree, *, bidirectional: bool) -> Calla
 
 def position_bias(cfg: Config, table: jax.Array, *, bidirectional: bool) -> nn.Bias:
     """Return the bias of attention scores by the bucket of each distance, given a table [buckets, N]."""
-    farthest = cfg.max_distance  # and all beyond it share its bucket
+    # All distances beyond the farthest share its bucket.
+    farthest = cfg.max_distance
     buckets = bucket(cfg, np.arange(-farthest, farthest + 1), bidirectional=bidirectional)
 
     def scores_of(by_distance: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:

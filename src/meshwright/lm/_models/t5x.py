@@ -85,7 +85,8 @@ def config(source: Source) -> Config:
         )
     except KeyError as error:
         raise CheckpointError(f"{source} is not a T5: it has no {error}.") from None
-    except ValueError as error:  # also of unpacking a shape
+    except ValueError as error:
+        # Unpacking a shape of another length also raises ValueError.
         raise CheckpointError(f"{source} is not a T5: its shapes do not fit together ({error}).") from None
 
 
@@ -207,7 +208,8 @@ def _named(source: Source) -> Source:
         )
     heads_apart = query.ndim - scanned == 3
     heads, head = query.shape[-2:] if heads_apart else (1, query.shape[-1])
-    partial_config = Config(  # the rest has no part in the map
+    # The map depends on these fields alone.
+    partial_config = Config(
         model=query.shape[0],
         heads=heads,
         head=head,

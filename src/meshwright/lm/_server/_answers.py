@@ -25,10 +25,10 @@ class Answer:
             limit,
         )
         special = (x[0] for x in stop_sequences(tokenizer, stops) if len(x) == 1 and not tokenizer.decode(x))
-        self._ends = set(special)  # which are in no text
-        self._longest_sequence = max(
-            map(len, sequences), default=0
-        )  # the last tokens may be the beginning of one
+        # A special token is in no text, so it is looked for among the tokens.
+        self._ends = set(special)
+        # The last tokens may be the beginning of a stop sequence.
+        self._longest_sequence = max(map(len, sequences), default=0)
         self._tokens: list[int] = []
         self._unsent = ""
         self.num_tokens = 0

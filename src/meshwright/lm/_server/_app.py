@@ -1,4 +1,4 @@
-"""The application: OpenAI's routes, and the page for a browser."""
+"""The application: OpenAI's routes, the page for a browser, and a request while its rows are generated."""
 
 import asyncio
 import contextlib
@@ -31,6 +31,9 @@ _POLICY = (
 )
 
 
+_FAILED = "the model failed; the server's log says where."
+
+
 class ActiveRequest:
     """A request whose rows are being generated."""
 
@@ -55,7 +58,8 @@ class ActiveRequest:
 
         def update_of(index: int) -> Any:
             def on_update(update: Update) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
+                # The event loop has ended, and nobody waits for the update.
+                with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(self._updates.put_nowait, (index, update))
 
             return on_update
@@ -206,7 +210,8 @@ def _chat_prompt(template: Any, chat: Chat) -> np.ndarray:
     messages = chat.plain()
     try:
         return np.array(template(messages), np.int64)
-    except Exception as problem:  # templates raise what they like about messages that they do not take
+    except Exception as problem:
+        # Templates raise errors of any class about messages that they do not take.
         raise RefusedRequest(
             400, f"the chat's template refuses these messages: {str(problem)[:500]}", "messages"
         ) from None
@@ -226,7 +231,8 @@ class _Stream(StreamingResponse):
             async with asyncio.timeout(self._seconds):
                 await super().__call__(scope, receive, send)
         except TimeoutError:
-            pass  # the client does not read: its connection is closed
+            # The client does not read, and its connection is closed.
+            pass
         finally:
             self._active.leave()
 
@@ -250,6 +256,3 @@ async def _unless_disconnected(request: Request, answering: Any, seconds: float)
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-_FAILED = "the model failed; the server's log says where."

@@ -12,7 +12,7 @@ from meshwright.lm._server._guard import log_failure
 
 
 class Update(NamedTuple):
-    """What a request is told."""
+    """News of a row for the request that it belongs to."""
 
     tokens: np.ndarray
     """New tokens, int32[n]."""
@@ -43,12 +43,12 @@ class Batcher:
       >>> import time
       >>> model = mw.lm.without_cache(lambda params, tokens: params[tokens])  # a table of pairs
       >>> pool = mw.lm._internal.Pool(model, jnp.eye(4)[::-1], length=16, slots=2)
-      >>> batcher, told = mw.lm._internal.Batcher(pool), []
-      >>> _ = batcher.submit([mw.lm._internal.Wanted(np.array([0]), 3)], [told.append])
-      >>> while not (told and told[-1].is_last):
+      >>> batcher, updates = mw.lm._internal.Batcher(pool), []
+      >>> _ = batcher.submit([mw.lm._internal.GenerationRequest(np.array([0]), 3)], [updates.append])
+      >>> while not (updates and updates[-1].is_last):
       ...     time.sleep(0.01)
       >>> batcher.close()
-      >>> told[0].tokens
+      >>> updates[0].tokens
       array([3, 0, 3], dtype=int32)
     """
 
@@ -72,7 +72,7 @@ class Batcher:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether it takes no more prompts: it was closed, or the model cannot be made ready again."""
+        """Return whether the queue takes no more prompts: it was closed, or the model failed for good."""
         return self._is_closed
 
     def submit(
@@ -96,7 +96,7 @@ class Batcher:
             self._owners = {slot: entry for slot, entry in self._owners.items() if id(entry) not in left_ids}
 
     def close(self) -> None:
-        """End the thread. Prompts that have not ended are told that they failed."""
+        """End the thread. Prompts that have not ended get an update that they failed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -113,7 +113,8 @@ class Batcher:
             try:
                 self.pool.start({slot: entry.generation for slot, entry in new.items()})
                 tokens_by_slot = self.pool.advance(self._every, 1 if some_wait else None)
-            except Exception as problem:  # of the model or the device: later requests may fare better
+            except Exception as problem:
+                # The model or the device failed. Later requests may fare better.
                 log_failure("the model failed:", problem)
                 can_go_on = self._reset()
                 self._fail()

@@ -1,4 +1,4 @@
-"""Bounds on what clients may send: the size of a body, the time it takes, where it comes from."""
+"""Bounds on requests and connections: the size of a body, its time, its origin, and idle connections."""
 
 import asyncio
 import contextlib
@@ -20,6 +20,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _UNWANTED_SECONDS = 1.0
 """The time in which the body of a refused request may come."""
+
+
+_PIPELINED = 1 << 16
 
 
 def is_loopback(host: str) -> bool:
@@ -44,7 +47,7 @@ def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if problem := _problem(scope["method"], headers, max_bytes, names):
-            # What is not read when a connection closes makes the system reset it, and the answer is lost.
+            # Bytes that are unread when a connection closes make the system reset it, and the answer is lost.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(seconds, _UNWANTED_SECONDS)):
                     await _body(receive, max_bytes)
@@ -57,7 +60,8 @@ def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None)
             await _refuse(send, 408, f"the request did not arrive within {seconds:g} s.")
             return
         if body is None:
-            return  # the client has gone
+            # The client has gone.
+            return
         if len(body) > max_bytes:
             await _refuse(send, 413, f"the request has more than {max_bytes} bytes.")
             return
@@ -68,7 +72,8 @@ def guarded(app: App, *, max_bytes: int, seconds: float, names: set[str] | None)
 
         try:
             await app(scope, replayed, send)
-        except Exception as problem:  # the application has answered 500 already
+        except Exception as problem:
+            # The application has answered with the status 500 already.
             log_failure("a request failed:", problem)
 
     return call
@@ -118,9 +123,6 @@ async def _refuse(send: Send, status: int, message: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-_PIPELINED = 1 << 16
-
-
 def protocol(seconds: float, answer_seconds: float, most: int) -> type[H11Protocol]:
     """Return uvicorn's protocol, with bounds for each connection.
 
@@ -133,7 +135,8 @@ def protocol(seconds: float, answer_seconds: float, most: int) -> type[H11Protoc
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.idle_since = self._unread_since = self.loop.time()
-            self._has_begun, self._unread = True, 0  # the first request is due from now on
+            # The first request is due from now on.
+            self._has_begun, self._unread = True, 0
             _make_room(self, most)
             self._check()
 
@@ -155,9 +158,10 @@ def protocol(seconds: float, answer_seconds: float, most: int) -> type[H11Protoc
             super().on_response_complete()
 
         def _check(self) -> None:
-            """Look at the connection now and then, and close it if it is late."""
+            """Check the connection a few times in each bound of time, and close it if it is late."""
             if self not in self.connections:
-                return  # it is closed
+                # The connection is closed.
+                return
             time, unread = self.loop.time(), self.transport.get_write_buffer_size()
             self._unread_since = time if not unread or unread < self._unread else self._unread_since
             self._unread = unread

@@ -125,7 +125,8 @@ def parsed(body: bytes, kind: type[Request], served: str) -> Request:
     """Return the request in a body."""
     try:
         document = parse_object(body)
-        json.dumps(document, ensure_ascii=False).encode()  # raises if half of a surrogate pair is in a text
+        # Encoding raises an error if half of a surrogate pair is in a text.
+        json.dumps(document, ensure_ascii=False).encode()
     except ValueError as error:
         raise RefusedRequest(400, f"the body is not a JSON object: {str(error)[:200]}") from None
     for name, neutral in _NEUTRAL.items():
@@ -176,7 +177,7 @@ def _encoded(text: str, tokenizer: Tokenizer) -> np.ndarray:
 def generation_requests(
     request: Completion | Chat, prompts: Sequence[np.ndarray], decoding: Decoding, pool: Pool
 ) -> list[GenerationRequest]:
-    """Return what the pool is to generate: `n` rows for each prompt."""
+    """Return the requests for the pool: `n` rows for each prompt."""
     max_tokens = request.max_completion_tokens or request.max_tokens
     drawn = {
         "temperature": decoding.temperature if request.temperature is None else request.temperature,

@@ -103,7 +103,8 @@ def application(
     from meshwright.lm._server._app import app_of
 
     length = min(limits.length, served.model.positions or limits.length)
-    new = max(256, served.decoding.max_new_tokens)  # of an encoder-decoder
+    # Only the rows of an encoder-decoder have this bound.
+    new = max(256, served.decoding.max_new_tokens)
     pool = Pool(served.model, served.params, served.decoding, length=length, slots=limits.slots, new=new)
     batcher = Batcher(pool, max_waiting=limits.max_waiting)
     bounds: dict[str, Any] = {"max_bytes": limits.max_bytes, "seconds": limits.body_seconds, "names": names}
@@ -185,9 +186,11 @@ def config_of(app: Any, limits: Limits) -> Any:
         ws="none",
         lifespan="off",
         access_log=False,
-        log_config=None,  # its own would close the handlers of the program's logging
+        # Uvicorn's own config would close the handlers of the program's logging.
+        log_config=None,
         log_level="warning",
-        limit_concurrency=limits.connections + 64,  # of connections with a request each
+        # Uvicorn counts connections with a request each.
+        limit_concurrency=limits.connections + 64,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(limits.stop_seconds),
         server_header=False,

@@ -1,4 +1,4 @@
-"""A frozen weight with its adapter beside it: the product with it takes the short way."""
+"""The adapter of one weight: its new arrays, its product beside the frozen weight, and its sum with it."""
 
 import contextlib
 import zlib
@@ -53,7 +53,8 @@ class Adapted:
     def dtype(self) -> Any:
         return self.base.dtype
 
-    __array_ufunc__ = None  # so that NumPy's arrays leave `x @ weight` to `__rmatmul__`
+    # NumPy's arrays then leave `x @ weight` to `__rmatmul__`.
+    __array_ufunc__ = None
 
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
         out = _product(x, self.base)

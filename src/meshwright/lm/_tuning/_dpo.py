@@ -47,9 +47,9 @@ def log_probabilities(cfg: Config) -> LogProbabilities:
     Example:
       >>> cfg = mw.lm.decoder.Config(vocabulary=16, model=8, layers=1, heads=2, feed_forward=16)
       >>> rows = {"tokens": np.ones((2, 4), np.int32), "segments": np.ones((2, 4), np.int32)}
-      >>> of = mw.lm.log_probabilities(cfg)
+      >>> log_probs = mw.lm.log_probabilities(cfg)
       >>> params = jax.eval_shape(lambda key: mw.lm.decoder.init(cfg, key), mw.training.key_of(0))
-      >>> jax.eval_shape(of, params, rows | {"weights": np.ones((2, 4))}).shape
+      >>> jax.eval_shape(log_probs, params, rows | {"weights": np.ones((2, 4))}).shape
       (2,)
     """
     return functools.partial(_row_log_probs, cfg)
@@ -68,7 +68,7 @@ def with_reference(
     path: str | Path,
     batch_size: int = 8,
 ) -> dict[str, Any]:
-    """Return pairs with the log-probabilities of the reference, computed once and kept in a file. Collective.
+    """Return pairs with the log-probabilities of the reference, computed once and stored. Collective.
 
     Args:
       examples: `{"chosen": rows, "rejected": rows}`, arrays with a row for each pair.
@@ -87,8 +87,10 @@ def with_reference(
 
     Example:
       >>> pairs = {"chosen": {"x": np.arange(8.0)}, "rejected": {"x": -np.arange(8.0)}}
-      >>> of, layout = (lambda params, rows: params["w"] * rows["x"]), mw.Layout(mw.make_mesh("data=-1"))
-      >>> pairs = mw.lm.with_reference(pairs, of, {"w": np.float32(0.5)}, layout, kept="reference.json")
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> log_probs = lambda params, rows: params["w"] * rows["x"]
+      >>> params = {"w": np.float32(0.5)}
+      >>> pairs = mw.lm.with_reference(pairs, log_probs, params, layout, path="reference.json")
       >>> pairs["reference"]["chosen"][:3].tolist()
       [0.0, 0.5, 1.0]
     """
@@ -101,13 +103,13 @@ def with_reference(
     if values is None:
         values = _computed(pairs, log_probs, params, layout, batch_size)
         content = json.dumps({**digests, **values}).encode()
-        on_lead(lambda: _write(file, content))
+
+        def write() -> None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, content)
+
+        on_lead(write)
     return {**examples, REFERENCE: {name: np.asarray(values[name], np.float32) for name in pairs}}
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, content)
 
 
 def _stored(file: Path, digests: Mapping[str, str]) -> dict[str, list[float]] | None:
@@ -152,10 +154,10 @@ def dpo(log_probs: LogProbabilities, *, beta: float = 0.1) -> Loss:
       UsageError: `beta` is not above 0. Or, when it is called, the batch has no reference.
 
     Example:
-      >>> of = lambda params, rows: params["w"] * rows["x"]
+      >>> log_probs = lambda params, rows: params["w"] * rows["x"]
       >>> reference = {"chosen": np.zeros(2), "rejected": np.zeros(2)}
       >>> pairs = {"chosen": {"x": np.ones(2)}, "rejected": {"x": -np.ones(2)}, "reference": reference}
-      >>> loss, metrics = mw.lm.dpo(of)({"w": jnp.float32(5)}, pairs)
+      >>> loss, metrics = mw.lm.dpo(log_probs)({"w": jnp.float32(5)}, pairs)
       >>> print(round(float(loss), 4), metrics["accuracy"])
       0.3133 1.0
     """

@@ -1,4 +1,4 @@
-"""Lines of a file of JSON as tokens, and how much each counts in the loss, as one that is predicted.
+"""Lines of a file of JSON as tokens, each with its weight in the loss, and as rows of one length.
 
     {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It is so."}]}
     {"prompt": "Why?", "completion": " It is so."}
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
         return max(*self.inputs, *self.targets)
 
 
-LineType = TypeVar("Made", Example, Pair)
+LineType = TypeVar("LineType", Example, Pair)
 
 
 class _FileLine(NamedTuple):
@@ -214,7 +214,8 @@ def read_rows(
         end = min(len(tokens), longest)
         rows["tokens"][row, :end], rows["segments"][row, :end] = tokens[:end], 1
         rows["weights"][row, :end] = weights[:end]
-    if not np.any(rows["weights"] % 1):  # a run warns of batches that are wider than what it computes in
+    # A run warns of batches that are wider than the dtype that it computes in.
+    if not np.any(rows["weights"] % 1):
         rows["weights"] = rows["weights"].astype(np.int32)
     return rows
 

@@ -1,4 +1,4 @@
-"""What tuning needs of each reference model: its loss and score, its matrices, and the rows that it takes."""
+"""Facts of each reference model for tuning: its loss and score, its matrices, and the rows that it takes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -51,7 +51,10 @@ BASE, ADAPTER = "base", "adapter"
 """The two parts of the parameters of a model with an adapter."""
 _STREAM = zlib.crc32(b"dropout of adapters")
 Form = Literal["factored", "merged"]
-"""How an adapter is computed."""
+"""The two ways to compute an adapter."""
+
+
+_WHOLE = "^params/"
 
 
 @documented
@@ -119,8 +122,12 @@ class Lora:
     def beside(self, params: tree.PyTree, key: jax.Array) -> dict[str, tree.PyTree]:
         """Return given parameters with a new adapter, `{"base": params, "adapter": …}`."""
         chosen = self.chosen(params)
-        new = {name: self._new(weight, name, key) for name, weight in chosen.items()}
-        return {BASE: params, ADAPTER: tree.nested(new)}
+        parts: dict[str, Any] = {}
+        for name, weight in chosen.items():
+            parts[name] = new_part(self.sizes(name, weight), self.rank, named_key(key, name))
+            if self.dora:
+                parts[name]["magnitude"] = self.first_magnitude(name, weight)
+        return {BASE: params, ADAPTER: tree.nested(parts)}
 
     def chosen(self, params: tree.PyTree) -> dict[str, Any]:
         """Return the weights that the pattern matches, by name."""
@@ -196,10 +203,6 @@ class Lora:
     def sizes(self, name: str, weight: Any) -> tuple[tuple[int, ...], int, int]:
         """Return the shape of the stack of matrices in a weight, its number of inputs and that of outputs."""
         return matrix_shape(weight.shape, self.letters(name, weight))
-
-    def _new(self, weight: Any, name: str, key: jax.Array) -> dict[str, jax.Array]:
-        part = new_part(self.sizes(name, weight), self.rank, named_key(key, name))
-        return part | ({"magnitude": self.first_magnitude(name, weight)} if self.dora else {})
 
     def first_magnitude(self, name: str, weight: Any) -> jax.Array:
         """Return the magnitude that DoRA begins with: the norm of each output's weights."""
@@ -290,9 +293,6 @@ def lora(
     """
     scaled = float(rank if alpha is None else alpha)
     return Lora(pattern, rank, scaled, dropout, dora, rslora, form, tuple(dims))
-
-
-_WHOLE = "^params/"
 
 
 def with_base(rules: Sequence[Rule], base: str, adapter: str) -> tuple[Rule, ...]:

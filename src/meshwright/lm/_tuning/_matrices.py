@@ -25,9 +25,7 @@ def check_letters(letters: str) -> None:
 
 
 def letters_of(name: str, shape: tuple[int, ...], letters_given: str | None) -> str:
-    """Return the letters of a weight: the given ones, or by default those of a stack of matrices [in,
-    out].
-    """
+    """Return the letters of a weight: `letters_given`, or those of a stack of matrices [in, out]."""
     if letters_given is None and len(shape) < 2:
         raise UsageError(
             f"{name} has shape {shape}: an adapter needs a matrix. Let the pattern match matrices only."

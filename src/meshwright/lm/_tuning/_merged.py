@@ -38,7 +38,7 @@ def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> So
       >>> np.asarray(merged.arrays()["w"])[0]
       array([2., 2.], dtype=float16)
     """
-    arrays, parts = dict(base.arrays()), _lazy_parts(source_of(adapter, "the adapter"))
+    arrays, parts = dict(base.arrays()), parts_of(tree.nested(source_of(adapter, "the adapter").arrays()))
     for name, part in parts.items():
         if name not in arrays:
             hint = did_you_mean(name, arrays)
@@ -46,10 +46,6 @@ def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> So
         check_part(name, arrays[name], part, lora)
         arrays[name] = _merged(name, arrays[name], part, lora)
     return as_source(arrays, str(base))
-
-
-def _lazy_parts(source: Source) -> dict[str, dict[str, LazyArray]]:
-    return parts_of(tree.nested(source.arrays()))
 
 
 def _merged(name: str, weight: LazyArray, part: Mapping[str, LazyArray], lora: Lora) -> LazyArray:
@@ -60,7 +56,8 @@ def _merged(name: str, weight: LazyArray, part: Mapping[str, LazyArray], lora: L
             whole = {part_name: np.asarray(x) for part_name, x in part.items()}
             return np.asarray(lora.added(name, np.asarray(weight), whole))[index]
         *stack, rows, columns = index
-        needed = slice(None) if lora.dora else rows  # the norm of an output is that of all its inputs
+        # The norm of an output is that of all its inputs.
+        needed = slice(None) if lora.dora else rows
         a = np.asarray(part["lora_a"].read((*stack, needed, slice(None))), np.float32)
         b = np.asarray(part["lora_b"].read((*stack, slice(None), columns)), np.float32)
         wide = weight.read((*stack, needed, columns)).astype(np.float32) + lora.scale * (a @ b)

@@ -24,7 +24,7 @@ from meshwright.lm._tuning._adapted import parts_of
 from meshwright.lm._tuning._families import family_of
 from meshwright.lm._tuning._lora import Lora, check_part
 from meshwright.lm._tuning._peft_config import lora_of, on_all_layers, settings_of
-from meshwright.lm._tuning._peft_names import Parts, to_ours, to_theirs
+from meshwright.lm._tuning._peft_names import to_ours, to_theirs
 from meshwright.processes._internal import on_lead
 from meshwright.training._internal import key_of
 
@@ -69,13 +69,17 @@ def export_adapter(
     source = source_of(adapter, "the adapter")
 
     def write() -> None:
-        _check_free(target)
-        theirs = to_theirs(_in_memory(source), names)
+        target.mkdir(parents=True, exist_ok=True)
+        if existing := [name for name in (WEIGHTS, CONFIG) if (target / name).exists()]:
+            raise UsageError(f"{target} has {listed(existing)} already: choose another directory.")
+        ours = tree.nested({name: np.asarray(x) for name, x in source.arrays().items()})
+        theirs = to_theirs(parts_of(ours), names)
         settings = settings_of(lora, base_name, to_ours(theirs, names), names, cfg)
         with staged(target / WEIGHTS) as new:
             _write(new / WEIGHTS, theirs)
             (new / WEIGHTS).rename(target / WEIGHTS)
-            write_whole(target / CONFIG, json.dumps(settings, indent=2).encode())  # flushes both
+            # This flushes both files.
+            write_whole(target / CONFIG, json.dumps(settings, indent=2).encode())
 
     on_lead(write)
     return [target / WEIGHTS, target / CONFIG]
@@ -120,29 +124,19 @@ def read_adapter(directory: str | Path, model: str | Path) -> tuple[Lora, tree.P
     return lora, tree.nested({name: x.astype(np.float32) for name, x in arrays.items()})
 
 
-def _in_memory(source: Source) -> Parts:
-    return parts_of(tree.nested({name: np.asarray(x) for name, x in source.arrays().items()}))
-
-
 def _write(path: Path, arrays: Source) -> None:
-    """Write arrays to a file. The names of modules' weights get PyTorch's ending."""
-    named_arrays = {name + _ending(name): x for name, x in arrays.arrays().items()}
+    """Write arrays to a file."""
+    # PEFT stores magnitudes as parameters of their own, and all others as weights of PyTorch's modules.
+    named_arrays = {
+        name if name.endswith("lora_magnitude_vector") else f"{name}.weight": x
+        for name, x in arrays.arrays().items()
+    }
     structs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in named_arrays.items()}
 
     def parts(name: str) -> Iterator[np.ndarray]:
         yield np.asarray(named_arrays[name])
 
     write_safetensors(path, structs, parts, {"format": "pt"})
-
-
-def _ending(name: str) -> str:
-    return "" if name.endswith("lora_magnitude_vector") else ".weight"
-
-
-def _check_free(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    if existing := [name for name in (WEIGHTS, CONFIG) if (directory / name).exists()]:
-        raise UsageError(f"{directory} has {listed(existing)} already: choose another directory.")
 
 
 def _directory(model: Path) -> Path:

@@ -1,6 +1,9 @@
 """The `adapter_config.json` of PEFT: written from the description of an adapter, and read.
 
-Source: peft 0.21, `tuners/lora/config.py`; how patterns are matched, `utils/other.py::get_pattern_key`.
+A config may name some layers only, or other ranks in some. Such adapters get zeros, which add nothing.
+
+Source: peft 0.21, `tuners/lora/config.py`; for patterns, `utils/other.py::get_pattern_key`; for layers,
+`tuners/tuners_utils.py::check_target_module_exists`.
 """
 
 import re
@@ -55,7 +58,8 @@ def settings_of(lora: Lora, base: str, parts: Parts, names: Map, cfg: Any) -> di
         "use_rslora": lora.rslora,
         "rank_pattern": others,
         "alpha_pattern": {key: lora.scale * (r**0.5 if lora.rslora else r) for key, r in others.items()},
-        "fan_in_fan_out": isinstance(cfg, gpt2.Config),  # GPT-2's Conv1D
+        # The weights of GPT-2's `Conv1D` are [in, out].
+        "fan_in_fan_out": isinstance(cfg, gpt2.Config),
         "bias": "none",
         "modules_to_save": None,
     }
@@ -90,7 +94,8 @@ def lora_of(settings: Mapping[str, Any], path: Path, parts: Parts, names: Map) -
     }
     if unknown:
         features, plain = ", ".join(f"{key}={x!r}" for key, x in unknown.items()), ""
-        if "init_lora_weights" in unknown:  # PEFT then changes the base when it loads the adapter
+        # PEFT then changes the base when it loads the adapter.
+        if "init_lora_weights" in unknown:
             plain = "`save_pretrained(…, path_initial_model_for_weight_conversion=…)` saves a plain one, and "
         raise CheckpointError(
             f"{path} has {features}, which is not known here. In PEFT, {plain}`merge_and_unload` makes a "
@@ -145,7 +150,7 @@ def on_all_layers(
                 wrong.append(f"{b if has_a else a} is missing")
             elif has_a and arrays[a].shape[:1] != (rank,):
                 wrong.append(f"{a} has shape {arrays[a].shape}, but its rank is {rank}")
-            elif not has_a and any(each in arrays for each in a_names):
+            elif not has_a and any(name in arrays for name in a_names):
                 if _is_named(settings, layer):
                     wrong.append(f"{a} is missing")
                 elif settings.get("use_dora"):
@@ -178,7 +183,8 @@ def _padded_to_one_rank(
 ) -> dict[str, np.ndarray]:
     """Return matrices with zeros where one is missing or has a lower rank; none if all are missing."""
     matrices = [arrays[name] for name in names if name in arrays]
-    if not matrices or any(x.ndim != 2 for x in matrices):  # which is told with the shapes of the model
+    # An error about the shapes of the model follows later.
+    if not matrices or any(x.ndim != 2 for x in matrices):
         return {}
     rank, empty = max(x.shape[dim] for x in matrices), np.take(matrices[0], [], dim)
     return {

@@ -17,7 +17,7 @@ from meshwright.lm._tuning import _int8, _nf4
 from meshwright.training._internal import Init, Model, Variables, as_init
 
 Kind = Literal["int8", "nf4"]
-"""How weights are stored: in eight bits with a scale for each output, or in four with one for each 64."""
+"""The encodings of weights: eight bits with a scale for each output, or four with one for each 64."""
 
 _ENCODINGS: dict[str, Any] = {"int8": _int8, "nf4": _nf4}
 
@@ -44,7 +44,7 @@ class Quantised:
     size: int = field(metadata={"static": True})
     """The last dimension of the weight."""
     kind: Kind = field(metadata={"static": True})
-    """How it is stored."""
+    """The encoding of the weight."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +92,8 @@ class Quantised:
     def __jax_array__(self) -> jax.Array:
         return self.gathered()
 
-    __array_ufunc__ = None  # so that NumPy's arrays leave `x @ weight` to `__rmatmul__`
+    # NumPy's arrays then leave `x @ weight` to `__rmatmul__`.
+    __array_ufunc__ = None
 
     def __rmatmul__(self, other: Any) -> jax.Array:
         return other @ self.gathered()
@@ -126,7 +127,8 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     return Quantised(codes, scales, weight.shape[-1], kind)
 
 
-@partial(jax.jit, static_argnums=1)  # in one program, as the steps on the way are several times as large
+# One program, as the intermediate arrays are several times as large.
+@partial(jax.jit, static_argnums=1)
 def _encode(weight: jax.Array, kind: Kind) -> tuple[jax.Array, jax.Array]:
     scales = _ENCODINGS[kind].scales_of(weight, jnp)
     return _ENCODINGS[kind].codes_of(weight, scales, jnp), scales
@@ -213,7 +215,8 @@ def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
         full = tuple(
             slice(*part_slice.indices(size)) for part_slice, size in zip(index, whole.shape, strict=True)
         )
-        if len(full) > 2:  # a matrix at a time, as the arrays on the way are several times as large
+        # One matrix at a time, as intermediate arrays are several times as large.
+        if len(full) > 2:
             layers = range(full[0].start, full[0].stop)
             parts = [read_matrices((slice(layer, layer + 1), *full[1:])) for layer in layers]
             return np.concatenate(parts) if parts else read_matrices(full)
@@ -229,7 +232,7 @@ def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
 
 
 PartToRead = tuple[Index, Any]
-"""The part of a weight that must be read for a part of its codes or scales, and the part of what it gives."""
+"""The part of a weight to read for a part of its codes or scales, and the index of that part among these."""
 
 
 def _whole_columns(index: Index, shape: tuple[int, ...]) -> PartToRead:

@@ -96,7 +96,8 @@ def tuning(
       4
     """
     cfg = _config(model, full, base)
-    family, length = family_of(cfg), min(length, getattr(cfg, "positions", length))  # GPT-2 has only so many
+    # GPT-2 has only so many positions.
+    family, length = family_of(cfg), min(length, getattr(cfg, "positions", length))
     train, test = split_rows(family.read(data, length, model, vocabulary=cfg.vocabulary), held_out, seed)
     num_rows, longest = train[family.labels].shape
     max_steps = epochs * num_rows // batch_size
@@ -245,7 +246,7 @@ def _open_quantised(base: Kind, dtype: str, path: str) -> Source:
 @documented
 @dataclass(frozen=True)
 class Tuned:
-    """What `tune` made."""
+    """The result of `tune`."""
 
     outcome: Outcome
     """The outcome of the run."""
@@ -282,12 +283,9 @@ def tune(
       ['adapter_model.safetensors', 'adapter_config.json']
     """
     outcome = run(tuning(model, data, workdir, **settings))
-    step, files = write_best(workdir, model, merge=merge, **_adapter_settings(settings))
+    adapter_settings = {name: settings[name] for name in ("lora", "alpha", "full") if name in settings}
+    step, files = write_best(workdir, model, merge=merge, **adapter_settings)
     return Tuned(outcome, step, tuple(files))
-
-
-def _adapter_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in ("lora", "alpha", "full") if name in settings}
 
 
 def write_best(

@@ -1,8 +1,12 @@
 """Models as GGUF files, which llama.cpp and the programs built on it read.
 
-`_described` says which architecture of GGUF a config is, and what cannot be written; `_tensors` has names,
-shapes and numbers as GGUF has them; `_vocabulary` writes tokenizers. The package `gguf` writes the bytes, and
-knows the names of tensors: `meshwright[gguf]`.
+`_architecture` finds the architecture of GGUF that a config is, or names the fields that GGUF lacks, and
+`_vocabulary` writes tokenizers. The package `gguf` writes the bytes, and knows the names of tensors:
+`meshwright[gguf]`.
+
+Tensors get the names of GGUF by those of Hugging Face. Their numbers differ in three ways: the two of a
+rotary pair of LLaMA lie beside each other, not half a head apart; norms of Gemma are stored with their 1; and
+weights of GPT-2 are [out, in]. Source: llama.cpp, `convert_hf_to_gguf.py`.
 """
 
 import functools
@@ -120,7 +124,8 @@ def export_model(
 
 def _package() -> Any:
     package = import_extra("gguf", extra="gguf", what="a GGUF file")
-    logging.getLogger("gguf").setLevel(logging.WARNING)  # it tells its plan as news
+    # The package logs its plan of the file at the level INFO.
+    logging.getLogger("gguf").setLevel(logging.WARNING)
     return package
 
 

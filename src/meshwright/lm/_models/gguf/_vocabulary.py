@@ -40,7 +40,9 @@ def add_vocabulary(package: Any, writer: Any, tokenizer: str | Path | None, size
     if cut is None:
         ranks = {a + b: rank for rank, (a, b) in reversed([*enumerate(merges)])}
         writer.add_token_scores([-float(ranks.get(text, len(merges))) for text in texts])
-        writer.add_add_space_prefix(_begins_with_space(files))
+        first_token = files.tokenizer.encode("a", add_special_tokens=False).tokens[0]
+        # SentencePiece writes a space as U+2581.
+        writer.add_add_space_prefix(first_token.startswith("▁"))
     else:
         writer.add_token_merges([f"{a} {b}" for a, b in merges])
     _add_special(writer, files, vocabulary)
@@ -95,11 +97,6 @@ def _tokens(
     if unknown in vocabulary:
         kinds[vocabulary[unknown]] = types.UNKNOWN
     return texts, [int(kind) for kind in kinds]
-
-
-def _begins_with_space(files: Any) -> bool:
-    """Return whether texts get a space before them."""
-    return files.tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("▁")
 
 
 def _add_special(writer: Any, files: Any, vocabulary: Mapping[str, int]) -> None:

@@ -216,9 +216,9 @@ def export_model(
     Example:
       >>> import json, pathlib
       >>> sizes = {"vocab_size": 10, "n_positions": 4, "n_embd": 8, "n_layer": 1, "n_head": 2}
-      >>> described = {"model_type": "gpt2", **sizes}
-      >>> _ = pathlib.Path("config.json").write_text(json.dumps(described))
-      >>> params = mw.lm.gpt2.init(mw.lm.hugging_face.config(described), mw.training.key_of(0))
+      >>> model_config = {"model_type": "gpt2", **sizes}
+      >>> _ = pathlib.Path("config.json").write_text(json.dumps(model_config))
+      >>> params = mw.lm.gpt2.init(mw.lm.hugging_face.config(model_config), mw.training.key_of(0))
       >>> [path.name for path in mw.lm.hugging_face.export_model(params, "exported", "config.json")]
       ['model.safetensors', 'config.json']
     """

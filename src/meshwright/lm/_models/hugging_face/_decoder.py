@@ -134,7 +134,8 @@ def _experts(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "experts": settings.get("num_local_experts")
         or settings.get("num_experts")
-        or 128,  # of version 5, and 4
+        # `transformers` 5 writes `num_local_experts`, and 4 `num_experts`.
+        or 128,
         "experts_per_token": chosen,
         "normalize_experts": settings.get("norm_topk_prob", True),
         # There an even load costs as much as there are experts of a token, and here 1.
@@ -201,10 +202,11 @@ def _check(settings: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the decoder does not support decoder_sparse_step of {kind}.")
     activations, activation = ("silu", "swish"), settings.get("hidden_act") or "silu"
     if kind in _GEMMAS:
+        # Both old names of GELU mean the tanh approximation in Gemma.
         old = settings.get("hidden_act") in (
             None,
             *_OLD_GELUS,
-        )  # both names mean the tanh approximation there
+        )
         activations = ("gelu_pytorch_tanh",)
         activation = settings.get("hidden_activation") or (activations[0] if old else settings["hidden_act"])
     if activation not in activations:

@@ -1,7 +1,8 @@
-"""What a `config.json` may say: keys that a model here reads, and keys that change nothing that it computes.
+"""The keys of a `config.json`: those that a model here reads, and those that change no result.
 
 `transformers` passes over a key that its model does not read, so a file may ask for what is never computed.
-Here any other key is refused, unless it is off: null, false, 0 or empty, as each version writes new features.
+Any other key is refused here, unless the key is off: null, false, 0 or empty, as each version writes new
+features.
 """
 
 from collections.abc import Collection, Mapping
@@ -52,8 +53,8 @@ def check_keys(settings: Mapping[str, Any], names: Collection[str], pairs: Mappi
     names = {*names, *_HARMLESS, *pairs, *pairs.values()}
     if unknown := [f"{key}={x!r}" for key, x in settings.items() if x and key not in names]:
         raise CheckpointError(
-            f"the {settings['model_type']} here does not support {', '.join(unknown)} of the config.json. Take "
-            "out a key of which you know that it changes nothing of what the model computes."
+            f"the {settings['model_type']} here does not support {', '.join(unknown)} of the config.json. "
+            "Take out a key of which you know that it changes nothing of what the model computes."
         )
 
     def isa(key: str, *types: type) -> bool:
