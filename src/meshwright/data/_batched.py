@@ -91,11 +91,11 @@ class Batched:
                 f"{sorted(lengths) or 'missing'}, and must be equal.\n  Leave out mw.data.Batched if the "
                 "items are single examples."
             )
-        (found,) = lengths.pop()
-        if num_rows is not None and found > num_rows:
+        (num_found,) = lengths.pop()
+        if num_rows is not None and num_found > num_rows:
             local = " of this process" if self.rows == "local" else ""
             raise ExamplesError(
-                f"item {number} of the loader has {found} examples, but a batch{local} has {num_rows}.\n"
+                f"item {number} of the loader has {num_found} examples, but a batch{local} has {num_rows}.\n"
                 "  Give the loader and the run the same batch size."
             )
         check_numbers(batch)
@@ -152,7 +152,7 @@ class _Reading:
 class Cursor:
     """An iterator over the items of one epoch, some of which were read before a restart."""
 
-    def __init__(self, items: Any, state: Any, num_read: int, what: str):
+    def __init__(self, items: Any, state: Any, num_read: int, noun: str):
         self._iterator: Iterator[Any] = iter(items)
         self._has_state = is_stateful(self._iterator)
         if state is not None and self._has_state:
@@ -161,7 +161,7 @@ class Cursor:
         skipped = sum(1 for _ in islice(self._iterator, num_read))
         if skipped < num_read:
             raise InputError(
-                f"the data changed since the checkpoint: {num_read} {what} were read then, but there are "
+                f"the data changed since the checkpoint: {num_read} {noun} were read then, but there are "
                 f"only {skipped} now.\n  Restore the same data, or start a new run."
             )
 

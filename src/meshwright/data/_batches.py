@@ -47,7 +47,7 @@ class Batches:
         batch_size: int,
         *,
         rows: np.ndarray,
-        place: Callable[[PyTree], PyTree],
+        to_global: Callable[[PyTree], PyTree],
         collate: Collate | None = None,
         seed: int | None,
         epochs: int | None,
@@ -57,7 +57,7 @@ class Batches:
     ):
         examples = readable_again(examples, epochs)
         self._samples = samples_of(examples, seed, epochs, map_seed or (seed or 0, 0))
-        self._batch_size, self._rows, self._place = batch_size, rows, place
+        self._batch_size, self._rows, self._to_global = batch_size, rows, to_global
         self._examples, self._reader = examples, reader(examples, collate)
         self._num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
         self._position = Position(0, 0)  # after the batch returned last: the whole state
@@ -88,7 +88,7 @@ class Batches:
             batch, self._position = self._peeked or self._read()
         self._peeked = self._source = None
         self.wait_seconds += time.perf_counter() - started
-        return self._place(batch)
+        return self._to_global(batch)
 
     def peek(self) -> PyTree:
         """Return this process's rows of the next batch as NumPy arrays, without moving on."""
@@ -161,10 +161,10 @@ class Batches:
     def _from(self, position: Position) -> Results:
         """Yield the batches from `position` on."""
         read, num_threads = self._reader, self._num_threads  # or the generator would keep `self` alive
-        each = shares(self._samples, position, self._batch_size, self._rows)
-        first = list(itertools.islice(each, 1))
+        all_shares = shares(self._samples, position, self._batch_size, self._rows)
+        first = list(itertools.islice(all_shares, 1))
         self._source = first[0][0][0].source if first else None
-        tasks = ((partial(read, parts), after) for parts, after in itertools.chain(first, each))
+        tasks = ((partial(read, parts), next_position) for parts, next_position in itertools.chain(first, all_shares))
         return self._in_agreement(read_ahead(tasks, num_threads))
 
     def _forget_ahead(self) -> None:
@@ -264,7 +264,7 @@ def batches(
         examples,
         batch_size,
         rows=local_rows(batch_size, sharding),
-        place=placing(batch_size, sharding),
+        to_global=placing(batch_size, sharding),
         collate=collate,
         seed=seed,
         epochs=epochs,

@@ -108,8 +108,8 @@ class Bucketed(PartSource):
     @cached_property
     def digest(self) -> str:
         """A digest of the assignment of examples to buckets."""
-        said = f"{list(self.buckets)}".encode() + self.bucket_of.astype("<i8").tobytes()
-        return hashlib.sha256(said).hexdigest()[:12]
+        assignment = f"{list(self.buckets)}".encode() + self.bucket_of.astype("<i8").tobytes()
+        return hashlib.sha256(assignment).hexdigest()[:12]
 
     def length_of(self, ids: np.ndarray) -> int:
         """Return the length that a batch of these examples is padded to."""

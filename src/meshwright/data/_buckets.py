@@ -35,9 +35,9 @@ class Buckets:
 
     def state(self, position: Position) -> dict[str, Any]:
         epoch, samples, state = position
-        known = {} if state is None else {"state": state}
-        said = {"seed": self._seed, "num_examples": len(self._source), "lengths": self._source.digest}
-        return {"epoch": epoch, "samples": samples, **said, **known}
+        stretch_state = {} if state is None else {"state": state}
+        data_facts = {"seed": self._seed, "num_examples": len(self._source), "lengths": self._source.digest}
+        return {"epoch": epoch, "samples": samples, **data_facts, **stretch_state}
 
 
 class Grouped:
@@ -49,16 +49,16 @@ class Grouped:
         orders: list[Order | None],
         seed: int | None,
         epoch: int,
-        taken: list[int] | None,
+        num_taken: list[int] | None,
     ):
         self._source, self._orders, self._seed, self._epoch = source, orders, seed, epoch
         self._sizes = np.array([len(members) for members in source.members])
-        self._taken = np.zeros_like(self._sizes) if taken is None else np.array(taken)
+        self._num_taken = np.zeros_like(self._sizes) if num_taken is None else np.array(num_taken)
 
     @property
     def state(self) -> list[int]:
         """Number of samples taken from each bucket."""
-        return self._taken.tolist()
+        return self._num_taken.tolist()
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
         counts = self._counts(num_samples)
@@ -66,24 +66,24 @@ class Grouped:
         if not count:
             return 0, Part(self._source, rows[:0])
         ids = np.concatenate([self._ids(bucket, counts[bucket]) for bucket in chosen])
-        self._taken = self._taken + counts
+        self._num_taken = self._num_taken + counts
         length = int(self._source.buckets[chosen[0]])
         return count, Part(self._source, ids[rows[rows < count]], epochs=self._epoch, length=length)
 
     def _ids(self, bucket: int, count: int) -> np.ndarray:
         """Return the next examples of a bucket."""
-        start, order = self._epoch * self._sizes[bucket] + self._taken[bucket], self._orders[bucket]
+        start, order = self._epoch * self._sizes[bucket] + self._num_taken[bucket], self._orders[bucket]
         assert order is not None  # a bucket with examples has one
         return self._source.members[bucket][order.ids(int(start), np.arange(count))]
 
     def _counts(self, num_samples: int) -> np.ndarray:
         """Return the number of samples to take from each bucket: all from one, or at the end the longest."""
-        left = self._sizes - self._taken
-        whole = left // num_samples
+        remaining = self._sizes - self._num_taken
+        whole = remaining // num_samples
         if whole.any():
-            return num_samples * (np.arange(len(left)) == self._drawn(whole))
-        before = np.cumsum(left[::-1])[::-1] - left  # number left in longer buckets
-        return np.clip(num_samples - before, 0, left)
+            return num_samples * (np.arange(len(remaining)) == self._drawn(whole))
+        num_longer = np.cumsum(remaining[::-1])[::-1] - remaining  # number left in longer buckets
+        return np.clip(num_samples - num_longer, 0, remaining)
 
     def _drawn(self, whole: np.ndarray) -> int:
         """Return the bucket of the next batch, one with `whole` batches left.
@@ -93,8 +93,8 @@ class Grouped:
         if self._seed is None:
             nexts = [self._next(bucket) if n else math.inf for bucket, n in enumerate(whole)]
             return int(np.argmin(nexts))
-        draw = np.random.default_rng([self._seed, self._epoch, int(self._taken.sum())]).integers(whole.sum())
+        draw = np.random.default_rng([self._seed, self._epoch, int(self._num_taken.sum())]).integers(whole.sum())
         return int(np.searchsorted(np.cumsum(whole), draw, side="right"))
 
     def _next(self, bucket: int) -> int:
-        return int(self._source.members[bucket][self._taken[bucket]])
+        return int(self._source.members[bucket][self._num_taken[bucket]])

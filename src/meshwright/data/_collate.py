@@ -69,9 +69,9 @@ def check_numbers(batch: PyTree) -> None:
         return
     for name, x in tree.named_leaves(batch).items():
         if not _is_numeric(x.dtype):
-            what = "text" if x.dtype.kind in "US" else f"of type {x.dtype}"
+            kind = "text" if x.dtype.kind in "US" else f"of type {x.dtype}"
             raise ExamplesError(
-                f"{name or 'the batch'} is {what}, which no device can compute with.\n"
+                f"{name or 'the batch'} is {kind}, which no device can compute with.\n"
                 "  Leave it out, or give a `collate` that turns it into numbers."
             )
 
@@ -85,16 +85,16 @@ def _is_numeric(dtype: np.dtype) -> bool:
 
 
 def _column(name: str, x: Any, num_examples: int) -> np.ndarray:
-    what = f"{name or 'the batch'}, which `collate` returned for {num_examples} examples,"
+    description = f"{name or 'the batch'}, which `collate` returned for {num_examples} examples,"
     try:
         array = np.asarray(x)
     except ValueError as error:
         raise ExamplesError(
-            f"{what} cannot be an array: {error}\n  Pad or cut its rows to one length."
+            f"{description} cannot be an array: {error}\n  Pad or cut its rows to one length."
         ) from None
     if array.shape[:1] != (num_examples,):
         raise ExamplesError(
-            f"{what} has shape {array.shape}.\n  Its first dimension must run over the examples."
+            f"{description} has shape {array.shape}.\n  Its first dimension must run over the examples."
         )
     return array
 

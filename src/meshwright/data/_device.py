@@ -32,8 +32,8 @@ def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
             f"{dict(sharding.mesh.shape)} splits it ({sharding.spec}).\n"
             f"  Make the batch size a multiple of {ways}, or the mesh's batch axes smaller."
         )
-    held = [np.arange(batch_size)[rows] for (rows,) in _addressable(batch_size, sharding).values()]
-    return np.unique(np.concatenate(held))
+    row_sets = [np.arange(batch_size)[rows] for (rows,) in _addressable(batch_size, sharding).values()]
+    return np.unique(np.concatenate(row_sets))
 
 
 def placing(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
@@ -55,13 +55,13 @@ def as_global(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], Py
     rows = local_rows(batch_size, sharding)
     spans = {span: _positions(rows, *span) for span in _spans(batch_size, sharding)}
 
-    def one(x: np.ndarray) -> jax.Array:
+    def to_global(x: np.ndarray) -> jax.Array:
         def read(index: Any) -> np.ndarray:
             return x[spans[index[0].indices(batch_size)[:2]]]
 
         return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, read)
 
-    return lambda batch: jax.tree.map(one, batch)
+    return lambda batch: jax.tree.map(to_global, batch)
 
 
 def _positions(rows: np.ndarray, start: int, stop: int) -> slice:

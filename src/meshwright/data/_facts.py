@@ -35,10 +35,10 @@ def _digests(source: Source, ids: list[int]) -> Iterable[str]:
 def _digest(example: Any) -> str:
     """Return a digest of an example; of leaves that are neither numbers nor text, only the type counts."""
     leaves, structure = jax.tree.flatten(example, is_leaf=lambda x: x is None)
-    found = hashlib.sha256(str(structure).encode())
+    digest = hashlib.sha256(str(structure).encode())
     for x in leaves:
-        found.update(_bytes(x))
-    return found.hexdigest()[:12]
+        digest.update(_bytes(x))
+    return digest.hexdigest()[:12]
 
 
 def _bytes(x: Any) -> bytes:

@@ -74,10 +74,10 @@ _UNDO = ("unbatch", "flatmap", "flat_map", "interleave")
 
 def check_not_batched(examples: Any) -> None:
     """Check that the items of `examples` are not known to be batches."""
-    found = makes_batches(examples)
-    if found:
+    setting = makes_batches(examples)
+    if setting:
         raise ExamplesError(
-            f"the items of {type(examples).__name__} are already batches ({found}), and would be stacked to "
+            f"the items of {type(examples).__name__} are already batches ({setting}), and would be stacked to "
             "batches of batches.\n  Wrap it, mw.data.Batched(loader), with the same batch size; or let it "
             "yield single examples: no `.batch(...)`, or DataLoader(..., batch_size=None)."
         )
@@ -100,8 +100,8 @@ def _batching(examples: Any, depth: int) -> Iterator[str]:
         return
     for attribute in _ABOVE:
         above = getattr(examples, attribute, None)
-        for each in above if isinstance(above, list | tuple) else (above,):
-            yield from _batching(each, depth + 1)
+        for parent in above if isinstance(above, list | tuple) else (above,):
+            yield from _batching(parent, depth + 1)
 
 
 class Source(Protocol):

@@ -66,18 +66,18 @@ def mixture(
       ...     next(data)["x"].sum()
       np.float64(2.0)
     """
-    given = {0: shares, **(changes or {})}
-    for start, each in given.items():
-        _check_shares(examples, each)
-        if start < 0 or (start == 0 and each is not shares):
+    shares_from = {0: shares, **(changes or {})}
+    for start, current_shares in shares_from.items():
+        _check_shares(examples, current_shares)
+        if start < 0 or (start == 0 and current_shares is not shares):
             raise UsageError(f"mw.data.mixture: changes from {start} on; the first must be after example 0.")
-    for name, one in examples.items():
-        if not isinstance(one, Text) and not is_indexed(one):
+    for name, example_set in examples.items():
+        if not isinstance(example_set, Text) and not is_indexed(example_set):
             raise ExamplesError(
-                f"mw.data.mixture: {name!r} is of type {type(one).__name__}; a set must be of mw.data.text, "
+                f"mw.data.mixture: {name!r} is of type {type(example_set).__name__}; a set must be of mw.data.text, "
                 "or have __len__ and __getitem__."
             )
-    return Mixture(dict(examples), {start: dict(given[start]) for start in sorted(given)})
+    return Mixture(dict(examples), {start: dict(shares_from[start]) for start in sorted(shares_from)})
 
 
 def _check_shares(examples: Mapping[str, Any], shares: Mapping[str, float]) -> None:
@@ -98,8 +98,8 @@ class MixedSamples:
     def __init__(self, mixed: Mixture, seed: int | None, epochs: int | None, map_seed: tuple[int, int]):
         self._names, self._seed, self._epochs = sorted(mixed.examples), seed, epochs
         sets = (mixed.examples[name] for name in self._names)
-        self._sets = [_counted(each, seed, map_seed) for each in sets]
-        self._shares = [shares_of(start, each, self._names) for start, each in mixed.shares.items()]
+        self._sets = [_counted(example_set, seed, map_seed) for example_set in sets]
+        self._shares = [shares_of(start, shares, self._names) for start, shares in mixed.shares.items()]
 
     def open(self, position: Position) -> Stretch | None:
         """Return the samples from a position on."""
@@ -112,12 +112,12 @@ class MixedSamples:
 
     def state(self, position: Position) -> dict[str, Any]:
         """Return a position, and the seed, the data and the shares so far that it belongs to."""
-        known = {} if position.state is None else {"state": position.state}
-        data = {name: each.what for name, each in zip(self._names, self._sets, strict=True)}
-        so_far = [each for each in self._shares if each.start < max(1, position.samples)]
-        shares = [[each.start, *each.of_each] for each in so_far]
+        stretch_state = {} if position.state is None else {"state": position.state}
+        data = {name: counted.digest for name, counted in zip(self._names, self._sets, strict=True)}
+        so_far = [shares_now for shares_now in self._shares if shares_now.start < max(1, position.samples)]
+        shares = [[shares_now.start, *shares_now.by_source] for shares_now in so_far]
         of_data = {"seed": self._seed, "num_examples": None, "data": data, "shares": json.dumps(shares)}
-        return {"samples": position.samples, **of_data, **known}
+        return {"samples": position.samples, **of_data, **stretch_state}
 
 
 def _counted(examples: Any, seed: int | None, map_seed: tuple[int, int]) -> Counted:
@@ -130,7 +130,7 @@ class _Mixed:
     """The samples of several sets. A number is that in a set times the number of sets, plus the set's."""
 
     def __init__(self, names: list[str], sets: list[Counted]):
-        self._names, self._sets, self.what = names, sets, None
+        self._names, self._sets, self.digest = names, sets, None
 
     def read(self, numbers: np.ndarray) -> PyTree:
         """Return the samples of these numbers, int64[k], as a batch."""
@@ -146,15 +146,15 @@ class _Mixed:
         raise NotImplementedError
 
     def _check_same(self, present: list[int], batches: list[PyTree]) -> None:
-        described = [
-            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[1:])}", each, is_leaf=lambda x: x is None)
-            for each in batches
+        layouts = [
+            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[1:])}", batch, is_leaf=lambda x: x is None)
+            for batch in batches
         ]
-        for i, other in zip(present[1:], described[1:], strict=True):
-            if other != described[0]:
+        for i, other in zip(present[1:], layouts[1:], strict=True):
+            if other != layouts[0]:
                 first = self._names[present[0]]
                 raise ExamplesError(
-                    f"mw.data.mixture: examples of {first!r} are {described[0]}, but those of "
+                    f"mw.data.mixture: examples of {first!r} are {layouts[0]}, but those of "
                     f"{self._names[i]!r} are {other}.\n"
                     "  All sets need arrays of the same names, shapes and dtypes."
                 )
@@ -183,7 +183,7 @@ class _MixedStretch:
         """Move on by `num_samples`, or by as many as are left; see `Stretch`."""
         stops = [num_samples + count for count in self._counts]
         if self._epochs is not None:
-            stops = [each.available(stop, self._epochs) for each, stop in zip(self._sets, stops, strict=True)]
+            stops = [counted.available(stop, self._epochs) for counted, stop in zip(self._sets, stops, strict=True)]
         ids: list[int] = []
         while len(ids) < num_samples and not self._has_ended:
             chosen = self._turns.next()

@@ -92,8 +92,8 @@ def _of_loader(
     is_local = batched.rows == "local"
     num_rows, number = len(rows) if is_local else batch_size, start // batch_size
     cursor, was_smaller, size = Cursor(items, None, number, "batches"), False, 0
-    while taken := cursor.take(1):
-        batch = Arrays(batched.of_size(taken[0], num_rows, number))
+    while items_read := cursor.take(1):
+        batch = Arrays(batched.of_size(items_read[0], num_rows, number))
         size = size if was_smaller else len(batch)
         if was_smaller or (is_local and len(batch) < num_rows):
             raise ExamplesError(
@@ -101,7 +101,7 @@ def _of_loader(
                 "expected.\n  Give the loader's own batch size, batch_size=…. Only the last batch may be "
                 "smaller, and none if rows='local'."
             )
-        here = np.arange(num_rows) if is_local else rows
+        local = np.arange(num_rows) if is_local else rows
         count = batch_size if is_local else len(batch)
-        yield Part(batch, np.minimum(here, len(batch) - 1)), range(start, start + count)
+        yield Part(batch, np.minimum(local, len(batch) - 1)), range(start, start + count)
         was_smaller, start, number = len(batch) < num_rows, start + count, number + 1

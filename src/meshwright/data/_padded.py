@@ -56,11 +56,11 @@ def padded_batches(
       8
       2
     """
-    rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
+    rows, to_global = local_rows(batch_size, sharding), placing(batch_size, sharding)
     numbered = numbered_batches(examples, batch_size, sharding, collate=collate, num_threads=num_threads)
     ids = range(0)
     for batch, ids in numbered:
-        yield batch, place((rows < len(ids)).astype(np.float32))
+        yield batch, to_global((rows < len(ids)).astype(np.float32))
     if not ids:
         raise ExamplesError("there are no examples to evaluate on.")
 
@@ -98,21 +98,21 @@ def numbered_batches(
       >>> [ids for batch, ids in mw.data.numbered_batches(np.arange(10), 8, sharding)]
       [range(0, 8), range(8, 10)]
     """
-    rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
+    rows, to_global = local_rows(batch_size, sharding), placing(batch_size, sharding)
     num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
     length, read = num_examples(examples), reader(examples, collate)
     several = processes.spans_all_processes(sharding.mesh.devices.flat)
     if several:
-        processes.compare(_ABOUT, lambda: _said(length, start, batch_size))
+        processes.compare(_ABOUT, lambda: _agreed_facts(length, start, batch_size))
     tasks = ((partial(read, [part]), ids) for part, ids in ordered(examples, batch_size, rows, start))
     batches = read_ahead(tasks, num_threads)
     if several:  # a process that cannot read a batch would leave the others in a program of all
         batches = in_step(batches, _ABOUT, lambda pair: f"{pair[1].start} to {pair[1].stop - 1}")
     for batch, ids in batches:
-        yield place(batch), ids
+        yield to_global(batch), ids
 
 
-def _said(length: int | None, start: int, batch_size: int) -> dict[str, str]:
+def _agreed_facts(length: int | None, start: int, batch_size: int) -> dict[str, str]:
     number = "known at the end" if length is None else str(length)
     return {"number of examples": number, "start": str(start), "batch_size": str(batch_size)}
 

@@ -48,9 +48,9 @@ def _in_threads(
     try:
         for _ in range(READ_AHEAD):
             threads.submit(work)
-        while (done := results.get().result()) is not None:
+        while (labelled := results.get().result()) is not None:
             threads.submit(work)
-            yield done
+            yield labelled
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 

@@ -23,11 +23,11 @@ def reader(examples: Any, collate: Collate | None) -> Read:
 
     def read_parts(parts: Sequence[Part]) -> PyTree:
         lengths = [part.length for part in parts if part.length is not None]
-        here = [part for part in parts if part.ids.size]
+        local_parts = [part for part in parts if part.ids.size]
         if not lengths:
-            return read(here, collate)
-        here = [part._replace(length=max(lengths)) for part in here]
-        return read(here, partial(collate, length=max(lengths)) if collate and takes_length else collate)
+            return read(local_parts, collate)
+        local_parts = [part._replace(length=max(lengths)) for part in local_parts]
+        return read(local_parts, partial(collate, length=max(lengths)) if collate and takes_length else collate)
 
     return read_parts
 

@@ -192,8 +192,8 @@ class _ByEpoch:
 
     def state(self, position: Position) -> dict[str, Any]:
         epoch, samples, state = position
-        known = {} if state is None else {"state": as_json(state)}
-        return {"epoch": epoch, "samples": samples, "seed": self._seed, "num_examples": None, **known}
+        stretch_state = {} if state is None else {"state": as_json(state)}
+        return {"epoch": epoch, "samples": samples, "seed": self._seed, "num_examples": None, **stretch_state}
 
 
 def _items_by_epoch(items: Any) -> Callable[[int], Any]:

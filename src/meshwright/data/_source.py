@@ -167,8 +167,8 @@ def _fetched(part: Part) -> PyTree:
         return source.rows(part.ids)  # much cheaper than a list of examples
     if isinstance(source, PartSource):
         return source.fetch(part)
-    wanted = part.ids.tolist()
+    numbers = part.ids.tolist()
     if not isinstance(source, VectorSource):
-        return [source[i] for i in wanted]
-    fetched = source.__getitems__(wanted)
+        return [source[i] for i in numbers]
+    fetched = source.__getitems__(numbers)
     return fetched if isinstance(fetched, list) else jax.tree.map(np.asarray, fetched)

@@ -88,7 +88,7 @@ _BLOCK = 512
 _LONGEST_NAME = 1 << 20
 _REGULAR, _LONG_NAME, _EXTENDED = (b"0", b"\0", b"7"), b"L", b"x"
 _LINKS = (b"1", b"2")
-_KNOWN = (*_REGULAR, _LONG_NAME, _EXTENDED, *(bytes([x]) for x in b"123456gK"))
+_MEMBER_KINDS = (*_REGULAR, _LONG_NAME, _EXTENDED, *(bytes([x]) for x in b"123456gK"))
 
 
 def members(stream: BinaryIO) -> Iterator[Member]:
@@ -137,7 +137,7 @@ def _kind_and_size(header: bytes) -> tuple[bytes, int]:
     if _number(header[148:156]) != signed:
         raise ValueError("the checksum of a tar header is wrong")
     kind = header[156:157]
-    if kind not in _KNOWN:
+    if kind not in _MEMBER_KINDS:
         raise ValueError(f"a member of kind {kind!r} cannot be read")
     return kind, _number(header[124:136])
 
@@ -160,15 +160,15 @@ def _name(header: bytes) -> str:
 
 def _extended(content: bytes) -> dict[str, str]:
     """Return the records of a pax header, each of which is `21 path=folder/name` and a line feed."""
-    records, at = {}, 0
-    while at < len(content):
-        length, space, _ = content[at : at + 8].partition(b" ")
-        stop = at + int(length)
-        key, equals, value = content[at + len(length) + 1 : stop - 1].partition(b"=")
-        if not space or not equals or not at < stop <= len(content):
+    records, start = {}, 0
+    while start < len(content):
+        length, space, _ = content[start : start + 8].partition(b" ")
+        stop = start + int(length)
+        key, equals, value = content[start + len(length) + 1 : stop - 1].partition(b"=")
+        if not space or not equals or not start < stop <= len(content):
             raise ValueError("an extended tar header is damaged")
         records[key.decode()] = value.decode(errors="replace")
-        at = stop
+        start = stop
     return records
 
 

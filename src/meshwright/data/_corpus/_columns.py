@@ -21,7 +21,7 @@ def parquet_rows(file: File, field: str, start: int) -> Iterator[Record]:
         table = parquet.ParquetFile(stream)
         _check_column(table.schema_arrow, field, file)
         groups, number = _groups_from(table.metadata, start, file)
-        columns = [field, *_beside(table.schema_arrow, field)]
+        columns = [field, *_tools_column(table.schema_arrow, field)]
         for batch in table.iter_batches(_ROWS, row_groups=groups, columns=columns):
             for record in _rows(batch, field, number):
                 if record.number >= start:
@@ -31,7 +31,7 @@ def parquet_rows(file: File, field: str, start: int) -> Iterator[Record]:
 
 def _groups_from(metadata: Any, start: int, file: File) -> tuple[list[int], int]:
     """Return the groups of rows that are not wholly before `start`, and the number of their first row."""
-    groups, first, found = [], 0, 0
+    groups, first, first_row = [], 0, 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         if group.total_byte_size > _LARGEST_GROUP:
@@ -40,10 +40,10 @@ def _groups_from(metadata: Any, start: int, file: File) -> tuple[list[int], int]
                 f"{_LARGEST_GROUP >> 20}.\n  Write it again with smaller groups: row_group_size=10_000."
             )
         if first + group.num_rows > start:
-            found = found if groups else first
+            first_row = first_row if groups else first
             groups.append(i)
         first += group.num_rows
-    return groups, found if groups else first
+    return groups, first_row if groups else first
 
 
 def arrow_rows(file: File, field: str, start: int) -> Iterator[Record]:
@@ -54,7 +54,7 @@ def arrow_rows(file: File, field: str, start: int) -> Iterator[Record]:
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
         _check_column(reader.schema, field, file)
-        batches = _of_file(reader) if is_file else _of_stream(reader, stream)
+        batches = _file_batches(reader) if is_file else _stream_batches(reader, stream)
         for batch in batches:
             if number + batch.num_rows > start:
                 for record in _rows(batch, field, number):
@@ -63,17 +63,17 @@ def arrow_rows(file: File, field: str, start: int) -> Iterator[Record]:
             number += batch.num_rows
 
 
-def _of_file(reader: Any) -> Iterator[Any]:
+def _file_batches(reader: Any) -> Iterator[Any]:
     return (reader.get_batch(i) for i in range(reader.num_record_batches))
 
 
-def _of_stream(reader: Any, stream: BinaryIO) -> Iterator[Any]:
+def _stream_batches(reader: Any, stream: BinaryIO) -> Iterator[Any]:
     """Yield the batches of a stream. pyarrow takes one that was cut between two batches for a whole one."""
-    at = stream.tell()
+    position = stream.tell()
     for batch in reader:
-        at = stream.tell()
+        position = stream.tell()
         yield batch
-    if stream.tell() == at:
+    if stream.tell() == position:
         raise EOFError("it ends without its mark for the end of a stream")
 
 
@@ -84,7 +84,7 @@ def _check_column(schema: Any, field: str, file: File) -> None:
 
 def _rows(batch: Any, field: str, first: int) -> Iterator[Record]:
     """Yield the rows of a batch. Empty texts are passed over, as in files of text."""
-    names = [field, *_beside(batch.schema, field)]
+    names = [field, *_tools_column(batch.schema, field)]
     columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
     for column in columns:
         column.validate(full=True)  # a damaged one must not be read beyond its end
@@ -93,7 +93,7 @@ def _rows(batch: Any, field: str, first: int) -> Iterator[Record]:
             yield Record(first + i, value, without_nulls(tools[0]) if tools and is_chat(value) else None)
 
 
-def _beside(schema: Any, field: str) -> list[str]:
+def _tools_column(schema: Any, field: str) -> list[str]:
     """Return the column with tools, if there is one, and if the documents may be chats."""
     is_nested = schema.field(field).type.num_fields > 0
     return [TOOLS] if is_nested and field != TOOLS and TOOLS in schema.names else []

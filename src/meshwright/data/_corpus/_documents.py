@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from meshwright.base._internal import check_unicode
 from meshwright.data._corpus._archives import samples
 from meshwright.data._corpus._columns import arrow_rows, parquet_rows
-from meshwright.data._corpus._files import GIVEN, File, files_of
+from meshwright.data._corpus._files import IN_OBJECT, File, files_of
 from meshwright.data._corpus._indexed_source import received
 from meshwright.data._corpus._lines import json_lines, texts
 from meshwright.data._corpus._record import Record
@@ -19,7 +19,7 @@ _NOUNS = {
     "parquet": "row",
     "arrow": "row",
     "tar": "sample",
-    GIVEN: "document",
+    IN_OBJECT: "document",
 }
 
 
@@ -36,7 +36,7 @@ class Document(NamedTuple):
     """The tools that the assistant may call, if it is a chat with some."""
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """Return where it is, for errors: `texts/a.jsonl, line 5`."""
         return f"{self.file.place}, {_NOUNS[self.file.kind]} {self.number + 1}"
 
@@ -62,7 +62,7 @@ def _check_text(document: Document) -> None:
     try:
         check_unicode(document.value if isinstance(document.value, str) else "")
     except ValueError as error:
-        raise ExamplesError(f"{document.place}: {error}.") from None
+        raise ExamplesError(f"{document.where}: {error}.") from None
 
 
 def documents(
@@ -90,7 +90,7 @@ def documents(
       >>> list(mw.data.documents(file))
       ['one', 'two']
     """
-    return (each.value for each in each_document(files_of(paths), field=field, separator=separator))
+    return (document.value for document in each_document(files_of(paths), field=field, separator=separator))
 
 
 def _records(file: File, field: str, separator: str | None, start: int) -> Iterator[Record]:

@@ -47,14 +47,14 @@ def texts(file: File, separator: str | None, start: int) -> Iterator[Record]:
                 ) from None
 
 
-def _pieces(file: File, separator: bytes | None, what: str) -> Iterator[bytes]:
+def _pieces(file: File, separator: bytes | None, noun: str) -> Iterator[bytes]:
     """Yield what is between separators, without them."""
     number = 0
-    with naming(file, lambda: f"{what} {number + 1}"), decompressed(file) as stream:
+    with naming(file, lambda: f"{noun} {number + 1}"), decompressed(file) as stream:
         for piece in _split(stream, separator):
             if piece is None:
                 raise ExamplesError(
-                    f"{file.place}, {what} {number + 1}: longer than {LONGEST >> 20} MiB.\n"
+                    f"{file.place}, {noun} {number + 1}: longer than {LONGEST >> 20} MiB.\n"
                     "  Divide it, or, if it is plain text, say what is between documents: separator=…"
                 )
             yield piece

@@ -47,22 +47,22 @@ def _cut(lengths: np.ndarray, row: int) -> np.ndarray:
     counts = -(-lengths // row)
     starts = np.repeat(np.cumsum(lengths) - lengths, counts)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    left = np.repeat(lengths, counts) - number * row
-    return np.stack([starts + number * row, np.minimum(left, row)], axis=1)
+    remaining = np.repeat(lengths, counts) - number * row
+    return np.stack([starts + number * row, np.minimum(remaining, row)], axis=1)
 
 
 def _together(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of pieces of these lengths: the row of each place, and the piece in it."""
     order = np.argsort(-lengths, kind="stable")
     counts = np.bincount(lengths, minlength=row + 1)
-    taken = np.cumsum(counts[::-1])[::-1] - counts  # by length: those that are longer come before in `order`
+    starts = np.cumsum(counts[::-1])[::-1] - counts  # by length: those that are longer come before in `order`
     num_rows, at_rows, at_pieces = 0, [], []
     for count, contents in _kinds_of_rows(counts, row):
         numbers = np.arange(num_rows, num_rows + count)
         num_rows += count
         for length, times in contents:
-            some = order[taken[length] : taken[length] + count * times]
-            taken[length] += count * times
+            some = order[starts[length] : starts[length] + count * times]
+            starts[length] += count * times
             at_rows.append(np.repeat(numbers, times))
             at_pieces.append(some)
     empty = np.empty(0, np.int64)
@@ -82,22 +82,22 @@ def _kinds_of_rows(counts: np.ndarray, row: int) -> list[tuple[int, tuple[tuple[
             kinds[space].append((count, contents))
 
     for length in np.flatnonzero(counts)[::-1].tolist():
-        left = int(counts[length])
-        while left:
-            place = bisect_left(spaces, length)
-            space, count, contents = row, left, ()
-            if place < len(spaces):
-                space = spaces[place]
+        remaining = int(counts[length])
+        while remaining:
+            index = bisect_left(spaces, length)
+            space, count, contents = row, remaining, ()
+            if index < len(spaces):
+                space = spaces[index]
                 count, contents = kinds[space].pop()
                 if not kinds[space]:
-                    del kinds[space], spaces[place]
-            times = min(space // length, left)
-            used = min(count, left // times)
+                    del kinds[space], spaces[index]
+            times = min(space // length, remaining)
+            used = min(count, remaining // times)
             put(space - times * length, used, (*contents, (length, times)))
             if contents:
                 put(space, count - used, contents)
-            left -= used * times
-    return [kind for each in kinds.values() for kind in each]
+            remaining -= used * times
+    return [kind for kinds_of_space in kinds.values() for kind in kinds_of_space]
 
 
 def _filled(
@@ -112,15 +112,15 @@ def _filled(
     givers, takers = order[used], order[~used]
     if not len(givers):
         return at_rows, starts, lengths
-    is_given = np.isin(at_rows, givers)
-    offered, ends = np.cumsum(lengths[is_given]), np.cumsum(gaps[takers])
+    is_indexed_source = np.isin(at_rows, givers)
+    offered, ends = np.cumsum(lengths[is_indexed_source]), np.cumsum(gaps[takers])
     edges = np.unique(np.concatenate([[0], offered, ends[ends < offered[-1]]]))
     piece, taker = (np.searchsorted(x, edges[:-1], side="right") for x in (offered, ends))
-    begins = (offered - lengths[is_given])[piece]
+    begins = (offered - lengths[is_indexed_source])[piece]
     return (
-        np.concatenate([at_rows[~is_given], takers[taker]]),
-        np.concatenate([starts[~is_given], starts[is_given][piece] + edges[:-1] - begins]),
-        np.concatenate([lengths[~is_given], np.diff(edges)]),
+        np.concatenate([at_rows[~is_indexed_source], takers[taker]]),
+        np.concatenate([starts[~is_indexed_source], starts[is_indexed_source][piece] + edges[:-1] - begins]),
+        np.concatenate([lengths[~is_indexed_source], np.diff(edges)]),
     )
 
 
@@ -150,14 +150,14 @@ def filled_rows(
     pieces = np.repeat(rows.first[numbers], counts) + segments
     lengths = rows.lengths[pieces]
     positions = _ramps(lengths)
-    before = np.cumsum(lengths) - lengths
+    piece_begins = np.cumsum(lengths) - lengths
     sizes = np.add.reduceat(lengths, np.cumsum(counts) - counts) if len(counts) else counts
     # A token lies as far into its row as it is behind the first token of the row's first piece.
     shift = np.arange(len(numbers)) * row - (np.cumsum(sizes) - sizes)
-    to = np.arange(len(positions)) + np.repeat(np.repeat(shift, counts), lengths)
-    start = np.repeat(rows.starts[pieces] - before, lengths) + np.arange(len(positions))
+    targets = np.arange(len(positions)) + np.repeat(np.repeat(shift, counts), lengths)
+    start = np.repeat(rows.starts[pieces] - piece_begins, lengths) + np.arange(len(positions))
     shape = len(numbers), row
-    made = {
+    arrays = {
         "tokens": np.zeros(shape, np.int32),
         "segments": np.zeros(shape, np.int32),
         "positions": np.zeros(shape, np.int32),
@@ -169,9 +169,9 @@ def filled_rows(
         positions,
         1 if weights is None else weights[start],
     )
-    for array, value in zip(made.values(), values, strict=True):
-        array.reshape(-1)[to] = value
-    return made
+    for array, value in zip(arrays.values(), values, strict=True):
+        array.reshape(-1)[targets] = value
+    return arrays
 
 
 def _ramps(counts: np.ndarray) -> np.ndarray:

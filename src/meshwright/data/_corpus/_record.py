@@ -26,10 +26,10 @@ def is_chat(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
-def record_of(number: int, found: Mapping[str, Any], field: str, where: str) -> Record:
+def record_of(number: int, entries: Mapping[str, Any], field: str, where: str) -> Record:
     """Return the document in a field of a JSON object."""
-    value = field_of(found, field, where)
-    return Record(number, value, found.get(TOOLS) if is_chat(value) else None)
+    value = field_of(entries, field, where)
+    return Record(number, value, entries.get(TOOLS) if is_chat(value) else None)
 
 
 def without_nulls(value: Any) -> Any:
@@ -39,18 +39,18 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def field_of(found: Mapping[str, Any], field: str, where: str) -> Any:
+def field_of(entries: Mapping[str, Any], field: str, where: str) -> Any:
     """Return the value of a field."""
-    if field not in found:
-        raise no_field(field, [*found], where)
-    return found[field]
+    if field not in entries:
+        raise no_field(field, [*entries], where)
+    return entries[field]
 
 
-def no_field(field: str, there: list[str], where: str) -> ExamplesError:
+def no_field(field: str, names: list[str], where: str) -> ExamplesError:
     """Return the error of a document without a field."""
-    close = nearest(field, there)
-    shown = ", ".join(there[:10]) or "nothing"
+    close = nearest(field, names)
+    listing = ", ".join(names[:10]) or "nothing"
     return ExamplesError(
-        f"{where}: there is no field {field!r}; it has {shown:.200}.\n"
+        f"{where}: there is no field {field!r}; it has {listing:.200}.\n"
         f"  Name the one with the text: field={repr(close) if close else '…'}."
     )

@@ -16,7 +16,7 @@ from meshwright.data._corpus._blocks import Block, read_block, write_alone
 from meshwright.data._corpus._packing import VERSION, Rows, filled_rows, one_by_one, packed
 from meshwright.data._corpus._store import Store
 
-_KEPT = 64
+_NUM_CACHED = 64
 """Blocks whose rows are kept in memory, and whose tokens are mapped."""
 
 
@@ -27,8 +27,8 @@ class RowStore:
         self._store, self._length, self._pack = store, length, pack
         self._ends = np.zeros(0, np.int64)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, tuple[Block, Rows]] = OrderedDict()
-        self.what = f"{store.what}-{VERSION}-{length}-{'packed' if pack else 'single'}"
+        self._cache: OrderedDict[int, tuple[Block, Rows]] = OrderedDict()
+        self.digest = f"{store.digest}-{VERSION}-{length}-{'packed' if pack else 'single'}"
         """A digest of the texts, and how rows are made of them."""
 
     def ends(self, number: float) -> tuple[np.ndarray, bool]:
@@ -41,8 +41,8 @@ class RowStore:
                 block = len(self._ends)
                 if not self._store.wait_for(block):
                     return self._ends, True
-                before = self._ends[-1] if block else 0
-                self._ends = np.append(self._ends, before + self._num_rows(block))
+                num_before = self._ends[-1] if block else 0
+                self._ends = np.append(self._ends, num_before + self._num_rows(block))
             return self._ends, False
 
     def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -52,11 +52,11 @@ class RowStore:
         begins = np.concatenate([[0], ends])[blocks]
         out: dict[str, np.ndarray] = {}
         for block in np.unique(blocks).tolist():
-            here = np.flatnonzero(blocks == block)
-            made, rows = self._block(block)
-            found = filled_rows(made.tokens, rows, (numbers - begins)[here], self._length, made.token_weights)
-            for name, array in found.items():
-                out.setdefault(name, np.empty((len(numbers), *array.shape[1:]), array.dtype))[here] = array
+            index = np.flatnonzero(blocks == block)
+            content, rows = self._block(block)
+            arrays = filled_rows(content.tokens, rows, (numbers - begins)[index], self._length, content.token_weights)
+            for name, array in arrays.items():
+                out.setdefault(name, np.empty((len(numbers), *array.shape[1:]), array.dtype))[index] = array
         return out
 
     def close(self) -> None:
@@ -65,12 +65,12 @@ class RowStore:
 
     def _block(self, block: int) -> tuple[Block, Rows]:
         with self._lock:
-            if block not in self._kept:
-                self._kept[block] = read_block(self._store.directory, block), self._rows_of(block)
-                while len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(block)
-            return self._kept[block]
+            if block not in self._cache:
+                self._cache[block] = read_block(self._store.directory, block), self._rows_of(block)
+                while len(self._cache) > _NUM_CACHED:
+                    self._cache.popitem(last=False)
+            self._cache.move_to_end(block)
+            return self._cache[block]
 
     def _file(self, block: int) -> Path:
         kind = "packed" if self._pack else "single"
@@ -88,12 +88,12 @@ class RowStore:
         return len(self._rows_of(block).first) - 1
 
     def _rows_of(self, block: int) -> Rows:
-        found = _read(self._file(block))
-        if found is None:
+        rows = _read(self._file(block))
+        if rows is None:
             lengths = read_block(self._store.directory, block).lengths
-            found = (packed if self._pack else one_by_one)(lengths, self._length)
-            write_alone(self._file(block), _as_bytes(found))
-        return found
+            rows = (packed if self._pack else one_by_one)(lengths, self._length)
+            write_alone(self._file(block), _as_bytes(rows))
+        return rows
 
 
 def _as_bytes(rows: Rows) -> bytes:
@@ -105,10 +105,10 @@ def _as_bytes(rows: Rows) -> bytes:
 def _read(path: Path) -> Rows | None:
     """Return the rows in a file; None if it is not there, or damaged."""
     try:
-        found = np.frombuffer(read_file(path), "<i8")
+        numbers = np.frombuffer(read_file(path), "<i8")
     except (OSError, ValueError):
         return None
-    if len(found) < 4 or crc32(found[1:].tobytes()) != found[0]:
+    if len(numbers) < 4 or crc32(numbers[1:].tobytes()) != numbers[0]:
         return None
-    first = 3 + found[1] + 1
-    return Rows(found[3:first], *np.split(found[first:], 2))
+    first = 3 + numbers[1] + 1
+    return Rows(numbers[3:first], *np.split(numbers[first:], 2))

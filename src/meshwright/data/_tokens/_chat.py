@@ -105,22 +105,22 @@ class Chat:
         The template says which, if it has `{% generation %}`. Otherwise an answer is what the text gains by
         it after the prompt for an answer.
         """
-        (found,) = self.encode_each([(messages, tools)])
-        return found
+        (encoded,) = self.encode_each([(messages, tools)])
+        return encoded
 
     def encode_each(self, chats: Iterable[tuple[Messages, Sequence[Any] | None]]) -> Iterator[Encoded]:
         """Yield what `encode` returns of each of some chats, in less time: their texts are made meanwhile."""
-        left = iter(chats)
-        while some := [*itertools.islice(left, _TOGETHER)]:
+        remaining = iter(chats)
+        while some := [*itertools.islice(remaining, _TOGETHER)]:
             ready, failure = [], None
             try:
                 for messages, tools in some:
-                    said, offered = _checked(messages), _plain(tools, 0)
-                    ready.append((self._template(offered), said, self._names(offered)))
+                    checked, offered = _checked(messages), _plain(tools, 0)
+                    ready.append((self._template(offered), checked, self._names(offered)))
             except MeshwrightError as error:  # those before it come first
                 failure = error
-            for template, group in itertools.groupby(ready, lambda each: each[0]):
-                for text, spans in template.spans([each[1:] for each in group]):
+            for template, group in itertools.groupby(ready, lambda ready_chat: ready_chat[0]):
+                for text, spans in template.spans([ready_chat[1:] for ready_chat in group]):
                     yield self._encoded(text, spans)
             if failure is not None:
                 raise failure
@@ -133,12 +133,12 @@ class Chat:
             return self._encoded(whole, [(len(prompt), len(whole))], special=True)
         if isinstance(prompt, str) or isinstance(completion, str):
             raise InputError("prompt and completion must both be texts, or both be messages.")
-        asked, said = _checked(prompt), _checked([*prompt, *completion])
+        prompt_messages, messages = _checked(prompt), _checked([*prompt, *completion])
         offered = _plain(tools, 0)
-        before, text = self._rendered(said, offered, (len(asked), True), (len(said), False))
-        if not text.startswith(before):
+        prompt_text, text = self._rendered(messages, offered, (len(prompt_messages), True), (len(messages), False))
+        if not text.startswith(prompt_text):
             raise InputError("the chat template writes the prompt differently if the completion follows.")
-        return self._encoded(text, [(len(before), len(text))])
+        return self._encoded(text, [(len(prompt_text), len(text))])
 
     def plain(self, text: str) -> Encoded:
         """Return the tokens of a text that is no chat, with the tokens that begin and end one; all count."""
@@ -155,8 +155,8 @@ class Chat:
             check_unicode(text)
         except ValueError as error:
             raise InputError(f"the text cannot be tokenized: {error}.") from None
-        found = self.files.tokenizer.encode(text, add_special_tokens=special)
-        tokens, weights = list(found.ids), weights_of(found.offsets, spans)
+        encoding = self.files.tokenizer.encode(text, add_special_tokens=special)
+        tokens, weights = list(encoding.ids), weights_of(encoding.offsets, spans)
         end = self.files.tokenizer.token_to_id(str(self.files.special.get("eos_token", "")))
         if special and len(tokens) > 1 and tokens[-1] == tokens[-2] == end:
             tokens, weights = tokens[:-1], weights[:-1]  # the tokenizer adds one by itself

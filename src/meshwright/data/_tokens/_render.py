@@ -52,26 +52,26 @@ def _compiled(text: str, date: str) -> tuple[Any, Any]:
     def raise_exception(message: Any) -> None:
         raise _RefusedError(str(message))
 
-    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    made: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    made.has_generation = False
-    made.filters["tojson"] = tojson
-    made.filters.pop("random")  # the same chat gives the same text
-    made.globals.pop("lipsum")
+    environment.has_generation = False
+    environment.filters["tojson"] = tojson
+    environment.filters.pop("random")  # the same chat gives the same text
+    environment.globals.pop("lipsum")
     day = datetime.datetime.fromisoformat(date)
-    made.globals |= {"raise_exception": raise_exception, "strftime_now": day.strftime}
-    return made, made.from_string(text)
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": day.strftime}
+    return environment, environment.from_string(text)
 
 
 def _blocks(template: Any, names: Mapping[str, Any]) -> Iterator[str]:
-    written = 0
+    num_written = 0
     for block in template.generate(names):
-        written += len(block)
-        if written > LONGEST:
+        num_written += len(block)
+        if num_written > LONGEST:
             raise _RefusedError(f"it writes more than {LONGEST:,} characters.")
         yield block
 

@@ -31,15 +31,15 @@ def spans_by_prefix(messages: Sequence[Mapping[str, Any]], texts: Mapping[Ask, s
     """
     text, spans = texts[len(messages), False], []
     for number in _answers(messages):
-        before, after = texts.get((number, True), ""), texts[number + 1, False]
-        if not (text.startswith(before) and text.startswith(after) and len(before) <= len(after)):
+        start_text, end_text = texts.get((number, True), ""), texts[number + 1, False]
+        if not (text.startswith(start_text) and text.startswith(end_text) and len(start_text) <= len(end_text)):
             raise InputError(
                 f"the chat template writes the first {number} messages differently if message {number + 1} "
                 "or others follow, so the assistant's part cannot be told from the text.\n"
                 "  Put {% generation %} and {% endgeneration %} into the template around what the assistant "
                 "writes, or make a row of each answer: prompt and completion."
             )
-        spans.append((len(before), len(after)))
+        spans.append((len(start_text), len(end_text)))
     return spans
 
 
@@ -47,9 +47,9 @@ def spans_by_marks(text: str, marked: str, opened: str, closed: str) -> list[Spa
     """Return the spans of a text that are between marks where the template writes them, in order."""
     first, *rest = marked.split(opened)
     spans, pieces = [], [first]
-    for each in rest:
+    for piece in rest:
         start = sum(map(len, pieces))
-        inside, end, outside = each.partition(closed)
+        inside, end, outside = piece.partition(closed)
         if not end:
             raise InputError("the chat template has generation blocks within others.")
         spans.append((start, start + len(inside)))
@@ -64,9 +64,9 @@ def spans_by_marks(text: str, marked: str, opened: str, closed: str) -> list[Spa
 
 def weights_of(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
     """Return 1 for each token that lies in a span, also in part, and 0 for the others."""
-    weights, left = [], list(spans)
+    weights, remaining = [], list(spans)
     for start, end in offsets:
-        while left and start >= left[0][1]:
-            left.pop(0)
-        weights.append(int(bool(left) and end > left[0][0]))
+        while remaining and start >= remaining[0][1]:
+            remaining.pop(0)
+        weights.append(int(bool(remaining) and end > remaining[0][0]))
     return weights

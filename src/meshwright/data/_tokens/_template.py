@@ -62,11 +62,11 @@ class Template:
             for _, (text, marked) in self._answers(jobs):
                 yield _checked(text), spans_by_marks(text, marked, *_MARKS)
             return
-        asked = [asks_of(messages) for messages, _ in chats]
-        jobs = [_job(*chat, asks) for chat, asks in zip(chats, asked, strict=True)]
-        for (messages, _), asks, (_, texts) in zip(chats, asked, self._answers(jobs), strict=True):
-            each = map(_checked, texts)
-            yield texts[0], spans_by_prefix(messages, dict(zip(asks, each, strict=True)))
+        asks_by_chat = [asks_of(messages) for messages, _ in chats]
+        jobs = [_job(*chat, asks) for chat, asks in zip(chats, asks_by_chat, strict=True)]
+        for (messages, _), asks, (_, texts) in zip(chats, asks_by_chat, self._answers(jobs), strict=True):
+            checked = map(_checked, texts)
+            yield texts[0], spans_by_prefix(messages, dict(zip(asks, checked, strict=True)))
 
     def _answers(self, jobs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
         """Yield what the other process says of the template and each chat, and the texts."""
@@ -80,9 +80,9 @@ class Template:
 
 
 def _job(messages: Sequence[Any], names: Mapping[str, Any], asks: Sequence[Ask]) -> dict[str, Any]:
-    told = [_with_reasoning(each) for each in messages]
+    described = [_with_reasoning(message) for message in messages]
     names = {"documents": None, **names}
-    return {"messages": told, "names": names, "asks": [(*ask, _UNMARKED) for ask in asks]}
+    return {"messages": described, "names": names, "asks": [(*ask, _UNMARKED) for ask in asks]}
 
 
 def _checked(text: str) -> str:
@@ -153,7 +153,7 @@ atexit.register(lambda: [renderer.end() for renderer in _idle])
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message without empty entries, with its reasoning under all names that templates read."""
-    said = {name: value for name, value in message.items() if value is not None}
+    fields = {name: value for name, value in message.items() if value is not None}
     names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((said[name] for name in names if name in said), None)
-    return said if reasoning is None else {"thinking": reasoning, **said, "reasoning_content": reasoning}
+    reasoning = next((fields[name] for name in names if name in fields), None)
+    return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
