@@ -37,12 +37,10 @@ class Batched:
       [(16, 4), (16, 4)]
     """
 
-    loader: Any = field(repr=False)  # it may differ between processes
-    """An iterable of batches, such as a DataLoader; a function of the epoch, or of nothing, that returns one.
-
-    Or
-    an iterator with `get_state` and `set_state`, which is read once.
-    """
+    # The loader may differ between processes, so the `repr` that these compare leaves it out.
+    loader: Any = field(repr=False)
+    """An iterable of batches, such as a DataLoader; a function of the epoch, or of nothing, that returns
+    one; or an iterator with `get_state` and `set_state`, which is read once."""
     shapes: Sequence[PyTree] = ()
     """Batches, as arrays or `jax.ShapeDtypeStruct`s, of every shape that may follow besides that of the
     first: the step is compiled for them before it starts. Required in a run of several processes.

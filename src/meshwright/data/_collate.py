@@ -25,7 +25,8 @@ def collated(collate: Collate, examples: list[Any]) -> PyTree:
     """Return `collate(examples)` as a pytree of NumPy arrays; lists in it become arrays."""
     batch = collate(examples)
     if isinstance(batch, Mapping) and not isinstance(batch, dict):
-        batch = dict(batch)  # tokenizers return mappings that are not pytrees
+        # Tokenizers of `transformers` return mappings that are not pytrees.
+        batch = dict(batch)
     structure = jax.tree.structure(batch, is_leaf=_is_list)
     named = tree.named_leaves(batch, is_leaf=_is_list)
     arrays = structure.unflatten([_column(name, x, len(examples)) for name, x in named.items()])
@@ -81,7 +82,8 @@ def _is_list(x: Any) -> bool:
 
 
 def _is_numeric(dtype: np.dtype) -> bool:
-    return dtype.kind in "biufc" or jnp.issubdtype(dtype, np.number)  # bfloat16 and similar have kind V
+    # Types of ml_dtypes, such as bfloat16, have the kind V.
+    return dtype.kind in "biufc" or jnp.issubdtype(dtype, np.number)
 
 
 def _column(name: str, x: Any, num_examples: int) -> np.ndarray:
@@ -122,5 +124,6 @@ def _shapes(example: PyTree) -> dict[str, Any]:
 def _shape(x: Any) -> tuple[int, ...] | str:
     try:
         return np.shape(x)
-    except ValueError:  # a list of lists of several lengths
+    except ValueError:
+        # NumPy refuses a list of lists of several lengths.
         return "of rows of several lengths"

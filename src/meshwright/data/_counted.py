@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshwright.base._internal import PyTree
-from meshwright.data._order import record_ids
+from meshwright.data._order import Position, record_ids
 from meshwright.data._source import Part, PartSource, Source, read
-from meshwright.data._stretches import Position, Stretch
+from meshwright.data._stretches import Stretch
 from meshwright.data._text import Text
 
 

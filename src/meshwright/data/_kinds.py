@@ -77,15 +77,16 @@ def check_not_batched(examples: Any) -> None:
     setting = makes_batches(examples)
     if setting:
         raise ExamplesError(
-            f"the items of {type(examples).__name__} are already batches ({setting}), and would be stacked to "
-            "batches of batches.\n  Wrap it, mw.data.Batched(loader), with the same batch size; or let it "
+            f"the items of {type(examples).__name__} are already batches ({setting}), and would be stacked "
+            "to batches of batches.\n  Wrap it, mw.data.Batched(loader), with the same batch size; or let it "
             "yield single examples: no `.batch(...)`, or DataLoader(..., batch_size=None)."
         )
 
 
 def makes_batches(examples: Any) -> str | None:
     """Return the setting that batches the examples, as text; None if none is known."""
-    if getattr(examples, "_auto_collation", False) is True:  # a DataLoader, or its iterator
+    # A DataLoader of PyTorch, or its iterator.
+    if getattr(examples, "_auto_collation", False) is True:
         return f"batch_size={getattr(examples, 'batch_size', None)}"
     return next(_batching(examples, 0), None)
 

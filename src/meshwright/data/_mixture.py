@@ -1,9 +1,18 @@
-"""Several sets of examples, mixed by shares."""
+"""Several sets of examples, mixed by shares.
+
+`Turns` decides which set gives the next example, so that each set has its share at every prefix, to within
+one. R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980): of the sources that are
+behind their shares by 1/(2k - 2) or more, take the one whose deadline comes first, at which it would be
+behind by 1 - 1/(2k - 2). Then none is ever ahead or behind by more than that. It also holds for shares that
+change, if the changes are known. All is computed in whole numbers, so that it is exact after any number of
+turns.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,11 +21,82 @@ from meshwright.base._internal import PyTree
 from meshwright.data._counted import Counted, CountedExamples, CountedRows, CountedSource
 from meshwright.data._kinds import is_indexed
 from meshwright.data._mapped import seeded
+from meshwright.data._order import Position
 from meshwright.data._source import Part, as_source
-from meshwright.data._stretches import Position, Stretch
+from meshwright.data._stretches import Stretch
 from meshwright.data._text import Text
-from meshwright.data._turns import Shares, Turns, shares_of
 from meshwright.errors import ExamplesError, UsageError
+
+_UNIT = 1 << 40
+"""The sum of all shares."""
+
+
+class Shares(NamedTuple):
+    """Shares from a turn on."""
+
+    start: int
+    """The number of the first turn."""
+    by_source: tuple[int, ...]
+    """Share of each source; their sum is 2**40."""
+
+
+def shares_of(start: int, weights: Mapping[str, float], names: Sequence[str]) -> Shares:
+    """Return shares, from positive numbers of any sum, as whole numbers."""
+    total = sum(Fraction(weights[name]) for name in names)
+    exact = [Fraction(weights[name]) * _UNIT / total for name in names]
+    whole = [int(x) for x in exact]
+    # The units that rounding down has left go to the sources that have lost most.
+    order = sorted(range(len(names)), key=lambda i: (whole[i] - exact[i], i))
+    for i in order[: _UNIT - sum(whole)]:
+        whole[i] += 1
+    return Shares(start, tuple(whole))
+
+
+class Turns:
+    """The turns from a number on."""
+
+    def __init__(self, shares: Sequence[Shares], start: int = 0, counts: Sequence[int] | None = None):
+        self._shares, self.start = list(shares), start
+        self.counts = list(counts) if counts is not None else [0] * len(shares[0].by_source)
+        """The number of turns that each source had."""
+        self._owed = [self._total(i, start) - _UNIT * count for i, count in enumerate(self.counts)]
+        self._bound = _UNIT // max(1, 2 * len(self.counts) - 2)
+
+    def next(self) -> int:
+        """Return the source whose turn it is, and move on."""
+        part = max(
+            (shares for shares in self._shares if shares.start <= self.start), key=lambda shares: shares.start
+        )
+        self.start += 1
+        self._owed = [owed + share for owed, share in zip(self._owed, part.by_source, strict=True)]
+        behind = [i for i, owed in enumerate(self._owed) if owed >= self._bound]
+        chosen = behind[0] if len(behind) == 1 else min(behind, key=lambda i: (self._deadline(i), i))
+        self._owed[chosen] -= _UNIT
+        self.counts[chosen] += 1
+        return chosen
+
+    def _deadline(self, i: int) -> float:
+        """Return the number of turns after which source `i` would be behind by 1 - 1/(2k - 2)."""
+        remaining, begin = _UNIT - self._bound - self._owed[i], self.start
+        if remaining <= 0:
+            return begin
+        for number, part in enumerate(self._shares):
+            end = self._shares[number + 1].start if number + 1 < len(self._shares) else None
+            if end is not None and end <= begin:
+                continue
+            share = part.by_source[i]
+            if share and (end is None or remaining <= share * (end - begin)):
+                return begin + -(-remaining // share)
+            remaining, begin = remaining - share * ((end or begin) - begin), end or begin
+        return float("inf")
+
+    def _total(self, i: int, start: int) -> int:
+        """Return the sum of the shares of source `i` before a turn."""
+        ends = [*(shares.start for shares in self._shares[1:]), start]
+        return sum(
+            part.by_source[i] * max(0, min(end, start) - part.start)
+            for part, end in zip(self._shares, ends, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -74,8 +154,8 @@ def mixture(
     for name, example_set in examples.items():
         if not isinstance(example_set, Text) and not is_indexed(example_set):
             raise ExamplesError(
-                f"mw.data.mixture: {name!r} is of type {type(example_set).__name__}; a set must be of mw.data.text, "
-                "or have __len__ and __getitem__."
+                f"mw.data.mixture: {name!r} is of type {type(example_set).__name__}; a set must be of "
+                "mw.data.text, or have __len__ and __getitem__."
             )
     return Mixture(dict(examples), {start: dict(shares_from[start]) for start in sorted(shares_from)})
 
@@ -142,7 +222,7 @@ class _Mixed:
         return jax.tree.map(lambda *x: np.concatenate(x)[back], *batches)
 
     def available(self, stop: int, epochs: int | None) -> int:
-        """Not asked: the stretch asks each set."""
+        """Raise an error: a mixture's stretch asks each set instead."""
         raise NotImplementedError
 
     def _check_same(self, present: list[int], batches: list[PyTree]) -> None:
@@ -183,11 +263,14 @@ class _MixedStretch:
         """Move on by `num_samples`, or by as many as are left; see `Stretch`."""
         stops = [num_samples + count for count in self._counts]
         if self._epochs is not None:
-            stops = [counted.available(stop, self._epochs) for counted, stop in zip(self._sets, stops, strict=True)]
+            stops = [
+                counted.available(stop, self._epochs) for counted, stop in zip(self._sets, stops, strict=True)
+            ]
         ids: list[int] = []
         while len(ids) < num_samples and not self._has_ended:
             chosen = self._turns.next()
-            if self._counts[chosen] == stops[chosen]:  # its next sample would begin an epoch too many
+            # The next sample of this set would begin one epoch too many.
+            if self._counts[chosen] == stops[chosen]:
                 self._has_ended = True
             else:
                 ids.append(self._counts[chosen] * len(self._sets) + chosen)
@@ -196,5 +279,5 @@ class _MixedStretch:
 
     @property
     def state(self) -> dict[str, int]:
-        """How many samples each set has given."""
+        """The number of samples that each set has given."""
         return dict(zip(self._names, self._counts, strict=True))

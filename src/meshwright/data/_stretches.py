@@ -1,7 +1,7 @@
 """Remaining samples of an epoch, or of all epochs, taken batch by batch in order."""
 
 import base64
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,17 +11,6 @@ from meshwright.data._mapped import Mapped, MappedIterable
 from meshwright.data._order import Order
 from meshwright.data._source import Arrays, Part
 from meshwright.errors import ExamplesError, InputError
-
-
-class Position(NamedTuple):
-    """A position in a run: a number of samples into a stretch."""
-
-    stretch: int
-    """Number of the stretch."""
-    samples: int
-    """Number of samples of the stretch that were taken."""
-    state: Any = None
-    """State of the stretch; see `Stretch.state`."""
 
 
 class Stretch(Protocol):
@@ -122,10 +111,11 @@ class Ready:
         is_last = self._cursor is not None and not self._cursor.take(1)
         if is_last and number:
             return
-        description = f"batch {number} of the loader has {num_found} examples" + ("" if is_last else ", is not the last")
+        position = "" if is_last else ", is not the last"
         raise ExamplesError(
-            f"{description}, but a batch has {expected}.\n  Give the loader and the run the same batch size; only "
-            "the last batch of an epoch may be smaller, and is left out."
+            f"batch {number} of the loader has {num_found} examples{position}, but a batch has {expected}.\n"
+            "  Give the loader and the run the same batch size; only the last batch of an epoch may be "
+            "smaller, and is left out."
         )
 
 

@@ -97,7 +97,9 @@ def members(stream: BinaryIO) -> Iterator[Member]:
     while (header := _exactly(stream, _BLOCK)).strip(b"\0"):
         kind, size = _kind_and_size(header)
         if kind in (_LONG_NAME, _EXTENDED):
-            content = _exactly(stream, _bounded(size))
+            if size > _LONGEST_NAME:
+                raise ValueError(f"a name in it has {size} bytes")
+            content = _exactly(stream, size)
             _skip(stream, -size % _BLOCK)
             if kind == _LONG_NAME:
                 name = content.rstrip(b"\0").decode(errors="replace")
@@ -112,7 +114,8 @@ def members(stream: BinaryIO) -> Iterator[Member]:
             counted = _Counted(stream)
             yield Member(name or _name(header), size, counted)  # type: ignore[arg-type]
             _skip(stream, size - counted.taken)
-        elif kind in _LINKS:  # the sample would be missing
+        elif kind in _LINKS:
+            # A link has no content here, so its sample would be missing.
             links = "`tar --dereference --hard-dereference`"
             raise ValueError(f"{name or _name(header)} is a link; write the archive with {links}")
         else:
@@ -143,7 +146,8 @@ def _kind_and_size(header: bytes) -> tuple[bytes, int]:
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # GNU's form of large numbers
+    # GNU tar writes large numbers in binary, with the highest bit set.
+    if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:])
     text = field.strip(b" \0")
     if not text or text.strip(b"01234567"):
@@ -170,12 +174,6 @@ def _extended(content: bytes) -> dict[str, str]:
         records[key.decode()] = value.decode(errors="replace")
         start = stop
     return records
-
-
-def _bounded(size: int) -> int:
-    if size > _LONGEST_NAME:
-        raise ValueError(f"a name in it has {size} bytes")
-    return size
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

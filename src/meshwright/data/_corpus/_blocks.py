@@ -39,11 +39,11 @@ class Block(NamedTuple):
     lengths: np.ndarray
     """The number of tokens of each document, int64[num_documents]."""
     token_weights: np.ndarray | None = None
-    """How much each token counts in the loss, uint8[num_tokens]; None if all count."""
+    """The weight of each token in the loss, uint8[num_tokens]; None if all count."""
 
 
 class FilePosition(NamedTuple):
-    """A place in the files: where a block begins."""
+    """A position in the files, at which a block begins."""
 
     file: int
     """Number of the file."""
@@ -77,7 +77,7 @@ def write_block(
 
 
 def write_complete(store: Path, num_blocks: int) -> None:
-    """Say that there are no more blocks."""
+    """Write the file that says that there are no more blocks."""
     _write_json(store / COMPLETE, {"blocks": num_blocks})
 
 
@@ -93,7 +93,7 @@ def num_blocks(store: Path) -> int | None:
 
 
 def end_of_block(store: Path, block: int) -> FilePosition:
-    """Return the place in the files after a block."""
+    """Return the position in the files after a block."""
     path = _manifest(store, block)
     end = _parsed(path, "after")["after"]
     numbers = end if isinstance(end, list) else []

@@ -87,7 +87,8 @@ def _rows(batch: Any, field: str, first: int) -> Iterator[Record]:
     names = [field, *_tools_column(batch.schema, field)]
     columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
     for column in columns:
-        column.validate(full=True)  # a damaged one must not be read beyond its end
+        # A damaged column must not be read beyond its end.
+        column.validate(full=True)
     for i, (value, *tools) in enumerate(zip(*(column.to_pylist() for column in columns), strict=True)):
         if value is not None and value != "":
             yield Record(first + i, value, without_nulls(tools[0]) if tools and is_chat(value) else None)

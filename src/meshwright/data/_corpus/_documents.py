@@ -24,10 +24,10 @@ _NOUNS = {
 
 
 class Document(NamedTuple):
-    """A document, and where it is."""
+    """A document, and its position in a file."""
 
     value: Any
-    """Its text, or whatever its field holds: tokens, or the messages of a chat."""
+    """Its text, or another value of its field: tokens, or the messages of a chat."""
     file: File
     """Its file."""
     number: int
@@ -37,7 +37,7 @@ class Document(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Return where it is, for errors: `texts/a.jsonl, line 5`."""
+        """Return the position as text, for errors: `texts/a.jsonl, line 5`."""
         return f"{self.file.place}, {_NOUNS[self.file.kind]} {self.number + 1}"
 
 

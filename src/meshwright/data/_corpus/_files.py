@@ -32,7 +32,7 @@ KINDS = {
 """Kinds of files by the ending of their names, without that of a compression."""
 COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
 IN_OBJECT = "given"
-"""The kind of what is no file: documents of an object, see `_indexed_source`."""
+"""The kind of documents that an object has instead of a file, see `_indexed_source`."""
 _OFTEN_SOMETHING_ELSE = {".json"}
 """Endings that a folder's other files have, too: such files are read only if they are named."""
 _WILD = "*?["
@@ -47,11 +47,11 @@ class File:
     nbytes: int
     """The size."""
     version: str
-    """What changes when the file is written again: the time of its last change, as the disk or store says."""
+    """The time of the last change, as the disk or the store has it."""
     kind: str
-    """How it is read: `jsonl`, `txt`, `parquet`, `arrow` or `tar`; `given` if it is no file but an object."""
+    """The format: `jsonl`, `txt`, `parquet`, `arrow` or `tar`; `given` for an object instead of a file."""
     compression: str = ""
-    """How it is compressed: `gz`, `bz2`, `xz`, `zst`, or not at all."""
+    """The compression: `gz`, `bz2`, `xz`, `zst`; empty for none."""
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ def files_of(paths: str | Path | Iterable[str | Path]) -> list[File]:
 
     Raises:
       InputError: There is no such file, or nothing matches a pattern.
-      UsageError: A file is of no known kind, or what is given is no path.
+      UsageError: A file is of no known kind, or an argument is no path.
 
     Example:
       >>> import tempfile, pathlib
@@ -93,7 +93,9 @@ def files_of(paths: str | Path | Iterable[str | Path]) -> list[File]:
 
 
 def _files(path: str) -> list[File]:
-    if any(letter in path for letter in _WILD) and not _exists(path):
+    # A file may have such letters in its own name.
+    exists = not is_address(path) and local_path(path).exists()
+    if any(letter in path for letter in _WILD) and not exists:
         files = [_file(name) for name in _matching(path)]
         if not files:
             raise InputError(f"no file matches {path}.")
@@ -103,7 +105,9 @@ def _files(path: str) -> list[File]:
         return [_file(directory)]
     if (listed := _of_datasets(directory)) is not None:
         return listed
-    if flat := [part for part in (".", "train", "validation") if (directory / part / "encoded_tokens").is_dir()]:
+    if flat := [
+        part for part in (".", "train", "validation") if (directory / part / "encoded_tokens").is_dir()
+    ]:
         raise UsageError(
             f"{path} has seqax's flat tokens: {', '.join(flat)}. They have an order of their own; read them "
             "by mw.checkpoints.flat_tokens."
@@ -112,10 +116,6 @@ def _files(path: str) -> list[File]:
     if not files:
         raise InputError(f"{path} has no files with texts.\n  {_known_endings()}")
     return files
-
-
-def _exists(path: str) -> bool:
-    return not is_address(path) and local_path(path).exists()
 
 
 def _matching(pattern: str) -> Iterator[Directory]:
@@ -145,7 +145,7 @@ def _is_other(name: str) -> bool:
 
 
 def _kind_of(name: str) -> tuple[str, str, str]:
-    """Return the kind and the compression of a file, empty if unknown, and its name without the latter."""
+    """Return (kind, compression, name without the compression); kind or compression is "" if unknown."""
     stem, ending = os.path.splitext(name.lower())  # noqa: PTH122 - of names in stores, too
     compression = COMPRESSIONS.get(ending, "")
     plain = stem if compression else name.lower()

@@ -46,7 +46,9 @@ class IndexedSource:
         """Return what stands for the object among files. Its version is a digest of up to 10,000
         documents.
         """
-        some = np.unique(np.linspace(0, max(self._size - 1, 0), min(self._size, _NUM_DIGESTED)).astype(np.int64))
+        some = np.unique(
+            np.linspace(0, max(self._size - 1, 0), min(self._size, _NUM_DIGESTED)).astype(np.int64)
+        )
         digest = hashlib.sha256()
         for number in some.tolist():
             digest.update(self._line(number))
@@ -64,7 +66,8 @@ class IndexedSource:
         where = f"{self._name}, document {number + 1}"
         try:
             item = self._source[number]
-        except Exception as error:  # it may be of any library
+        except Exception as error:
+            # The object may be of any library, and raise errors of any class.
             message = f"{type(error).__name__}: {error}"
             raise ExamplesError(f"{where}: it cannot be read: {message}") from error
         record = record_of(number, item, self._field, where) if isinstance(item, Mapping) else None
@@ -76,8 +79,9 @@ class IndexedSource:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of JSON for one that libraries have instead."""
-    if isinstance(value, bytes):  # as TFRecord and ArrayRecord have texts
+    """Return a value of JSON for a value of NumPy or of bytes."""
+    # TFRecord and ArrayRecord have texts as bytes.
+    if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()

@@ -1,4 +1,4 @@
-"""What readers return: the number of a document in its file, its value, and the tools of a chat."""
+"""Records, as readers return them: a document's number in its file, its value, and the tools of a chat."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ class Record(NamedTuple):
     number: int
     """Its line, row or place in the file, from 0."""
     value: Any
-    """Its text, or whatever its field holds."""
+    """Its text, or another value of its field."""
     tools: Any = None
     """The tools that the assistant may call, if the document is a chat with some."""
 

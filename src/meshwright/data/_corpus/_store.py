@@ -68,7 +68,8 @@ class Store:
             time.sleep(_POLL_SECONDS)
 
     def _see_that_somebody_works(self) -> None:
-        worker, self._worker = self._worker, None  # one that has failed is not asked again
+        # A worker that has failed is not used again.
+        worker, self._worker = self._worker, None
         if worker is not None and worker.is_at_work():
             self._worker = worker
         elif not _is_locked(self.directory):
@@ -96,7 +97,8 @@ class _Worker:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._trace, env=environment)
         self._process, self.end = process, weakref.finalize(self, _end, process, self._trace)
         self._failed: list[MeshwrightError] = []
-        if source is not None:  # this object must not be an argument, or it would never be let go
+        # The thread must not hold this object, or the finalizer would never run.
+        if source is not None:
             arguments = source, process, _num_written(directory), self._failed
             threading.Thread(target=_send, args=arguments, daemon=True).start()
 
@@ -131,13 +133,15 @@ def _send(
         source.send(process.stdin, start)  # type: ignore[arg-type]
     except MeshwrightError as error:
         failed.append(error)
-    except (OSError, ValueError):  # the process has ended, and its pipe is closed
+    except (OSError, ValueError):
+        # The process has ended, and its pipe is closed.
         return
 
 
 def _end(process: "subprocess.Popen[bytes]", trace: IO[bytes]) -> None:
     with suppress(OSError):
-        process.kill()  # before its pipes are closed, which wait for a thread that writes into one
+        # The process ends first: closing a pipe would wait for a thread that writes into it.
+        process.kill()
     for pipe in (process.stdin, process.stdout, trace):
         with suppress(OSError, ValueError):
             pipe.close()  # type: ignore[union-attr]
@@ -188,7 +192,7 @@ def tokenized(
       >>> store.block(0).tokens.tolist()
       [97, 98, 99, 0]
     """
-    root = _root(store)
+    root = user_cache() / "texts" if store is None else local_path(store)
     source = IndexedSource(paths, field) if is_indexed_source(paths) else None
     files, tokenizer_text = files_of(paths) if source is None else [source.file()], as_text(tokenizer)
     settings = {"field": field, "separator": separator}
@@ -204,9 +208,14 @@ def tokenized(
             f"cannot keep tokens in {root}: {error.strerror} ({error.filename}). Give a folder that you may "
             "write, store=…."
         ) from None
-    made_of = {"tokenizer": digest(tokenizer_text), "settings": settings, "files": [asdict(file) for file in files]}
+    made_of = {
+        "tokenizer": digest(tokenizer_text),
+        "settings": settings,
+        "files": [asdict(file) for file in files],
+    }
     _put(directory / TOKENIZER, tokenizer_text.encode())
-    _put(directory / MADE_OF, json.dumps(made_of, indent=1).encode())  # the same texts may lie elsewhere now
+    # The same texts may lie at another path than in the run before.
+    _put(directory / MADE_OF, json.dumps(made_of, indent=1).encode())
     return Store(directory, store_digest, source)
 
 
@@ -244,9 +253,3 @@ def _contents(file: File) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _root(store: str | Path | None) -> Path:
-    if store is not None:
-        return local_path(store)
-    return user_cache() / "texts"

@@ -112,7 +112,7 @@ _PIECE = 1 << 18
 
 
 class Decompressor(Protocol):
-    """What decompresses one stream: `bz2.BZ2Decompressor`, `lzma.LZMADecompressor`."""
+    """A decompressor of one stream: `bz2.BZ2Decompressor`, `lzma.LZMADecompressor`."""
 
     @property
     def eof(self) -> bool: ...

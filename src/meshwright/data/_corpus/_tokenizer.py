@@ -18,12 +18,12 @@ Encode = Callable[[Sequence[str]], list[np.ndarray]]
 
 
 class Encoder(NamedTuple):
-    """What makes tokens of documents."""
+    """The functions that make tokens of documents."""
 
     encode: Encode
     """The function for texts."""
     chat: Any = None
-    """What makes tokens and weights of chats, if the tokenizer was given as `mw.data.chat(…)`."""
+    """The `Chat` that makes tokens and weights of chats; None if the tokenizer is not of `mw.data.chat`."""
 
 
 def as_text(tokenizer: Any) -> str:
@@ -33,10 +33,12 @@ def as_text(tokenizer: Any) -> str:
         path = path / "tokenizer.json" if path.is_dir() else path
         return _of_file(path)
     kind = type(tokenizer)
-    if callable(getattr(tokenizer, "to_text", None)):  # of `mw.data.chat`
+    # A tokenizer of `mw.data.chat` has this method.
+    if callable(getattr(tokenizer, "to_text", None)):
         made_of = json.loads(tokenizer.to_text())
         return json.dumps({**_class(kind), "made_of": made_of})
-    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of transformers
+    # Fast tokenizers of `transformers` have one of `tokenizers` inside.
+    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if callable(getattr(inner, "to_str", None)):
         return inner.to_str()
     if callable(getattr(tokenizer, "encode", None)) and not getattr(tokenizer, "__dict__", {"": ""}):
@@ -52,7 +54,8 @@ def _class(kind: type) -> dict[str, str]:
     module = sys.modules.get(kind.__module__)
     named = {"module": kind.__module__, "class": kind.__qualname__}
     if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
-        return named  # whose tokens stay the same from version to version
+        # The tokens of our own classes stay the same from version to version.
+        return named
     try:
         if kind.__module__ == "__main__" or getattr(module, kind.__qualname__) is not kind:
             raise AttributeError(kind.__qualname__)
@@ -89,7 +92,7 @@ def _is_of_program(content: Mapping[str, Any]) -> bool:
 
 
 def digest(text: str) -> str:
-    """Return a digest of a tokenizer as a text, whatever it says of padding and truncation."""
+    """Return a digest of a tokenizer as a text, without its settings of padding and truncation."""
     try:
         content = parse_object(text)
     except ValueError as error:
@@ -99,7 +102,7 @@ def digest(text: str) -> str:
 
 
 def encoder(text: str) -> Encoder:
-    """Return what makes tokens: of texts many at once, on all cores, without special tokens.
+    """Return the functions that make tokens: of many texts at once, on all cores, without special tokens.
 
     Padding and truncation, which a `tokenizer.json` may ask for, are left out: they would lose tokens.
     """
@@ -126,7 +129,7 @@ def token_id(text: str, token: str | int | None) -> int | None:
 
 
 def _tokenizer_from_text(text: str) -> tuple[Any, Any]:
-    """Return the tokenizer, and what makes tokens of chats, if it is for these."""
+    """Return the tokenizer, and its `Chat`; None if it is not for chats."""
     try:
         content = parse_object(text)
         if _is_of_program(content):
@@ -139,7 +142,8 @@ def _tokenizer_from_text(text: str) -> tuple[Any, Any]:
         tokenizer = package.Tokenizer.from_str(text)
     except ModuleNotFoundError as error:
         raise not_installed(error.name or "tokenizers", extra="text", what="the tokenizer") from None
-    except Exception as error:  # the package raises no class of its own
+    except Exception as error:
+        # The package `tokenizers` raises no class of its own.
         raise InputError(f"the tokenizer is not one of the package tokenizers: {error}.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -50,7 +50,7 @@ class Tokens(NamedTuple):
     tokens: np.ndarray
     """The tokens, int64[k]."""
     weights: np.ndarray
-    """How much each counts in the loss, uint8[k]."""
+    """The weight of each in the loss, uint8[k]."""
 
 
 def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lambda: None) -> None:
@@ -85,19 +85,17 @@ def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lamb
         write(FilePosition(len(files), 0))
         block += 1
     if not block:
-        raise ExamplesError(f"there is no text in {_named(files)}: no line, or none that is not empty.")
+        others = f" and {len(files) - 1} more files" if files[1:] else ""
+        raise ExamplesError(
+            f"there is no text in {files[0].place}{others}: no line, or none that is not empty."
+        )
     write_complete(store, block)
-
-
-def _named(files: list[File]) -> str:
-    others = f" and {len(files) - 1} more files" if files[1:] else ""
-    return f"{files[0].place}{others}"
 
 
 def _tokenized(
     files: list[File], begin: FilePosition, settings: dict[str, Any], encode: Encoder
 ) -> Iterator[tuple[FilePosition, Tokens]]:
-    """Yield the tokens of each document from a place on, and the place after it."""
+    """Yield the tokens of each document from a position on, and the position after it."""
     first, last = ([] if settings[name] is None else [settings[name]] for name in ("begin", "end"))
     for number, file in list(enumerate(files))[begin.file :]:
         start = begin.number if number == begin.file else 0
@@ -105,27 +103,17 @@ def _tokenized(
         source = each_document([file], field=settings["field"], separator=settings["separator"], start=start)
         for some, encoded in _meanwhile(_together(source), encode):
             for document, tokens in zip(some, encoded, strict=True):
-                if isinstance(tokens, Tokens) and (first or last):
-                    raise _for_texts_alone(document)
-                whole = (
-                    tokens
-                    if isinstance(tokens, Tokens)
-                    else _all_count(np.concatenate([first, tokens, last]))
-                )
-                if len(whole.tokens):
-                    yield FilePosition(number, document.number + 1), whole
-
-
-def _for_texts_alone(document: Document) -> UsageError:
-    return UsageError(
-        f"{document.where}: begin= and end= are for texts, and this is a chat, whose template writes what is "
-        "before and after it.\n"
-        "  Leave them out. Texts and chats together are two sets, for mw.data.mixture."
-    )
-
-
-def _all_count(tokens: Any) -> Tokens:
-    return Tokens(np.asarray(tokens, np.int64), np.ones(len(tokens), np.uint8))
+                if not isinstance(tokens, Tokens):
+                    whole = np.concatenate([first, tokens, last]).astype(np.int64)
+                    tokens = Tokens(whole, np.ones(len(whole), np.uint8))
+                elif first or last:
+                    raise UsageError(
+                        f"{document.where}: begin= and end= are for texts, and this is a chat, whose "
+                        "template writes what is before and after it.\n"
+                        "  Leave them out. Texts and chats together are two sets, for mw.data.mixture."
+                    )
+                if len(tokens.tokens):
+                    yield FilePosition(number, document.number + 1), tokens
 
 
 def _check_unchanged(file: File) -> None:
@@ -168,7 +156,11 @@ def _encoded(documents: list[Document], encode: Encoder) -> list[np.ndarray | To
     texts = iter(encode.encode([document.value for document in documents if isinstance(document.value, str)]))
     chats = _encoded_chats([document for document in documents if is_chat(document.value)], encode)
     return [
-        next(texts) if isinstance(document.value, str) else next(chats) if is_chat(document.value) else _other(document)
+        next(texts)
+        if isinstance(document.value, str)
+        else next(chats)
+        if is_chat(document.value)
+        else _other(document)
         for document in documents
     ]
 
@@ -198,7 +190,9 @@ def _encoded_chats(documents: list[Document], encode: Encoder) -> Iterator[Token
             encoded_chat = next(encoded)
         except MeshwrightError as error:
             raise type(error)(f"{document.where}: {error}") from None
-        yield Tokens(np.asarray(encoded_chat.tokens, np.int64), np.asarray(encoded_chat.token_weights, np.uint8))
+        yield Tokens(
+            np.asarray(encoded_chat.tokens, np.int64), np.asarray(encoded_chat.token_weights, np.uint8)
+        )
 
 
 def _tools(document: Document) -> Any:
@@ -220,7 +214,8 @@ def _locked(store: Path) -> Any:
         return None
     except OSError:
         return file
-    for unfinished in store.glob(f"{PRIVATE}*.tokens.*"):  # of a process that was killed
+    # A process that was killed left these files.
+    for unfinished in store.glob(f"{PRIVATE}*.tokens.*"):
         unfinished.unlink(missing_ok=True)
     return file
 
@@ -232,11 +227,6 @@ def _end_with_the_parent() -> None:
     os._exit(0)
 
 
-def _is_sent(store: Path) -> bool:
-    """Return whether the parent sends the documents. Then `received` also sees that it ends."""
-    return any(entry["kind"] == IN_OBJECT for entry in parse_object(read_file(store / MADE_OF))["files"])
-
-
 def _give_way() -> None:
     """Let the processes that train go first."""
     with suppress(OSError):
@@ -245,7 +235,9 @@ def _give_way() -> None:
 
 def main(store: Path) -> None:
     """Write a store, as the only process that does."""
-    if not _is_sent(store):
+    # If the parent sends the documents, `received` sees that the parent ends.
+    files = parse_object(read_file(store / MADE_OF))["files"]
+    if not any(file["kind"] == IN_OBJECT for file in files):
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
     lock = _locked(store)
     if lock is None:

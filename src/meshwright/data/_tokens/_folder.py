@@ -26,7 +26,7 @@ _LARGEST_TEMPLATE = 1 << 20
 
 @dataclass(frozen=True)
 class Files:
-    """What the files of a tokenizer say."""
+    """The content of a tokenizer's files."""
 
     path: Path
     """The folder."""
@@ -53,8 +53,8 @@ def end_tokens(path: str | Path) -> tuple[int, ...]:
     the package `tokenizers`.
 
     Example:
-      >>> place = mw.data.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
-      >>> mw.data._internal.end_tokens(place) == tuple(mw.lm.tokenizer_of(place).encode("<end>"))
+      >>> folder = mw.data.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
+      >>> mw.data._internal.end_tokens(folder) == tuple(mw.lm.tokenizer_of(folder).encode("<end>"))
       True
     """
     directory = local_path(path, "Copy the tokenizer to a disk.")
@@ -103,7 +103,8 @@ def _tokenizer(directory: Path) -> Any:
             f"{file} cannot be read: {error.strerror}.\n"
             f"  Give a folder with a {TOKENIZER}; `save_pretrained` of a fast tokenizer writes it."
         ) from None
-    except Exception as error:  # the package raises no class of its own
+    except Exception as error:
+        # The package `tokenizers` raises no class of its own.
         raise UsageError(f"{file} is not a tokenizer of the package tokenizers: {error}.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -124,7 +125,9 @@ def _check_added(directory: Path, config: Mapping[str, Any], tokenizer: Any) -> 
 
 def _special(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the special tokens; those that the config lacks are in a file of older versions."""
-    values = _object(directory / SPECIAL) | {name: value for name, value in config.items() if value is not None}
+    values = _object(directory / SPECIAL) | {
+        name: value for name, value in config.items() if value is not None
+    }
     named = {name: _text(value) for name, value in values.items() if name.endswith("_token")}
     return {name: text for name, text in named.items() if isinstance(text, str)}
 
@@ -176,11 +179,14 @@ _GENERATION_KEYS = """
     return_legacy_cache target_lookbehind temperature token_healing top_k top_p transformers_version
     trust_remote_code typical_p use_cache use_model_defaults
 """
-_KNOWN_KEYS = {"tokenizer_config.json": {*_TOKENIZER_KEYS.split()}, "generation_config.json": {*_GENERATION_KEYS.split()}}
+_KNOWN_KEYS = {
+    "tokenizer_config.json": {*_TOKENIZER_KEYS.split()},
+    "generation_config.json": {*_GENERATION_KEYS.split()},
+}
 
 
 def check_keys(file: Path, config: Mapping[str, Any]) -> None:
-    """Check that all keys of a config are known, but for those that say nothing: null, false and empty."""
+    """Check that all keys of a config are known, but for those that are null, false or empty."""
     if file.name not in _KNOWN_KEYS:
         return
     names = {key for key in config if key.endswith("_token")} if file.name.startswith("tokenizer") else set()

@@ -26,7 +26,7 @@ _LONGEST_ERROR = 2000
 
 
 class _RefusedError(Exception):
-    """What a template raises by `raise_exception`."""
+    """The error that a template raises by `raise_exception`."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -60,7 +60,8 @@ def _compiled(text: str, date: str) -> tuple[Any, Any]:
     )
     environment.has_generation = False
     environment.filters["tojson"] = tojson
-    environment.filters.pop("random")  # the same chat gives the same text
+    # The same chat must give the same text.
+    environment.filters.pop("random")
     environment.globals.pop("lipsum")
     day = datetime.datetime.fromisoformat(date)
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": day.strftime}
@@ -78,7 +79,8 @@ def _blocks(template: Any, names: Mapping[str, Any]) -> Iterator[str]:
 
 def _answer(request: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return whether the template has generation blocks, or what is wrong, and the texts of a chat."""
-    signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # the system then ends this process
+    # The system ends this process after so many seconds of work.
+    signal.setitimer(signal.ITIMER_PROF, request["seconds"])
     try:
         environment, template = _compiled(request["template"], request["date"])
     except (jinja2.TemplateError, RecursionError, MemoryError) as error:
@@ -95,7 +97,8 @@ def _answer(request: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[dict[st
         return {"error": f"refuses the messages: {error}"[:_LONGEST_ERROR]}, []
     except MemoryError:
         return {"error": "refuses the messages: it takes too much memory."}, []
-    except Exception as error:  # a template may fail in any way
+    except Exception as error:
+        # A template may fail in any way.
         return {"error": f"fails on the messages: {type(error).__name__}: {error}"[:_LONGEST_ERROR]}, []
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -104,7 +107,8 @@ def _answer(request: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[dict[st
 
 def main(descriptor: int) -> None:
     """Answer requests, each a template with chats, until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that asks
+    # Ctrl-C ends the process that asks, and this one after it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_NBYTES, _NBYTES))
     with Connection(descriptor) as other:
         while True:

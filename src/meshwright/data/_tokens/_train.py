@@ -47,8 +47,9 @@ def train_tokenizer(
         already, or `tokenizers` is not installed.
 
     Example:
-      >>> place = mw.data.train_tokenizer(["the cat", "the hat"], "small", vocab_size=270)
-      >>> mw.lm.tokenizer_of(place).decode(mw.lm.tokenizer_of(place).encode("the bat"))
+      >>> folder = mw.data.train_tokenizer(["the cat", "the hat"], "small", vocab_size=270)
+      >>> tokenizer = mw.lm.tokenizer_of(folder)
+      >>> tokenizer.decode(tokenizer.encode("the bat"))
       'the bat'
     """
     if kind not in KINDS:
@@ -67,7 +68,8 @@ def train_tokenizer(
     tokenizer.train_from_iterator(iter(counted), trainer=trainer)
     if not counted.number:
         raise UsageError("there is no text to train a tokenizer on.")
-    if (smallest := tokenizer.get_vocab_size()) > vocab_size:  # with a token for each letter, and no other piece
+    # Each letter has a token, even if there is then no room for other pieces.
+    if (smallest := tokenizer.get_vocab_size()) > vocab_size:
         raise UsageError(
             f"vocab_size={vocab_size} is too small: {kind} needs {smallest} tokens for these letters."
         )

@@ -295,6 +295,8 @@ def lora(
     return Lora(pattern, rank, scaled, dropout, dora, rslora, form, tuple(dims))
 
 
+# The parameters of a model with an adapter are a part of a larger tree, and some are in few bits. The classes
+# below apply the model's own rules to the names in this tree.
 def with_base(rules: Sequence[Rule], base: str, adapter: str) -> tuple[Rule, ...]:
     """Return rules for parameters below `base`, from those for `params/`; all below `adapter` is whole."""
     return tuple(
