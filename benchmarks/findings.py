@@ -56,8 +56,8 @@ from meshwright.engine._experiment._evaluations import evaluations_of
 from meshwright.engine._spikes import Rule
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
+from meshwright.launch._outcome import summary
 from meshwright.launch._output import Lines, Output
-from meshwright.launch._summary import summary
 from meshwright.lm._models import decoder
 from meshwright.processes import _connections, _peers, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told

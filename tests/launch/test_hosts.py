@@ -140,7 +140,7 @@ def test_a_stranger_who_sends_something_else_disturbs_nothing(machines, port):
 )
 def test_what_cannot_work_is_refused(options, complaint):
     with pytest.raises(UsageError, match=complaint):
-        launch_hosts([sys.executable], 1, **({"at": "127.0.0.1:29400", "hosts": 2} | options))
+        launch_hosts([sys.executable], 1, **({"address": "127.0.0.1:29400", "hosts": 2} | options))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_PEERS
 from meshwright.launch import _supervise
-from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
+from meshwright.launch._outcome import FINAL_EXIT_CODES, Restarts
 from meshwright.launch._supervise import supervise
 from soak import cases, rng
 

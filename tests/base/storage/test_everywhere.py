@@ -41,7 +41,9 @@ def deployer():
 PAIRS = {"chosen": [], "rejected": []}
 
 REFUSE = {
-    "launch_hosts": lambda place: launch.launch_hosts(["true"], 1, at="127.0.0.1:1", hosts=1, logs=place),
+    "launch_hosts": lambda place: launch.launch_hosts(
+        ["true"], 1, address="127.0.0.1:1", hosts=1, logs=place
+    ),
     "tokenized": lambda place: mw.data._internal.tokenized(__file__, mw.lm.Bytes(), store=place),
     "export_adapter": lambda place: mw.lm.export_adapter({}, place, mw.lm.lora("w", 1), "."),
     "read_pair_rows": lambda place: mw.lm._internal.read_pair_rows(place, 8),
