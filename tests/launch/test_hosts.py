@@ -131,8 +131,8 @@ def test_a_stranger_who_sends_something_else_disturbs_nothing(machines, port):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"at": "node1"}, "expected HOST:PORT"),
-        ({"at": "no-such-host.invalid:1"}, "is not known here"),
+        ({"address": "node1"}, "expected HOST:PORT"),
+        ({"address": "no-such-host.invalid:1"}, "is not known here"),
         ({"hosts": 0}, "--hosts is 0"),
         ({"min_hosts": 3}, "--min-hosts is 3"),
         ({"wait_seconds": 0}, "--wait is 0"),

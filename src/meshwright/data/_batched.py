@@ -122,6 +122,7 @@ class Once:
     def do(self, reading: int, act: Callable[[Any], Any]) -> list[Any]:
         """Return the result of `act(iterator)` in a list; an empty list if this reading has ended."""
         with self._lock:
+            # Threads of an earlier reading may still run: they get nothing, and move nothing on.
             return [act(self._iterator)] if reading == self._newest else []
 
 
@@ -156,6 +157,7 @@ class Cursor:
         if state is not None and self._has_state:
             self._iterator.set_state(state)  # type: ignore[attr-defined]
             return
+        # An iterator without a state reads the used items again.
         skipped = sum(1 for _ in islice(self._iterator, num_read))
         if skipped < num_read:
             raise InputError(

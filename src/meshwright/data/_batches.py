@@ -168,6 +168,8 @@ class Batches:
         # The generator must not hold `self`, or the threads would keep it alive.
         read, num_threads = self._reader, self._num_threads
         all_shares = shares(self._samples, position, self._batch_size, self._rows)
+        # The source of the first batch is needed before the batch: its facts are compared between
+        # processes.
         first = list(itertools.islice(all_shares, 1))
         self._source = first[0][0][0].source if first else None
         tasks = (
@@ -197,6 +199,7 @@ def _agreement(examples: Any, are_local: bool, is_of_all: bool) -> Callable[[Res
     """Return the check that all processes read as many batches, for examples whose number is not known."""
     if are_local:
         return _all_have_one if jax.process_count() > 1 else lambda results: results
+    # Where the number of examples is known, all processes end in the same batch without an agreement.
     is_known = isinstance(examples, Text | Mixture) or num_examples(examples) is not None
     return _ending_together if is_of_all and not is_known else lambda results: results
 

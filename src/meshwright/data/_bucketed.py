@@ -221,6 +221,7 @@ class Grouped:
             return num_samples * (np.arange(len(remaining)) == self._drawn(whole))
         # The number of samples that are left in longer buckets.
         num_longer = np.cumsum(remaining[::-1])[::-1] - remaining
+        # At the end of an epoch no bucket fills a batch: the longest remaining examples come first.
         return np.clip(num_samples - num_longer, 0, remaining)
 
     def _drawn(self, whole: np.ndarray) -> int:
@@ -231,6 +232,7 @@ class Grouped:
         if self._seed is None:
             nexts = [self._next(bucket) if n else math.inf for bucket, n in enumerate(whole)]
             return int(np.argmin(nexts))
+        # The draw follows from the position alone, so it is the same on all processes and after a restart.
         draw = np.random.default_rng([self._seed, self._epoch, int(self._num_taken.sum())]).integers(
             whole.sum()
         )

@@ -50,6 +50,7 @@ def _stacked(examples: Sequence[PyTree]) -> PyTree:
     first = examples[0]
     kind = type(first)
     if all(type(x) is kind for x in examples):
+        # Plain dictionaries, tuples and arrays are stacked without JAX, in a fraction of the time.
         if kind is dict and all(x.keys() == first.keys() for x in examples):
             return {key: _stacked([x[key] for x in examples]) for key in first}
         if kind is tuple and all(len(x) == len(first) for x in examples):
@@ -58,6 +59,7 @@ def _stacked(examples: Sequence[PyTree]) -> PyTree:
             return np.array(examples)
         if issubclass(kind, _ARRAYS):
             return np.stack(examples)
+    # Other pytrees take the slow way.
     leaves, structures = zip(*(jax.tree.flatten(x, is_leaf=_is_list) for x in examples), strict=True)
     if any(structure != structures[0] for structure in structures):
         raise ValueError("structures differ")

@@ -56,8 +56,10 @@ class CountedRows:
         total = int(ends[-1])
         if self._seed is None:
             return self._text.rows.rows(numbers % total if is_complete else numbers)
+        # In the first epoch rows come block by block, as later blocks may not be tokenized yet.
         ids = self._in_first_epoch(numbers, ends)
         if is_complete and (first or numbers.max() >= total):
+            # From the second epoch on all rows are there, and the order is that of other examples.
             later = numbers + first * total >= total
             ids[later] = record_ids(numbers[later] + first * total, total, self._seed)
         return self._text.rows.rows(ids)

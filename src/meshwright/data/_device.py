@@ -25,6 +25,7 @@ def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
       >>> mw.data.local_rows(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
       array([0, 1, 2, 3, 4, 5, 6, 7])
     """
+    # Devices that differ only in other axes hold the same rows.
     ways = sharding.mesh.size // max(1, _copies(sharding))
     if batch_size % ways:
         raise LayoutError(

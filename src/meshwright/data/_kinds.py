@@ -66,10 +66,10 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 _LIBRARIES = ("grain", "tensorflow")
+# Attributes in which data sets of these libraries keep the data sets that they were made from.
 _ABOVE = ("_parents", "_input_dataset", "_operations")
-"""Attributes in which data sets of these libraries keep the data sets that they were made from."""
+# Operations after which items are examples again, or may be.
 _UNDO = ("unbatch", "flatmap", "flat_map", "interleave")
-"""Operations after which items are examples again, or may be."""
 
 
 def check_not_batched(examples: Any) -> None:
@@ -94,6 +94,8 @@ def makes_batches(examples: Any) -> str | None:
 def _batching(examples: Any, depth: int) -> Iterator[str]:
     kind = type(examples)
     name = kind.__name__.lower()
+    # Data sets of grain and TensorFlow are chains. A batching anywhere in the chain counts, up to an
+    # operation that undoes it.
     if depth > 50 or kind.__module__.partition(".")[0] not in _LIBRARIES or any(x in name for x in _UNDO):
         return
     if "batch" in name:

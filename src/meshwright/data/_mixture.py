@@ -27,8 +27,8 @@ from meshwright.data._stretches import Stretch
 from meshwright.data._text import Text
 from meshwright.errors import ExamplesError, UsageError
 
+# The sum of all shares.
 _UNIT = 1 << 40
-"""The sum of all shares."""
 
 
 class Shares(NamedTuple):
@@ -43,6 +43,7 @@ class Shares(NamedTuple):
 def shares_of(start: int, weights: Mapping[str, float], names: Sequence[str]) -> Shares:
     """Return shares, from positive numbers of any sum, as whole numbers."""
     total = sum(Fraction(weights[name]) for name in names)
+    # Whole numbers stay exact after any number of turns; floats would drift.
     exact = [Fraction(weights[name]) * _UNIT / total for name in names]
     whole = [int(x) for x in exact]
     # The units that rounding down has left go to the sources that have lost most.
@@ -218,6 +219,7 @@ class _Mixed:
         present = np.unique(of_set).tolist()
         batches = [self._sets[i].read(within[of_set == i]) for i in present]
         self._check_same(present, batches)
+        # Each set is read once, and its rows are then put back into the order of the turns.
         back = np.argsort(np.concatenate([np.flatnonzero(of_set == i) for i in present]))
         return jax.tree.map(lambda *x: np.concatenate(x)[back], *batches)
 
@@ -254,6 +256,7 @@ class _MixedStretch:
     ):
         self._names, self._sets, self._epochs = names, sets, epochs
         self._turns = Turns(shares, start if counts else 0, counts)
+        # Without saved counts the turns are played again from the first example.
         while self._turns.start < start:
             self._turns.next()
         self._source, self._has_ended = CountedSource(_Mixed(names, sets)), False

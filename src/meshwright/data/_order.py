@@ -49,6 +49,7 @@ class Order:
         first, ids = self._window
         length = int(offsets[-1]) + 1
         if start < first or start + length > first + len(ids):
+            # A few thousand ids cost little more than one batch of them.
             positions = np.arange(start, start + max(length, WINDOW))
             first, ids = self._window = start, record_ids(positions, self._num_records, self._seed)
         return ids[start - first + offsets]
@@ -72,6 +73,7 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
     distinct, which = np.unique(epochs, return_inverse=True)
     keys = np.take(_round_keys(seed, distinct), which, axis=1)
     ids = _feistel(within.astype(np.uint64), table, keys)
+    # Cycle-walking: the few positions that land outside pass through the network again.
     outside = np.flatnonzero(ids >= num_records)
     while outside.size:
         ids[outside] = _feistel(ids[outside], table, keys[:, outside])

@@ -74,6 +74,7 @@ def _of_source(items: Any, batch_size: int, rows: np.ndarray, first: int) -> Ite
     for start in range(first, len(source), batch_size):
         ids = range(start, min(start + batch_size, len(source)))
         length = source.length_of(np.arange(ids.start, ids.stop)) if isinstance(source, Bucketed) else None
+        # Rows past the last example repeat it, so that all batches have one shape.
         yield Part(source, start + np.minimum(rows, len(ids) - 1), length=length), ids
 
 

@@ -98,6 +98,7 @@ def reader(examples: Any, collate: Collate | None) -> Read:
         local_parts = [part for part in parts if part.ids.size]
         if not lengths:
             return read(local_parts, collate)
+        # A batch at the end of an epoch has parts of several buckets, and is padded to the longest.
         local_parts = [part._replace(length=max(lengths)) for part in local_parts]
         return read(
             local_parts, partial(collate, length=max(lengths)) if collate and takes_length else collate

@@ -13,8 +13,8 @@ from meshwright.data._kinds import Source, VectorSource, check_not_batched, is_i
 from meshwright.errors import ExamplesError
 from meshwright.processes import _internal as processes
 
+# Number of readings of each of the three; examples made at random differ between them and get no digest.
 _READINGS = 4
-"""Number of readings of each of the three; examples made at random differ between them and get no digest."""
 
 
 class Arrays:
@@ -189,6 +189,7 @@ def facts_of(examples: Any) -> dict[str, str]:
     ids = sorted({0, len(source) // 2, len(source) - 1}) if len(source) else []
     part = Part(source, np.asarray(ids, np.int64))
     readings = [list(map(_digest, rows_of(part) if ids else [])) for _ in range(_READINGS)]
+    # Examples that are made at random differ between two readings, and would differ between processes.
     at_random = processes.gather_on_hosts("the examples", any(reading != readings[0] for reading in readings))
     digests = {} if any(at_random) else {f"example {i}": x for i, x in zip(ids, readings[0], strict=True)}
     return {"number of examples": str(len(source)), **digests}

@@ -108,6 +108,7 @@ class Ready:
 
     def _check_last(self, num_found: int, expected: int, number: int) -> None:
         """Raise an `ExamplesError` if a batch is smaller than others and not the last of an epoch."""
+        # Only the last batch of an epoch may be smaller, so one more item is asked for.
         is_last = self._cursor is not None and not self._cursor.take(1)
         if is_last and number:
             return

@@ -79,6 +79,7 @@ def launch_hosts(
     leader_address, directory_of_logs = split(address), local_path(logs) if logs else None
     shared = __version__, tuple(command), requirements, restarts, os.environ.get("MESHWRIGHT_TOKEN", "")
     job = hashlib.sha256(repr(shared).encode()).hexdigest()[:32]
+    # An agent that starts again must not be taken for the one before it.
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     free = f"{own_address(leader_address)}:{free_port()}"
     status = Status(name, socket.gethostname(), job, time.monotonic(), num_processes, free)

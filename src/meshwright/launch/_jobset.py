@@ -25,14 +25,14 @@ from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DIVERGED, EXIT_INPUT
 from meshwright.launch._job import Job
 
 _PORT = 55527
+# Name of the Jobs, in the names of pods.
 _WORKERS = "workers"
-"""Name of the Jobs, in the names of pods."""
+# Name of the container in which the program runs.
 _CONTAINER = "main"
-"""Name of the container in which the program runs."""
 _FOR_GOOD = (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED, EXIT_CTRL_C)
 _LONGEST_NAME = 63
+# The word of `--shared` for programs that save nothing.
 _NOTHING = "none"
-"""The word of `--shared` for programs that save nothing."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from meshwright.errors import EXIT_DONE, EXIT_OF_STOPS, EXIT_PEERS, EXIT_USAGE
 from meshwright.launch._members import LEASE_SECONDS, LOST_SECONDS, End, Order, Status
 from meshwright.launch._outcome import Restarts, causes, code_of, has_failed, stop_of, summary
 
+# Exit code of a generation that lost a machine, as of a process that was killed.
 _EXIT_LOST = 137
-"""Exit code of a generation that lost a machine, as of a process that was killed."""
 
 
 class Phase(Enum):
@@ -165,6 +165,8 @@ def _gather(leader: Leader, current_time: float) -> Leader:
         too_long = waited > leader.requirements.wait_seconds
         return _over(leader, current_time, EXIT_PEERS, _missing(leader, present)) if too_long else leader
     ready = leader.own in present and all(_is_ready(leader, name) for name in present)
+    # A leader that was started again does not know which processes run under its predecessor. It waits
+    # until their leases are over.
     is_safe = current_time - leader.born > LOST_SECONDS or (
         not leader.has_predecessor and (leader.members or count >= leader.requirements.hosts)
     )
@@ -176,6 +178,7 @@ def _gather(leader: Leader, current_time: float) -> Leader:
 
 
 def _start(leader: Leader, current_time: float, present: list[str]) -> Leader:
+    # The leader's own machine comes first, as process 0 runs there.
     names = sorted(present, key=lambda name: (name != leader.own, leader.views[name].status.host, name))
     statuses = [leader.views[name].status for name in names[: leader.requirements.hosts]]
     generation = leader.generation + 1

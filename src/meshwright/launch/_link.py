@@ -24,8 +24,8 @@ _STATUS, _ORDER = TypeAdapter(Status), TypeAdapter(Order)
 _LONGEST_LINE = 1 << 20
 _TICK_SECONDS = 0.2
 _CONNECT_SECONDS = 3
+# Connections that the system keeps until they are accepted.
 _MOST_WAITING = 1000
-"""Connections that the system keeps until they are accepted."""
 
 
 def split(address: str) -> tuple[str, int]:
@@ -83,6 +83,7 @@ class LeaderServer:
                 if not self._decide():
                     self._answer(status)
         with self._lock:
+            # The agent may have connected again before the old connection ended.
             if name is not None and self._connected.get(name) is peer:
                 self.leader = _lead.on_disconnect(self.leader, name)
                 self._decide()
@@ -145,6 +146,7 @@ class AgentClient:
                     peer.sendall(_STATUS.dump_json(self._stamped()) + b"\n")
                     if self._is_closed:
                         break
+                    # A change of the status is sent at once, and otherwise each second.
                     self._is_due.wait(BEAT_SECONDS)
             if not self._is_closed:
                 time.sleep(_TICK_SECONDS)

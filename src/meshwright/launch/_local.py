@@ -182,6 +182,7 @@ def free_port() -> int:
     It is below those that systems give to outgoing connections, Linux from 32,768 on: one of these could be
     taken before process 0 has started, and listens.
     """
+    # Ports above belong to outgoing connections: one could be taken before process 0 listens.
     for port in random.SystemRandom().sample(_PORTS, _TRIED_PORTS):
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             return port
@@ -196,8 +197,8 @@ def _own_devices(index: int, devices_per_process: int | None) -> dict[str, str]:
     return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(first, first + devices_per_process)))}
 
 
+# The longest time between two readings of the board. It is read as often as it is written.
 _LOOK_SECONDS = 1.0
-"""The longest time between two readings of the board. It is read as often as it is written."""
 
 
 @contextlib.contextmanager
@@ -243,6 +244,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
     mine = f"meshwright-launch-{hashlib.sha256(f'{host} {namespace}'.encode()).hexdigest()[:8]}-"
     for path in Path(tempfile.gettempdir()).glob(f"{mine}*"):
         owner = re.match(r"(\d+)-(\d+)-", path.name.removeprefix(mine))
+        # The time of birth tells a launcher from a later process with the same number.
         if owner and birth_of(int(owner[1])) != owner[2] and path.lstat().st_uid == os.getuid():
             shutil.rmtree(path, ignore_errors=True)
     return tempfile.TemporaryDirectory(prefix=f"{mine}{pid}-{birth}-")

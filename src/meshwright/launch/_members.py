@@ -130,6 +130,7 @@ def on_order(agent: Agent, order: Order, current_time: float) -> Agent:
     # The agent runs this generation already, or its processes have ended.
     if is_same:
         return replace(agent, order=order) if agent.order else agent
+    # Processes of an older generation must be dead before those of a newer one start.
     if mine.is_running or order.generation == mine.generation:
         return replace(agent, order=None)
     return replace(agent, order=order, status=replace(_following(mine, order), is_running=True))

@@ -54,28 +54,29 @@ class Restarts:
         if exit_code in FINAL_EXIT_CODES:
             return None
         newest = -1 if saved is None else saved
+        # Progress gives all restarts back.
         used = 0 if newest > self.saved else self.used
         if used >= self.allowed:
             return None
         return replace(self, used=used + 1, saved=max(newest, self.saved))
 
 
+# Exit codes after which the other processes end by themselves, and may still be saving.
 _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
-"""Exit codes after which the other processes end by themselves, and may still be saving."""
 
+# Start of an error that names the process because of which this one ended, but not for a third one.
 _OF_A_PROCESS = re.compile(
     rf"[Ee]rror: process (\d+)(?:: | is gone| has ended| ended with exit code (?!{EXIT_PEERS}\b))"
 )
-"""Start of an error that names the process because of which this one ended, but not for a third one."""
+# The numbers of processes that JAX heard nothing of, each at the end of a line.
 _SILENT = re.compile(r"\(stopped sending heartbeats\):\n((?:.*\d\n)+)")
-"""The numbers of processes that JAX heard nothing of, each at the end of a line."""
+# In the last lines of a process that JAX ended as process 0 did not answer.
 _LEAD_SILENT = "CoordinationService/Heartbeat"
-"""In the last lines of a process that JAX ended as process 0 did not answer."""
+# Last lines of a process that ended because another one did, where Meshwright did not end it first.
 _OF_A_LOST_PEER = re.compile(
     r"JAX distributed service detected fatal errors|coordination service"
     r"|(Gloo|NCCL) .*(closed by peer|reset by peer|Broken pipe|remote process)"
 )
-"""Last lines of a process that ended because another one did, where Meshwright did not end it first."""
 SAVED = "Run the same command again to continue."
 """End of the last line of a process that was stopped and has saved all."""
 
@@ -106,8 +107,10 @@ def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = (), stop: int =
     own = [process for process in failed if not fails_for_another(process)]
     if stop:
         return [process for process in own if process.exit_code not in (-stop, 128 + stop)]
+    # A process with a cause of its own explains the others, in whatever order they ended.
     if own:
         return own
+    # All that failed name other processes, so one of the named ones is the cause.
     blamed = {number for process in failed for number in _blamed_by(process)}
     orderly = [process for process in ended if not has_failed(process)]
     if named := [process for process in (*silent, *orderly, *failed) if process.number in blamed]:

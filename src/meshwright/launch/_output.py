@@ -15,13 +15,13 @@ from typing import TextIO
 
 from meshwright.errors import ranges
 
+# Longest time for which a line waits for equal lines of other processes.
 _WAIT_SECONDS = 0.1
-"""Longest time for which a line waits for equal lines of other processes."""
 _MOST_RANGES = 3
+# Lines of C++ that say nothing of the run. Only the files of `--logs` have them.
 _UNSHOWN = re.compile(r"\[Gloo\] Rank |\s*@\s+0x|\*\*\* Check failure stack trace: |.*\] SIGTERM caught at ")
-"""Lines of C++ that say nothing of the run. Only the files of `--logs` have them."""
+# Time and process in the lines of JAX's C++, because of which no two of them would be equal.
 _STAMP = re.compile(r"^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ")
-"""Time and process in the lines of JAX's C++, because of which no two of them would be equal."""
 
 
 class Output:

@@ -35,10 +35,10 @@ from meshwright.launch._process import Child, News
 from meshwright.launch._supervise import say
 
 _ENDS_POLL_SECONDS = 0.5
+# Time for the other pods to end: a survivor does so within four seconds after a death.
 _OTHERS_SECONDS = 5.0
-"""Time for the other pods to end: a survivor does so within four seconds after a death."""
+# Time between two looks at what process 0 has saved.
 _PROGRESS_SECONDS = 1.0
-"""Time between two looks at what process 0 has saved."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ def print_summary(ends: EndFiles, number: int, total: int, name: str) -> None:
 
     It is the one with the lowest number of those that failed. `name` is that of the JobSet.
     """
+    # Pods that are killed with their node leave nothing, so the wait is bounded.
     until = time.monotonic() + _OTHERS_SECONDS
     while len(paths := _files_of(ends, "*.json", total)) < total and time.monotonic() < until:
         time.sleep(_ENDS_POLL_SECONDS)
@@ -183,8 +184,8 @@ def _put(path: Directory, content: bytes) -> None:
         write_whole(path, content)
 
 
+# Longest wait of the main thread, which handles signals between waits.
 _POLL_SECONDS = 0.2
-"""Longest wait of the main thread, which handles signals between waits."""
 _DRAIN_SECONDS = 2
 
 

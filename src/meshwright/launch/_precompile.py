@@ -17,10 +17,10 @@ from typing import TextIO
 from meshwright.launch._outcome import causes, end_text
 from meshwright.launch._process import News, Outcome, Process, Spawner
 
+# The time between two looks at whether the run asks.
 _SECONDS = 0.5
-"""The time between two looks at whether the run asks."""
+# The time to wait for the last output of processes that were killed.
 _GONE_SECONDS = 2
-"""The time to wait for the last output of processes that were killed."""
 
 
 @contextlib.contextmanager

@@ -134,6 +134,7 @@ class Child:
     def kill(self) -> None:
         """Kill the process and all processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            # The process leads a session of its own, so its number is also that of the group.
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def drain(self, until: float) -> None:

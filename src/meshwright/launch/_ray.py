@@ -27,8 +27,8 @@ from meshwright.launch._process import LAST_LINES, Child, News, Process, Show
 from meshwright.launch._supervise import check, supervise
 
 _POLL_SECONDS = 0.2
+# Time after which an actor that does not answer counts as lost.
 _SILENT_SECONDS = 30
-"""Time after which an actor that does not answer counts as lost."""
 
 
 def launch_ray(
@@ -232,6 +232,7 @@ def _ray_spawner(
     group = placement_group([dict(bundle)] * num_processes, strategy="SPREAD")
     try:
         _wait_for(ray, group, f"{num_processes} × {dict(bundle)}", wait_seconds, is_stopped)
+        # Ray must restart nothing by itself: all processes start again together.
         host = ray.remote(max_restarts=0, max_task_retries=0)(ProcessActor)
         scheduling = partial(PlacementGroupSchedulingStrategy, group)
         other_resources = {name: number for name, number in bundle.items() if name not in ("CPU", "GPU")}

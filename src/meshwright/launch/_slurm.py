@@ -166,8 +166,8 @@ def _merged(ours: Mapping[str, str | None], theirs: Sequence[str], *, fixed: Col
     return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
 
 
+# A line of `srun --label`: the number of the task, and the task's line.
 _LABEL = re.compile(r" *(\d+): (.*)", re.DOTALL)
-"""A line of `srun --label`: the number of the task, and the task's line."""
 _OVER = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 )
@@ -229,6 +229,7 @@ def _job(number: str) -> Mapping[str, str]:
     result = subprocess.run(
         ["scontrol", "-o", "show", "job", number], stdin=subprocess.DEVNULL, capture_output=True
     )
+    # SLURM forgets jobs some time after their end.
     if b"Invalid job id" in result.stderr:
         return {"JobState": "COMPLETED", "ExitCode": f"{EXIT_FAILED}:0"}
     words = result.stdout.decode(errors="replace").split()

@@ -18,13 +18,13 @@ from meshwright.launch._outcome import SAVED, Restarts, causes, code_of, has_fai
 from meshwright.launch._output import Output, numbers_text
 from meshwright.launch._process import News, Outcome, Process, Spawner
 
+# Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait,
+# or that another thread receives; it handles such a signal after the wait.
 _LONGEST_WAIT_SECONDS = 0.2
-"""Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait, or
-that another thread receives; it handles such a signal after the wait."""
+# Time to wait for the last output of killed processes.
 _DRAIN_SECONDS = 2
-"""Time to wait for the last output of killed processes."""
+# Time to wait for the cause before a restart: a survivor may be seen to end before the process that died.
 _CAUSE_SECONDS = 0.3
-"""Time to wait for the cause before a restart: a survivor may be seen to end before the process that died."""
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class _Counted:
 
 
 def _kind_and_size(header: bytes) -> tuple[bytes, int]:
+    # The checksum is computed as if its own field had spaces.
     signed = sum(header) - sum(header[148:156]) + 8 * ord(" ")
     if _number(header[148:156]) != signed:
         raise ValueError("the checksum of a tar header is wrong")

@@ -67,6 +67,7 @@ def write_block(
     lengths = np.array([len(document) for document in documents], "<u4")
     tokens = np.concatenate([*documents, np.empty(0, np.int64)]).astype("<u4")
     content = tokens.tobytes() + lengths.tobytes()
+    # The manifest is written last: a block without one is not complete.
     write_alone(_file(store, block), content)
     manifest = {"tokens": len(tokens), "documents": len(lengths), "crc32": crc32(content), "after": end}
     if weights is not None:
@@ -144,6 +145,7 @@ def _manifest(store: Path, block: int) -> Path:
 
 def write_alone(path: Path, content: bytes) -> None:
     """Write a file atomically, also if other processes write the same file at the same time."""
+    # Each writer has a name of its own, as several processes may write the same file at a time.
     private = path.with_name(f"{PRIVATE}{path.name}.{secrets.token_hex(4)}")
     write_whole(private, content)
     private.replace(path)

@@ -10,8 +10,8 @@ from meshwright.data._corpus._streams import naming, opened, pyarrow
 from meshwright.errors import ExamplesError
 
 _ROWS = 1024
+# Bytes of a column in a group of rows, which readers must decompress as one.
 _LARGEST_GROUP = 1 << 33
-"""Bytes of a column in a group of rows, which readers must decompress as one."""
 
 
 def parquet_rows(file: File, field: str, start: int) -> Iterator[Record]:
@@ -50,6 +50,7 @@ def arrow_rows(file: File, field: str, start: int) -> Iterator[Record]:
     """Yield the value of a column in each row of an Arrow file or stream, from row `start` on."""
     ipc, number = pyarrow("pyarrow.ipc"), 0
     with naming(file, lambda: f"row {number + 1}"), closing(opened(file)) as stream:
+        # The Arrow file format begins with this mark; a stream has none.
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)

@@ -33,8 +33,8 @@ KINDS = {
 COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
 IN_OBJECT = "given"
 """The kind of documents that an object has instead of a file, see `_indexed_source`."""
+# Endings that a folder's other files have, too: such files are read only if they are named.
 _OFTEN_SOMETHING_ELSE = {".json"}
-"""Endings that a folder's other files have, too: such files are read only if they are named."""
 _WILD = "*?["
 
 

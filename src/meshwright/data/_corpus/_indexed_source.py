@@ -19,8 +19,8 @@ from meshwright.data._corpus._files import IN_OBJECT, File
 from meshwright.data._corpus._record import Record, record_of, without_nulls
 from meshwright.errors import ExamplesError
 
+# Documents by which an object is told from others.
 _NUM_DIGESTED = 10_000
-"""Documents by which an object is told from others."""
 _MOST = 1 << 48
 
 
@@ -111,5 +111,6 @@ def received(start: int) -> Iterator[Record]:
 
 def _whole(line: bytes) -> bytes:
     if not line.endswith(b"\n"):
+        # The parent has ended before its last document.
         os._exit(0)
     return line

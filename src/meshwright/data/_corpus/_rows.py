@@ -27,8 +27,8 @@ VERSION = 1
 """Rows are kept in files. Another version makes other rows of the same documents."""
 
 
+# Blocks whose rows are kept in memory, and whose tokens are mapped.
 _NUM_CACHED = 64
-"""Blocks whose rows are kept in memory, and whose tokens are mapped."""
 
 
 class Rows(NamedTuple):
@@ -123,6 +123,7 @@ def _filled(
     sizes = np.bincount(at_rows, lengths).astype(np.int64)
     gaps = np.where(row - sizes > row // 256, row - sizes, 0)
     order = np.argsort(sizes, kind="stable")
+    # The emptiest rows are emptied as long as the gaps of the others have room for their tokens.
     used = np.cumsum(sizes[order]) <= gaps.sum() - np.cumsum(gaps[order])
     givers, takers = order[used], order[~used]
     if not len(givers):
@@ -257,6 +258,7 @@ class RowStore:
         try:
             with open_file(path) as file:
                 _, num_rows, num_pieces = np.frombuffer(file.read(24), "<i8").tolist()
+            # The size alone is checked here. The checksum is checked when rows are read.
             if path.stat().st_size == 8 * (4 + num_rows + 2 * num_pieces):
                 return num_rows
         except (OSError, ValueError):

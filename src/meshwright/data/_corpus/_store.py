@@ -34,8 +34,8 @@ from meshwright.data._corpus._tokenizer import as_text, digest, token_id
 from meshwright.errors import MeshwrightError, UsageError
 
 _VERSION = 1
+# Texts of up to so many bytes in all are known by contents, larger ones by their files.
 _READ_WHOLE = 1 << 26
-"""Texts of up to so many bytes in all are known by contents, larger ones by their files."""
 _POLL_SECONDS = 0.02
 
 
@@ -72,6 +72,7 @@ class Store:
         worker, self._worker = self._worker, None
         if worker is not None and worker.is_at_work():
             self._worker = worker
+        # A process of another run may write the same store already.
         elif not _is_locked(self.directory):
             self._worker = _Worker(self.directory, self._source)
 
@@ -88,6 +89,7 @@ class _Worker:
 
     def __init__(self, directory: Path, source: IndexedSource | None = None):
         command = [sys.executable, "-m", "meshwright.data._corpus._work", str(directory)]
+        # The other process must import this very package, also if it is not installed.
         package = str(Path(errors.__file__).parents[1])
         paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths}

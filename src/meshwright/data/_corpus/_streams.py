@@ -155,6 +155,7 @@ class Concatenated(io.RawIOBase):
             passed += len(data) - len(rest)
             if not rest and (data := self._raw.read(_PIECE)):
                 continue
+            # xz pads with multiples of four zero bytes.
             if passed % 4:
                 raise EOFError("it has more bytes behind a compressed stream than belong there")
             return rest

@@ -37,11 +37,11 @@ from meshwright.data._corpus._record import is_chat
 from meshwright.data._corpus._tokenizer import Encoder, encoder
 from meshwright.errors import ExamplesError, InputError, MeshwrightError, UsageError
 
+# Characters that are tokenized at once at first, so that they are done soon; later eight times as many.
 _TOGETHER = 1 << 18
-"""Characters that are tokenized at once at first, so that they are done soon; later eight times as many."""
 _MOST_TOGETHER = 4096
+# Blocks that training waits for. After these, training comes first.
 _SOON = 2
-"""Blocks that training waits for. After these, training comes first."""
 
 
 class Tokens(NamedTuple):
@@ -60,6 +60,7 @@ def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lamb
     made_of = parse_object(read_file(store / MADE_OF))
     files = [File(**entry) for entry in made_of["files"]]
     block = 0
+    # Blocks depend on the documents alone, so another process continues where the last one ended.
     while is_written(store, block):
         block += 1
     begin = end_of_block(store, block - 1) if block else FilePosition(0, 0)
@@ -141,6 +142,7 @@ def _meanwhile(
     batches: Iterator[list[Document]], encode: Encoder
 ) -> Iterator[tuple[list[Document], list[np.ndarray | Tokens]]]:
     """Yield documents with their tokens. While some are tokenized, the next are read and the last stored."""
+    # One thread tokenizes while this one reads. `tokenizers` uses all cores by itself.
     with ThreadPoolExecutor(1) as thread:
         previous = None
         for some in batches:

@@ -16,8 +16,8 @@ from meshwright.errors import InputError, MeshwrightError, UsageError
 Messages = Sequence[Mapping[str, Any]]
 DATE = "2026-01-01"
 _DEEPEST = 32
+# The number of chats whose texts are made at once.
 _TOGETHER = 64
-"""The number of chats whose texts are made at once."""
 
 
 @documented
@@ -120,6 +120,7 @@ class Chat:
             except MeshwrightError as error:
                 # Chats before the one with the error are yielded first.
                 failure = error
+            # Chats with and without tools may have other templates; those of one are rendered together.
             for template, group in itertools.groupby(ready, lambda ready_chat: ready_chat[0]):
                 for text, spans in template.spans([ready_chat[1:] for ready_chat in group]):
                     yield self._encoded(text, spans)

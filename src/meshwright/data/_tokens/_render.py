@@ -20,8 +20,8 @@ import jinja2.sandbox
 
 LONGEST = 1 << 24
 """The largest number of characters that a template may write."""
+# The most memory, of which Python and Jinja need a tenth.
 _NBYTES = 1 << 29
-"""The most memory, of which Python and Jinja need a tenth."""
 _LONGEST_ERROR = 2000
 
 

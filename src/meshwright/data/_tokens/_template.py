@@ -173,9 +173,9 @@ class _Renderer(NamedTuple):
         return self.process.wait()
 
 
+# Renderers that wait for a request. One that answers is not in the list, so that other threads, and the
+# code that runs between two answers, get another.
 _idle: list[_Renderer] = []
-"""Renderers that wait for a request. One that answers is not in the list, so that other threads, and the code
-that runs between two answers, get another."""
 
 
 def _rendered(request: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
@@ -194,6 +194,7 @@ def _rendered(request: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list
             yield about, [texts[start:end] for start, end in itertools.pairwise(ends)]
         _idle.append(renderer)
     except (EOFError, OSError):
+        # The renderer has ended by itself: the system ends one that works for too long.
         code = renderer.end(is_over=True)
         late = f"takes more than {_MOST_SECONDS} seconds" if code == -signal.SIGPROF else None
         yield {"error": f"refuses the messages: it {late or f'ended its process ({code})'}."}, []

@@ -98,6 +98,7 @@ class _Counted:
 def _bpe(package: Any, vocab_size: int, special: list[str]) -> tuple[Any, Any]:
     tokenizer = _byte_tokenizer(package, package.models.BPE())
     alphabet = package.pre_tokenizers.ByteLevel.alphabet()
+    # The alphabet has all 256 bytes, so that no text is unknown, whatever the training texts are.
     trainer = package.trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )

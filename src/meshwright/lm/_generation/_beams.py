@@ -18,8 +18,8 @@ from meshwright.lm._generation._logits import adjusted, ended
 from meshwright.lm._generation._model import Model
 from meshwright.lm._generation._rows import Prompts, Rows, begun, next_logits
 
+# Below the score of any row; finite, so that sums and quotients stay numbers.
 _WORST = -1e9
-"""Below the score of any row; finite, so that sums and quotients stay numbers."""
 
 
 class _Beams(NamedTuple):
@@ -71,6 +71,8 @@ def _first(decoding: Decoding, rows: Rows) -> _Beams:
     copies = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), rows)
     tokens_BKS, lengths_BK = copies.tokens.reshape(B, K, S), copies.lengths.reshape(B, K)
     nothing_BK = jnp.zeros((B, K), bool)
+    # All copies of a row are equal at first. The score of one alone is 0, so that the first step drops the
+    # others.
     scores_BK = worst_BK.at[:, 0].set(0)
     return _Beams(copies, scores_BK, tokens_BKS, lengths_BK, worst_BK, nothing_BK, ~rows.is_done)
 
@@ -79,6 +81,7 @@ def _stepped(model: Model, decoding: Decoding, params: PyTree, beams: _Beams) ->
     K = decoding.beams
     logits, cache = next_logits(model, params, beams.rows)
     candidates = _candidates(decoding, beams, logits)
+    # Candidates that end leave the running rows, and may enter those that have ended.
     running_BM = candidates.scores + jnp.where(candidates.is_end, _WORST, 0)
     scores_BK, pick_BK = jax.lax.top_k(running_BM, K)
     rows = _continued(beams, cache, candidates, pick_BK)
@@ -86,6 +89,7 @@ def _stepped(model: Model, decoding: Decoding, params: PyTree, beams: _Beams) ->
     counts_B = (rows.lengths - rows.begins).reshape(-1, K)[:, 0]
     best_B1 = scores_BK[:, :1] / jnp.maximum(counts_B, 1)[:, None] ** decoding.length_penalty
     worst_BK = jnp.where(has_ended_BK, ended_scores_BK.min(-1, keepdims=True), _WORST)
+    # A search ends when its best running row would be no better than the worst of the ended ones.
     is_open_B = beams.is_open & (best_B1 > worst_BK).any(-1) & ~candidates.is_end.all(-1)
     return _Beams(rows, scores_BK, tokens_BKS, lengths_BK, ended_scores_BK, has_ended_BK, is_open_B)
 
@@ -97,6 +101,7 @@ def _candidates(decoding: Decoding, beams: _Beams, logits: jax.Array) -> _Candid
     log_probs = adjusted(decoding, log_probs, rows.tokens, rows.lengths, rows.begins)
     total = (log_probs.reshape(B, K, V) + beams.scores[:, :, None]).reshape(B, K * V)
     ends = len(decoding.stop) + len(decoding.choices)
+    # A row can end in `ends` ways. With one candidate more for each row, K of them go on.
     scores_BM, index_BM = jax.lax.top_k(total, min(max(2, 1 + ends) * K, K * V))
     parents_BM, M = index_BM // V, index_BM.shape[1]
     of_parents = lambda x: jnp.take_along_axis(x.reshape(B, K), parents_BM, axis=1)  # noqa: E731
@@ -126,6 +131,7 @@ def _best_ended(
     """Return tokens, lengths and scores of the K best rows that have ended, and whether each has."""
     (B, M), K = candidates.scores.shape, decoding.beams
     begins_B1 = beams.rows.begins.reshape(B, K)[:, :1]
+    # Like `transformers`: only ends among the first K candidates count.
     may_BM = candidates.is_end & (jnp.arange(M) < K) & beams.is_open[:, None]
     scores_BM = candidates.scores / (candidates.lengths - begins_B1) ** decoding.length_penalty
     scores = jnp.concatenate([beams.ended_scores, jnp.where(may_BM, scores_BM, _WORST)], axis=1)

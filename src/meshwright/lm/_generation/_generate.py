@@ -118,6 +118,7 @@ def stream(
             "every": every,
             "first": first,
         }
+        # Processes that differ would wait for each other in different programs.
         processes.compare("what is generated", lambda: _facts(prompts, facts))
     vocabulary = prompt_vocabulary(model, params, decoding)
     queue = enumerate(_checked(prompts, sizes, first, vocabulary), first)
@@ -136,6 +137,7 @@ def length_for(model: Model, prompts: Iterable[Prompt], decoding: Decoding) -> i
     """Return the bound of the length of rows that holds the longest of these prompts, a power of two."""
     longest = max((len(prompt) for prompt in prompts if isinstance(prompt, Sized)), default=1)
     length = longest if model.encode else longest + decoding.max_new_tokens
+    # Powers of two share programs between calls with prompts of similar lengths.
     bound = max(64, 1 << (length - 1).bit_length())
     if model.positions is not None and model.encode is None:
         bound = max(length, min(bound, model.positions))

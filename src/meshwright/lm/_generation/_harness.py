@@ -150,6 +150,7 @@ class Harness:
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
         """Return the text of the model after each context, up to a text that ends the answer."""
+        # Requests with equal settings are generated together.
         alike: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)

@@ -45,6 +45,7 @@ def narrowed(decoding: Decoding, logits_BV: jax.Array) -> jax.Array:
 
 def _nucleus(logits_BV: jax.Array, top_p: float) -> jax.Array:
     """Keep the most likely tokens up to and including the one that reaches the probability."""
+    # `jnp.sort` ascends, and the most likely tokens must come first.
     sorted_BV = -jnp.sort(-logits_BV, axis=-1)
     before_BV = jnp.cumsum(jax.nn.softmax(sorted_BV, axis=-1), axis=-1) - jax.nn.softmax(sorted_BV, axis=-1)
     count_B1 = jnp.sum(before_BV < top_p, axis=-1, keepdims=True)
@@ -96,12 +97,14 @@ def chosen_by_row(
         keys_B = jax.vmap(lambda n, c: jax.random.fold_in(jax.random.fold_in(key, n), c))(numbers_B, counts_B)
         return jax.vmap(jax.random.categorical)(keys_B, narrow_BV).astype(jnp.int32)
 
+    # The sort over the vocabulary is skipped if all rows are greedy.
     drawn_B = jax.lax.cond((temperature_B > 0).any(), drawn, lambda: greedy_B)
     return jnp.where(temperature_B > 0, drawn_B, greedy_B)
 
 
 def ended(decoding: Decoding, tokens_BS: jax.Array, lengths_B: jax.Array, begins_B: jax.Array) -> jax.Array:
     """Return whether each row ends with a stop sequence, or is a whole choice: bool[B]."""
+    # The number of new tokens of each row: a stop sequence must not reach into the prompt.
     counts_B, is_end_B = lengths_B - begins_B, jnp.zeros(len(tokens_BS), bool)
     if decoding.stop:
         stops_CW, sizes_C = _padded(decoding.stop)

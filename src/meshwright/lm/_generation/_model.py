@@ -155,6 +155,7 @@ def vocabulary_of(model: Model, params: PyTree) -> int:
 
 
 @functools.lru_cache(maxsize=32)
+# The program is cached, as the server and each call of `generate` ask for the vocabulary of the same model.
 def _logits_of_one(model: Model) -> Callable[[PyTree], jax.Array]:
     def logits(params: PyTree) -> jax.Array:
         cache = model.init_cache(params, 1, 8)

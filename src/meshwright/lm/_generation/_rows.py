@@ -66,11 +66,7 @@ class Prompts(NamedTuple):
 
 
 def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
-    """Return rows with their prompts in the cache, except the last token, which the first step gives it.
-
-    The prompts are read a piece at a time, up to the end of the longest, so one program serves all lengths.
-    The last piece of a row may begin earlier and write some positions again.
-    """
+    """Return rows with their prompts in the cache, except the last token, which the first step gives it."""
     B, S = prompts.tokens.shape
     size = min(model.prefill, S)
     cache = model.init_cache(params, B, S)
@@ -78,11 +74,14 @@ def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
         cache = model.encode(params, *prompts.inputs, cache)
 
     def piece(number: jax.Array, cache: PyTree) -> PyTree:
+        # The last piece begins earlier where it would reach past the row, and writes some positions again.
         start = jnp.minimum(number * size, S - size)
         tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, start, size, axis=1)
         new = model.apply(params, tokens, cache, jnp.full(B, start, jnp.int32))[1]
+        # With `prefill` 1 a model never gets padding: rows that have read their prompt keep their cache.
         return new if size > 1 else _where(start < prompts.lengths - 1, new, cache)
 
+    # The number of pieces is data, not a shape, so one program serves prompts of all lengths.
     num_pieces = (prompts.lengths.max() - 1 + size - 1) // size
     cache = jax.lax.fori_loop(0, num_pieces, piece, cache)
     lengths, limits, is_done = prompts.lengths, prompts.limits, prompts.lengths >= prompts.limits
@@ -104,6 +103,7 @@ def advanced(
     num_ends: jax.Array,
 ) -> Rows:
     """Return the rows with up to `num_tokens` more tokens each, fewer if `num_ends` of them end before."""
+    # The loop ends early when `num_ends` more rows have ended, as each may then get a new prompt.
     most_done = jnp.minimum(rows.is_done.sum() + num_ends, len(rows.is_done))
 
     def goes_on(carried: tuple[jax.Array, Rows]) -> jax.Array:

@@ -97,6 +97,7 @@ def score(
     if mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1:
         processes.compare("what is scored", lambda: _facts(checked, batch_size))
     ways = Layout(mesh).batch_ways if mesh else 1
+    # The mesh must divide the rows of a batch, so the size is rounded up.
     size = -(-batch_size // ways) * ways
     # Long rows first: rows of a batch then have much the same length, and memory runs out at once or never.
     order = sorted(range(len(checked)), key=lambda i: -len(checked[i].read))
@@ -173,6 +174,7 @@ def _padded(model: Model, rows: list[_Row], count: int) -> _Batch:
     return _Batch(read, labels, np.int32(num_pieces), (inputs, is_input))
 
 
+# Rows of up to 64 tokens share a program, and so do those of up to 128, 256 and so on.
 def _bound(length: int) -> int:
     return max(64, 1 << (length - 1).bit_length())
 

@@ -92,9 +92,11 @@ def pieces_of(
     rows = beginning(model, mesh)(params, padded_prompts(model, sizes, first, sizes.slots))
     placed = Placed.for_rows(rows)
     owners: list[int | None] = [number for number, _ in first] + [None] * (sizes.slots - len(first))
+    # A queue that did not fill all slots has ended.
     are_more = len(first) == sizes.slots
     while any(owner is not None for owner in owners):
         old_lengths = np.asarray(jax.device_get(rows.lengths))
+        # Rows stop early only for prompts that wait for a free row.
         limits = np.int32(every), np.int32(sizes.refilled if are_more else sizes.slots)
         rows = advancing(model, settings, mesh, placed)(params, rows, key, *limits)
         tokens, lengths, is_done = jax.device_get((rows.tokens, rows.lengths, rows.is_done))
@@ -139,6 +141,7 @@ def searched(
 def padded_prompts(model: Model, sizes: Sizes, batch: list[tuple[int, np.ndarray]], count: int) -> Prompts:
     """Return prompts as padded arrays of `count` rows; those without a prompt have ended."""
     length = sizes.inputs or sizes.row
+    # The arrays have one shape for any number of prompts, so that one program serves all.
     padded, lengths = np.zeros((count, length), np.int32), np.ones(count, np.int32)
     numbers, is_used = np.zeros(count, np.uint32), np.arange(count) < len(batch)
     for slot, (number, prompt) in enumerate(batch):
@@ -177,6 +180,7 @@ def beginning(model: Model, mesh: Mesh | None) -> Callable[..., Rows]:
             return rows
         replicated = NamedSharding(mesh, P())
         fetched = {name: x for name, x in rows._asdict().items() if name != "cache"}
+        # All but the cache is fetched by the host, and so is replicated.
         return rows._replace(**jax.lax.with_sharding_constraint(fetched, replicated))
 
     return inside(mesh, jax.jit(begin))
@@ -280,6 +284,7 @@ class Pool:
         self.reset()
         self.vocabulary = vocabulary_of(model, params)
         """The number of tokens of the model."""
+        # A first prompt compiles both programs, before clients wait for them.
         first = GenerationRequest(np.zeros(1, np.int32), 1)
         self.start({0: first})
         self.advance(1)
@@ -333,6 +338,7 @@ class Pool:
         limits = np.where(limits > 0, prompts.lengths + limits, 0).astype(np.int32)
         draws = Draws(*(np.zeros(count, dtype) for dtype in (np.float32, np.int32, np.float32, np.float32)))
         for row, request in enumerate(requests):
+            # Bounds are arrays, one value for each row, so `None` is a number that bounds nothing.
             top_k = _ALL if request.top_k is None else min(request.top_k, _ALL)
             for array, value in zip(
                 draws, (request.temperature, top_k, request.top_p, request.min_p), strict=True

@@ -231,6 +231,7 @@ def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyA
     with _naming(row):
         for layer in parts[0]:
             array = concatenate([part[layer] for part in parts]) if len(parts) > 1 else parts[0][layer]
+            # The way back takes the inverse steps in the inverse order.
             for step in reversed(row.steps):
                 array = step.to_theirs(array)
             theirs[layer] = array
@@ -347,6 +348,7 @@ def _widened(arrays: Iterable[LazyArray]) -> list[LazyArray]:
     arrays = list(arrays)
     dtypes = {x.dtype for x in arrays}
     if len(dtypes) > 1 and all(jnp.issubdtype(x, jnp.floating) and x.itemsize > 1 for x in dtypes):
+        # Layers of one stack must have one dtype, and no value may be rounded.
         widest = functools.reduce(jnp.promote_types, dtypes)
         return [x.astype(widest) for x in arrays]
     return arrays

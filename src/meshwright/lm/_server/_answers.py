@@ -45,6 +45,7 @@ class Answer:
         if is_last:
             self._drop_sequence()
             self.reason = self.reason or "length"
+        # The last tokens wait, as they may begin a stop sequence, which is not a part of the answer.
         ready = len(self._tokens) if is_last else max(0, len(self._tokens) - self._longest_sequence)
         ready_tokens, self._tokens = self._tokens[:ready], self._tokens[ready:]
         self._unsent += self._growing.add(ready_tokens) + (self._growing.rest() if is_last else "")

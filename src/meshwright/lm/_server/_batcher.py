@@ -57,6 +57,7 @@ class Batcher:
         self._waiting: deque[QueueEntry] = deque()
         self._owners: dict[int, QueueEntry] = {}
         self._changed, self._is_closed = threading.Condition(), False
+        # The pool is called from this thread alone.
         self._thread = threading.Thread(target=self._run, name="meshwright-serve", daemon=True)
         self._thread.start()
 
@@ -81,6 +82,7 @@ class Batcher:
         """Put prompts into the queue, all or none, and return a ticket for each."""
         entries = [QueueEntry(*pair) for pair in zip(generations, on_updates, strict=True)]
         with self._changed:
+            # Prompts that a free row takes at once do not count as waiting.
             free = self.pool.slots - len(self._owners)
             if self._is_closed or len(self._waiting) + len(entries) > self.max_waiting + free:
                 raise QueueFull

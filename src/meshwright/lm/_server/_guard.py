@@ -18,8 +18,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+# The time in which the body of a refused request may come.
 _UNWANTED_SECONDS = 1.0
-"""The time in which the body of a refused request may come."""
 
 
 _PIPELINED = 1 << 16

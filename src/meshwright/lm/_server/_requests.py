@@ -25,6 +25,7 @@ _Tokens = Annotated[list[int], Field(fail_fast=True)]
 _Several = Annotated[list[str], Field(fail_fast=True, max_length=_MOST_ROWS)]
 _SeveralTokens = Annotated[list[_Tokens], Field(fail_fast=True, max_length=_MOST_ROWS)]
 _Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+# Fields that this server does not have, and the values by which a client asks for nothing.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -48,7 +49,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "top_logprobs": (0,),
     "use_beam_search": (False,),
 }
-"""Fields that this server does not have, and the values by which a client asks for nothing."""
 
 
 class RefusedRequest(Exception):  # noqa: N818 - the client's fault, not the program's

@@ -109,6 +109,7 @@ def new_part(sizes: tuple[tuple[int, ...], int, int], rank: int, key: jax.Array)
 def factored(weight: Any, part: Part, key: jax.Array | None, scale: float, dropout: float) -> Adapted:
     """Return a weight with its adapter beside it, for `x @ weight`, with a dropout key for each matrix."""
     stack = weight.shape[:-2]
+    # One key for each matrix of the stack, so that layers that are scanned over drop other inputs.
     keys = jax.random.split(key, stack) if key is not None and stack else key
     return Adapted(weight, part["lora_a"], part["lora_b"], part.get("magnitude"), keys, scale, dropout)
 

@@ -81,5 +81,6 @@ def adapted_matrices(
     if magnitude is None:
         return wide
     return (
+        # The norm is not differentiated, as in section 4.3 of the paper.
         wide * (magnitude.astype(jnp.float32) / jax.lax.stop_gradient(norms_of_outputs(wide)))[..., None, :]
     )

@@ -52,6 +52,7 @@ def _merged(name: str, weight: LazyArray, part: Mapping[str, LazyArray], lora: L
     is_plain = lora.letters(name, weight) == "s" * (weight.ndim - 2) + "io"
 
     def read(index: Index) -> np.ndarray:
+        # Other dimensions are mixed in the matrices, so such a weight is merged whole, and then indexed.
         if not is_plain:
             whole = {part_name: np.asarray(x) for part_name, x in part.items()}
             return np.asarray(lora.added(name, np.asarray(weight), whole))[index]

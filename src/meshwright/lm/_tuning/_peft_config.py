@@ -20,6 +20,7 @@ from meshwright.lm._models._map import Map
 from meshwright.lm._tuning._lora import Lora
 from meshwright.lm._tuning._peft_names import PREFIX, Parts, module_of, modules_of
 
+# The keys that are read, and those that change nothing of what an adapter computes.
 _READ_KEYS = (
     *("peft_type", "r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora", "rank_pattern"),
     *("alpha_pattern", "target_modules", "layers_to_transform", "exclude_modules"),
@@ -28,13 +29,12 @@ _READ_KEYS = (
     *("fan_in_fan_out", "layers_pattern", "ensure_weight_tying", "megatron_core", "qalora_group_size"),
     *("corda_config", "eva_config", "loftq_config", "lora_ga_config"),
 )
-"""The keys that are read, and those that change nothing of what an adapter computes."""
+# The values of keys that change nothing. Any other key is of a feature that is not known here, and may be
+# off only: null, false, 0 or empty.
 _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
 }
-"""The values of keys that change nothing. Any other key is of a feature that is not known here, and may be
-off only: null, false, 0 or empty."""
 
 
 def settings_of(lora: Lora, base: str, parts: Parts, names: Map, cfg: Any) -> dict[str, Any]:

@@ -110,6 +110,8 @@ def _joined(row: Row, parts: Mapping[str, dict[str, np.ndarray]]) -> Parts:
         rest = {name: {k: x for k, x in part.items() if k != "lora_a"} for name, part in parts.items()}
         rest[row.names[0]]["lora_a"] = first
         return rest
+    # The adapters of one module become one of a larger rank: all A beside each other, the B in a block
+    # diagonal.
     ranks = [part["lora_a"].shape[-1] for part in parts.values()]
     starts = dict(zip(parts, np.cumsum([0, *ranks[:-1]]), strict=True))
     joined: Parts = {}

@@ -80,12 +80,12 @@ class Quantised:
     def gathered(self) -> jax.Array:
         """Return the weight, computed where it is used: under `fsdp`, its codes are gathered, not its values.
 
-        XLA would compute first, and send four times as much, or twice. If the mesh splits products, too, as
-        `tensor` does, the choice is left to XLA.
+        If the mesh splits products, too, as `tensor` does, the choice is left to XLA.
         """
         sizes = jax.sharding.get_abstract_mesh().shape
         if not sizes or any(size > 1 for axis, size in sizes.items() if axis not in ("data", "fsdp")):
             return self.dequantised()
+        # XLA would compute the weight first, and then send four times as many bytes, or twice for int8.
         whole = jax.lax.with_sharding_constraint((self.codes, self.scales), P())
         return replace(self, codes=whole[0], scales=whole[1]).dequantised()
 

@@ -14,14 +14,14 @@ from meshwright.lm._models._config import Rope, cycled
 
 Config = decoder.Config | gpt2.Config
 
+# The architecture, by whether queries have biases and norms.
 _OTHERS = {(False, False): "llama", (True, False): "qwen2", (False, True): "qwen3"}
-"""The architecture, by whether queries have biases and norms."""
+# The architecture, by whether layers have further norms and queries have norms.
 _GEMMAS = {(False, False): "gemma", (True, False): "gemma2", (True, True): "gemma3"}
-"""The architecture, by whether layers have further norms and queries have norms."""
+# The last layer of so many has no window.
 _PERIODS = {"gemma2": 2, "gemma3": 6}
-"""The last layer of so many has no window."""
+# The architectures and numbers of layers whose scores are scaled by model / heads, not by a head's size.
 _BY_MODEL_SIZE = {("gemma2", 46), ("gemma3", 62)}
-"""The architectures and numbers of layers whose scores are scaled by model / heads, not by a head's size."""
 
 
 def architecture_of(cfg: Config) -> str:

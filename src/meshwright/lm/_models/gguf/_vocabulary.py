@@ -15,8 +15,8 @@ from meshwright.errors import UsageError
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
 _WORDS += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+# llama.cpp's name of each pattern that cuts a text into words.
 _SPLITS = {_WORDS % "{1,3}": "llama-bpe", _WORDS % "": "qwen2"}
-"""llama.cpp's name of each pattern that cuts a text into words."""
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
 
 

@@ -41,8 +41,8 @@ __all__ = [
 Config = decoder.Config | gpt2.Config | t5.Config
 
 HEAD = "lm_head.weight"
+# Names that a file may have for copies of the embedding.
 _TIED = {HEAD, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-"""Names that a file may have for copies of the embedding."""
 _FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2}
 _FAMILIES |= dict.fromkeys(_t5.MODEL_TYPES, _t5)
 MODEL_TYPES = tuple(_FAMILIES)
@@ -171,6 +171,8 @@ def _named(source: Source, cfg: Config) -> Source:
 
 def _check_tied(source: Source, ours: Source) -> None:
     """Check that what the map leaves out as tied to the embedding equals it."""
+    # A file may contain copies of the embedding. A copy that differs is a head of its own, and must not be
+    # lost.
     theirs, embedding = source.arrays(), ours.arrays().get("embedding")
     tied = theirs.keys() & _TIED - ({HEAD} if "head" in ours.arrays() else set())
     for name in sorted(tied):

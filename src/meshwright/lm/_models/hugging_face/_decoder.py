@@ -20,6 +20,7 @@ _LLAMA = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
 _QWEN = {**_LLAMA, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA = {"rope_theta": 10_000.0, "tie_word_embeddings": True, "num_key_value_heads": 16, "head_dim": 256}
 _GEMMA2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+# The defaults of keys that a file lacks, by `model_type`. A key with the value null is not missing.
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -44,7 +45,6 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma2": {**_GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3_text": {**_GEMMA2, "rope_theta": 1e6, "rope_local_base_freq": 10_000.0},
 }
-"""The defaults of keys that a file lacks, by `model_type`. A key with the value null is not missing."""
 MODEL_TYPES = tuple(_LEFT_OUT)
 _MIXTURES = ("mixtral", "qwen3_moe")
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
@@ -295,12 +295,12 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
 _OF_ALL_ROPES = (
     *("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"),
 )
+# The keys that a type of rotary positions needs besides `rope_theta`, in the order of `Rope`'s fields.
 _ROPES = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
-"""The keys that a type of rotary positions needs besides `rope_theta`, in the order of `Rope`'s fields."""
 
 
 def _shortened(pattern: list[T]) -> tuple[T, ...]:

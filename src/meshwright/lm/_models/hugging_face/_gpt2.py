@@ -12,8 +12,8 @@ from meshwright.lm._models.gpt2 import Config
 
 SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
 """The sizes that every `config.json` must have."""
+# The features of `gpt2` and of all released models, which may not be off.
 _COMPUTED = ("scale_attn_weights", "tie_word_embeddings")
-"""The features of `gpt2` and of all released models, which may not be off."""
 ALIKE = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",

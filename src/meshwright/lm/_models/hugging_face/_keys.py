@@ -10,6 +10,8 @@ from typing import Any
 
 from meshwright.errors import CheckpointError
 
+# Keys of all models for training, for generation, for labels, and of where a model is from. Dropout is not
+# used here in tuning either, unless it is asked for.
 _HARMLESS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "_commit_hash"),
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
@@ -39,8 +41,6 @@ _HARMLESS = (
     *("repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
     *("unsloth_version", "unsloth_fixed", "is_llama_config"),
 )
-"""Keys of all models for training, for generation, for labels, and of where a model is from. Dropout is not
-used here in tuning either, unless it is asked for."""
 _NUMBERS = (
     *("rms_norm_eps", "layer_norm_epsilon", "query_pre_attn_scalar", "attn_logit_softcapping"),
     *("final_logit_softcapping", "router_aux_loss_coef", "relative_attention_max_distance"),
