@@ -65,7 +65,7 @@ def test_each_row_has_settings_and_a_limit_of_its_own(pool):
 @pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 3, "top_p": 0.7}])
 def test_bounds_of_a_row_leave_out_what_those_of_all_rows_do(bounds):
-    from meshwright.lm._generation._logits import chosen_by_row, narrowed
+    from meshwright.lm._generation._decoding import chosen_by_row, narrowed
 
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 16)), jnp.float32)
     decoding = mw.lm.Decoding(temperature=0.8, **bounds)

@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 from meshwright.base._internal import parse_object
 from meshwright.data._corpus._files import File
-from meshwright.data._corpus._record import Record, record_of
+from meshwright.data._corpus._readers import Record, record_of
 from meshwright.data._corpus._streams import LONGEST, decompressed, naming
 from meshwright.errors import ExamplesError
 

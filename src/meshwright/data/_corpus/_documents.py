@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 from meshwright.base._internal import check_unicode
 from meshwright.data._corpus._archives import samples
-from meshwright.data._corpus._columns import arrow_rows, parquet_rows
 from meshwright.data._corpus._files import IN_OBJECT, File, files_of
 from meshwright.data._corpus._indexed_source import received
-from meshwright.data._corpus._lines import json_lines, texts
-from meshwright.data._corpus._record import Record
+from meshwright.data._corpus._readers import Record, arrow_rows, json_lines, parquet_rows, texts
 from meshwright.errors import ExamplesError
 
 _NOUNS = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.base._internal import parse_object
 from meshwright.data._corpus._files import IN_OBJECT, File
-from meshwright.data._corpus._record import Record, record_of, without_nulls
+from meshwright.data._corpus._readers import Record, record_of, without_nulls
 from meshwright.errors import ExamplesError
 
 # Documents by which an object is told from others.

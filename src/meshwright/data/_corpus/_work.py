@@ -33,7 +33,7 @@ from meshwright.data._corpus._blocks import (
 )
 from meshwright.data._corpus._documents import Document, each_document
 from meshwright.data._corpus._files import IN_OBJECT, File, files_of
-from meshwright.data._corpus._record import is_chat
+from meshwright.data._corpus._readers import is_chat
 from meshwright.data._corpus._tokenizer import Encoder, encoder
 from meshwright.errors import ExamplesError, InputError, MeshwrightError, UsageError
 

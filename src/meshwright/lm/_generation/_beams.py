@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.base._internal import PyTree
-from meshwright.lm._generation._decoding import Decoding
-from meshwright.lm._generation._logits import adjusted, ended
+from meshwright.lm._generation._decoding import Decoding, adjusted, ended
 from meshwright.lm._generation._model import Model
 from meshwright.lm._generation._rows import Prompts, Rows, begun, next_logits
 

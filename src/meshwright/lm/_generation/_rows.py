@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.base._internal import PyTree
-from meshwright.lm._generation._decoding import Decoding
-from meshwright.lm._generation._logits import adjusted, chosen, chosen_by_row, ended
+from meshwright.lm._generation._decoding import Decoding, adjusted, chosen, chosen_by_row, ended
 from meshwright.lm._generation._model import Model
 
 

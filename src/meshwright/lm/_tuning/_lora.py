@@ -20,18 +20,16 @@ from meshwright.lm._tuning._adapted import (
     Adapted,
     Part,
     added,
-    explaining_other_uses,
-    factored,
-    named_key,
-    new_part,
-    parts_of,
-)
-from meshwright.lm._tuning._matrices import (
     as_matrices,
     check_letters,
+    explaining_other_uses,
+    factored,
     letters_of,
     matrix_shape,
+    named_key,
+    new_part,
     norms_of_outputs,
+    parts_of,
 )
 from meshwright.lm._tuning._quantised import computed, dequantised, is_quantised
 from meshwright.parallel._internal import Rule

@@ -13,13 +13,11 @@ from jax.sharding import PartitionSpec as P
 from meshwright.base._internal import Table, documented, judge, tree
 from meshwright.checkpoints._internal import Index, LazyArray, Source, as_source
 from meshwright.errors import UsageError
-from meshwright.lm._tuning import _int8, _nf4
+from meshwright.lm._tuning._encodings import BLOCK, ENCODINGS
 from meshwright.training._internal import Init, Model, Variables, as_init
 
 Kind = Literal["int8", "nf4"]
 """The encodings of weights: eight bits with a scale for each output, or four with one for each 64."""
-
-_ENCODINGS: dict[str, Any] = {"int8": _int8, "nf4": _nf4}
 
 
 @documented
@@ -71,7 +69,7 @@ class Quantised:
 
     def dequantised(self) -> jax.Array:
         """Return the weight, computed."""
-        return _ENCODINGS[self.kind].decode(self.codes, self.scales, self.size).astype(self.dtype)
+        return ENCODINGS[self.kind].decode(self.codes, self.scales, self.size).astype(self.dtype)
 
     def astype(self, dtype: Any) -> Self:
         """Return the weight, to be computed in another dtype."""
@@ -130,8 +128,8 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
 # One program, as the intermediate arrays are several times as large.
 @partial(jax.jit, static_argnums=1)
 def _encode(weight: jax.Array, kind: Kind) -> tuple[jax.Array, jax.Array]:
-    scales = _ENCODINGS[kind].scales_of(weight, jnp)
-    return _ENCODINGS[kind].codes_of(weight, scales, jnp), scales
+    scales = ENCODINGS[kind].scales_of(weight, jnp)
+    return ENCODINGS[kind].codes_of(weight, scales, jnp), scales
 
 
 def dequantised(params: tree.PyTree) -> tree.PyTree:
@@ -206,7 +204,7 @@ def quantised_source(source: Source, pattern: str, kind: Kind) -> Source:
 
 def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
     """Return the codes (part 0) or the scales (part 1) of a weight, lazily."""
-    encoding, within = _ENCODINGS[kind], _WITHIN[kind, part]
+    encoding, within = ENCODINGS[kind], _WITHIN[kind, part]
     whole = jax.eval_shape(partial(_encode, kind=kind), jax.ShapeDtypeStruct(weight.shape, weight.dtype))[
         part
     ]
@@ -245,7 +243,7 @@ def _whole_blocks(per: int) -> Callable[[Index, tuple[int, ...]], PartToRead]:
 
     def needed(index: Index, shape: tuple[int, ...]) -> PartToRead:
         first, end = index[-1].start // per, -(-index[-1].stop // per)
-        part = slice(first * _nf4.BLOCK, min(end * _nf4.BLOCK, shape[-1]))
+        part = slice(first * BLOCK, min(end * BLOCK, shape[-1]))
         return (*index[:-1], part), (..., slice(index[-1].start - first * per, index[-1].stop - first * per))
 
     return needed
@@ -254,7 +252,7 @@ def _whole_blocks(per: int) -> Callable[[Index, tuple[int, ...]], PartToRead]:
 _WITHIN: dict[tuple[str, int], Callable[[Index, tuple[int, ...]], PartToRead]] = {
     ("int8", 0): _whole_columns,
     ("int8", 1): _whole_columns,
-    ("nf4", 0): _whole_blocks(_nf4.BLOCK // 2),
+    ("nf4", 0): _whole_blocks(BLOCK // 2),
     ("nf4", 1): _whole_blocks(1),
 }
 

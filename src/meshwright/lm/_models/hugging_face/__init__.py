@@ -19,13 +19,13 @@ from meshwright.errors import CheckpointError, UsageError
 from meshwright.lm._models import decoder, gpt2, t5
 from meshwright.lm._models._map import Map, check_complete
 from meshwright.lm._models.hugging_face import _decoder, _gpt2, _t5
-from meshwright.lm._models.hugging_face._companions import (
+from meshwright.lm._models.hugging_face._folder import (
     check_companions,
+    check_keys,
     companions,
     copy_companions,
     write_companions,
 )
-from meshwright.lm._models.hugging_face._keys import check_keys
 from meshwright.processes._internal import on_lead
 
 __all__ = [
