@@ -112,18 +112,17 @@ def pieces_of(
             batch = list(itertools.islice(queue, len(refilled)))
             are_more = len(batch) == len(refilled)
             if batch:
-                rows = refilling(model, mesh, placed)(params, rows, *_into(model, sizes, batch, refilled))
+                prompts = padded_prompts(model, sizes, batch, sizes.refilled)
+                slots = _slot_index(sizes, refilled[: len(batch)])
+                rows = refilling(model, mesh, placed)(params, rows, prompts, slots)
             for slot, (number, _) in zip(refilled, batch, strict=False):
                 owners[slot] = number
 
 
-def _into(
-    model: Model, sizes: Sizes, batch: list[tuple[int, np.ndarray]], slots: list[int]
-) -> tuple[Prompts, np.ndarray]:
-    """Return prompts and the slot of each; rows without a prompt get a slot that does not exist."""
-    used = slots[: len(batch)]
-    places = np.array(used + [sizes.slots] * (sizes.refilled - len(used)), np.int32)
-    return padded_prompts(model, sizes, batch, sizes.refilled), places
+def _slot_index(sizes: Sizes, slots: list[int]) -> np.ndarray:
+    """Return the slot of each row that a program refills, int32[`sizes.refilled`]."""
+    # Rows without a prompt get a slot that does not exist, and the write to it is dropped.
+    return np.array(slots + [sizes.slots] * (sizes.refilled - len(slots)), np.int32)
 
 
 def searched(
@@ -309,12 +308,9 @@ class Pool:
         while pending:
             batch, pending = pending[: self._sizes.refilled], pending[self._sizes.refilled :]
             slots = [slot for slot, _ in batch]
-            # A write to a slot that does not exist is dropped.
-            unused = [self.slots] * (self._sizes.refilled - len(batch))
             prompts = self._prompts([request for _, request in batch], self._sizes.refilled)
-            slot_index = np.array(slots + unused, np.int32)
             program = refilling(self._model, self._mesh, self._placed)
-            self._rows = program(self._params, self._rows, prompts, slot_index)
+            self._rows = program(self._params, self._rows, prompts, _slot_index(self._sizes, slots))
             self._lengths[slots] = prompts.lengths[: len(batch)]
 
     def advance(self, num_tokens: int, num_ends: int | None = None) -> dict[int, tuple[np.ndarray, bool]]:

@@ -29,7 +29,10 @@ def add_vocabulary(package: Any, writer: Any, tokenizer: str | Path | None, size
     files = chat(path.parent if path.suffix == ".json" else path).files
     settings = json.loads(files.tokenizer.to_str())
     cut = _pre_tokenizer_name(settings)
-    vocabulary, merges = files.tokenizer.get_vocab(with_added_tokens=True), _merges(settings)
+    vocabulary = files.tokenizer.get_vocab(with_added_tokens=True)
+    # Older files have a pair of pieces as one text.
+    pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in settings["model"]["merges"])
+    merges = [(first, second) for first, second in pairs]
     if max(vocabulary.values()) >= size:
         raise UsageError(f"{files.path} has {max(vocabulary.values()) + 1} tokens, and the model {size}.")
     texts, types = _tokens(package.TokenType, settings, vocabulary, size)
@@ -75,12 +78,6 @@ def _pre_tokenizer_name(settings: Mapping[str, Any]) -> str | None:
             "  Without a tokenizer programs take tokens: mw.lm.gguf.export_model(…, tokenizer=None)."
         )
     return name
-
-
-def _merges(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs, which older files have as one text."""
-    pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in settings["model"]["merges"])
-    return [(a, b) for a, b in pairs]
 
 
 def _tokens(

@@ -224,11 +224,20 @@ def export_model(
       >>> [path.name for path in mw.lm.hugging_face.export_model(params, "exported", "config.json")]
       ['model.safetensors', 'config.json']
     """
-    cfg, config_content, source = config(model), _content(model), source_of(params, "params")
+    cfg, source = config(model), source_of(params, "params")
+    others: dict[str, bytes] = {}
+    if isinstance(model, Mapping):
+        config_content = json.dumps(model, indent=2, sort_keys=True).encode() + b"\n"
+    else:
+        path = local_path(model)
+        file = _file(path)
+        config_content = read_file(file)
+        # The path of a `config.json` alone stands for that file, and not for its folder.
+        if file != path.expanduser():
+            others = companions(file.parent)
     check_complete(source, cfg)
     target = local_path(directory, "Export to a disk, and copy the files.")
     copied = target / "config.json"
-    others = {} if isinstance(model, Mapping) else _companion_files(local_path(model))
     check_companions(target, others)
     if copied.exists() and read_file(copied) != config_content:
         raise UsageError(f"{copied} exists already, and differs from the model's: choose another directory.")
@@ -237,18 +246,6 @@ def export_model(
         copied.write_bytes(config_content)
     on_lead(lambda: write_companions(target, others))
     return [*paths, copied, *(target / name for name in others)]
-
-
-def _content(model: str | Path | Mapping[str, Any]) -> bytes:
-    if isinstance(model, Mapping):
-        return json.dumps(model, indent=2, sort_keys=True).encode() + b"\n"
-    return read_file(_file(local_path(model)))
-
-
-def _companion_files(model: Path) -> dict[str, bytes]:
-    """Return the model's other files by name, if `model` is its directory or one of its weight files."""
-    file = _file(model)
-    return {} if file == model.expanduser() else companions(file.parent)
 
 
 def _file(model: Path) -> Path:
