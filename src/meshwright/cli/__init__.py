@@ -19,7 +19,7 @@ from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
 from meshwright.cli._signals import STOPPED, end_at_once
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, OF_THE_MACHINE, Interrupted, MeshwrightError
-from meshwright.processes._internal import launched_at
+from meshwright.processes._internal import process_start_time
 
 __all__ = ["main"]
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         open_streams()
-    started = launched_at() if arguments is None else time.monotonic()
+    started = process_start_time() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
         grammar().top.print_help(sys.stderr)

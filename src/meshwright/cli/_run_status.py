@@ -6,7 +6,7 @@ from pathlib import Path
 from meshwright.base._internal import is_address, screen_width
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE, EXIT_HUNG, InputError, UsageError
-from meshwright.processes._internal import Seen, board_directory, look, slow_processes, verdict
+from meshwright.processes._internal import ProcessStatus, board_directory, look, slow_processes, verdict
 
 _ALWAYS = ("gone", "stopped by a signal", "does not answer")
 """The states of processes that do not go on, whatever is usual."""
@@ -36,7 +36,7 @@ def ask(place: str) -> Result:
     return text, document, EXIT_HUNG if hangs else EXIT_DONE
 
 
-def _hangs(seen: Seen) -> bool:
+def _hangs(seen: ProcessStatus) -> bool:
     entry = seen.entry
     if seen.state in _ALWAYS:
         return True

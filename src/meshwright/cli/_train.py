@@ -89,7 +89,7 @@ def made(
     from meshwright.processes import _internal as processes
 
     processes.start_processes()
-    with processes.shared_work(), processes.sharing_errors():
+    with processes.collective(), processes.broadcasting_errors():
         function = load(target)
         if check is not None:
             check(function)
