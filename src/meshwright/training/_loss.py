@@ -147,9 +147,10 @@ def _accumulated(
 
     def microbatch(model_state: PyTree, i: jax.Array, piece: PyTree) -> tuple[PyTree, PyTree]:
         grads, (metrics, model_state) = differentiate(params, model_state, piece, jax.random.fold_in(key, i))
-        return (jax.tree.map(_widened, grads), metrics), model_state
+        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), grads)
+        return (wide, metrics), model_state
 
-    # Traced once: for the shapes of the sums, and for the loop.
+    # Traced only once: for the shapes of the sums, and for the loop.
     numbers = jnp.arange(microbatches)
     first = jax.tree.map(lambda x: x[0], (numbers, pieces))
     jaxpr, out = jax.make_jaxpr(microbatch, return_shape=True)(model_state, *first)
@@ -160,7 +161,8 @@ def _accumulated(
         piece_sums, model_state = jax.tree.unflatten(jax.tree.structure(out), leaves)
         return (jax.tree.map(operator.add, sums, piece_sums, is_leaf=_is_metric), model_state), None
 
-    zeros = jax.tree.map(jnp.zeros_like, out[0])  # split as the gradients are, where axes are explicit
+    # Zeros of the structs are split as the gradients are, where axes are explicit.
+    zeros = jax.tree.map(jnp.zeros_like, out[0])
     return jax.lax.scan(add, (zeros, model_state), (numbers, pieces))[0]
 
 
@@ -171,10 +173,6 @@ def _striped(x: jax.Array, n: int) -> jax.Array:
 
 def _is_metric(x: Any) -> bool:
     return isinstance(x, Mean | Histogram)
-
-
-def _widened(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _split(returned: Any) -> tuple[Any, Mapping[str, Any]]:

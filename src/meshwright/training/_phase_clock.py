@@ -52,7 +52,7 @@ class PhaseClock:
         self.step: int | None = None
         """The last step that has finished; None before the first."""
         self.turns = 0
-        """The number of steps and phases so far. Whoever sees it grow knows that the process works."""
+        """The number of steps and phases so far, which grows while the process makes progress."""
         self._longest = dict.fromkeys(_LEARNED, 0.0)
         """The longest time without a turn of each phase that is usual."""
         self._past: dict[str, float] = {}
@@ -88,14 +88,12 @@ class PhaseClock:
         self.turns += 1
 
     def learn(self, seconds: float = 0.0) -> None:
-        """Note that the time so far in the present phase is usual for it, as when an evaluation is
-        complete.
-        """
+        """Note that the present phase took its usual time so far, as when an evaluation is complete."""
         spent = self._clock() - self.started - self._past_total
         self._longest[self.phase] = max(spent, seconds, self._longest.get(self.phase, 0.0))
 
     def is_known(self) -> bool:
-        """Return whether the run knows what the present phase usually takes."""
+        """Return whether the usual time of the present phase is known."""
         return self.phase in self._longest and self._num_steps >= _ENOUGH_STEPS
 
     def limit_seconds(self, shortest: float, first: float = math.inf) -> float:
@@ -110,9 +108,7 @@ class PhaseClock:
         return self._turn_began / self._num_steps
 
     def seconds(self, current_time: float | None = None) -> dict[str, float]:
-        """Return the seconds of each phase so far, and those of stalls as `stall`. The sum is the time since
-        the start.
-        """
+        """Return the seconds of each phase so far, and of stalls; the sum is the time since the start."""
         past, phase = dict(self._past), self.phase
         total = (self._clock() if current_time is None else current_time) - self.started
         past[phase] = past.get(phase, 0.0) + total - sum(past.values())
@@ -122,9 +118,7 @@ class PhaseClock:
         return past
 
     def _stalled(self, step_seconds: float) -> float:
-        """Return the seconds by which the present step has stalled, from the seconds of all steps; 0 if it
-        has not.
-        """
+        """Return the seconds by which the present step has stalled, from those of all steps; 0 if not."""
         took, usual = step_seconds - self._turn_began, self.usual_seconds()
         if took < _SHORTEST_STALL or usual is None or took < _STALL_FACTOR * usual:
             return 0.0

@@ -21,8 +21,8 @@ from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import Tick
+from meshwright.training._heartbeat import is_waiting
 from meshwright.training._phase_clock import INPUT, REPORT, STEP, PhaseClock
-from meshwright.training._waiting import is_waiting
 
 log = logging.getLogger("meshwright")
 
@@ -103,7 +103,9 @@ def timeouts(seconds: Timeouts) -> Mapping[str, float]:
 
 
 class _Phase:
-    """A block that is a phase. Each step has two: as a generator, it would take twice as long."""
+    """A context manager for one phase."""
+
+    # A class, not `@contextmanager`: each step enters two phases, and a generator would take twice as long.
 
     __slots__ = ("_before", "_name", "_watching")
 
