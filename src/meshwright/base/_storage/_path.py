@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from meshwright.base._files import read_file
 from meshwright.base._storage import _fsspec, _settings
-from meshwright.base._storage._place import is_address, local_path
+from meshwright.base._storage._local_paths import is_address, local_path
 from meshwright.base._storage._store import Entry, Store, telling
 from meshwright.errors import MeshwrightError, UsageError
 
@@ -114,14 +114,19 @@ class ObjectPath:
 
         The store is asked once for all patterns.
         """
-        start, wanted = len(self.key) + bool(self.key), [pattern.split("/") for pattern in patterns]
-        if all(len(each) == 1 for each in wanted):
+        start, split_patterns = len(self.key) + bool(self.key), [pattern.split("/") for pattern in patterns]
+        if all(len(pattern) == 1 for pattern in split_patterns):
             entries, folders = self.children()
             keys = sorted([*(entry.key for entry in entries), *folders])
         else:
             keys = self.below()
         parts = (key[start:].split("/") for key in keys)
-        fitting = (found for each in parts for pattern in wanted if (found := _beginning(each, pattern)))
+        fitting = (
+            match
+            for key_parts in parts
+            for pattern in split_patterns
+            if (match := _beginning(key_parts, pattern))
+        )
         return (self / name for name in dict.fromkeys(map("/".join, fitting)))
 
     def read_bytes(self) -> bytes:
@@ -139,9 +144,9 @@ class ObjectPath:
 
     def answer(self, requested: "Future[Any]") -> bytes:
         """Return the bytes that were requested by `request`, or raise `FileNotFoundError`."""
-        if (found := self.answer_with_size(requested)) is None:
+        if (response := self.answer_with_size(requested)) is None:
             raise FileNotFoundError(str(self))
-        return bytes(found[0])
+        return bytes(response[0])
 
     def put(self, content: bytes | bytearray | Path) -> None:
         """Write the object, replacing one that exists. A `Path` is a local file with the content."""
@@ -167,8 +172,8 @@ class ObjectPath:
 
 def _beginning(parts: list[str], pattern: list[str]) -> list[str]:
     """Return the first parts of a key if they match a pattern, or nothing."""
-    found = parts[: len(pattern)]
-    return found if len(found) == len(pattern) and all(map(fnmatchcase, found, pattern)) else []
+    beginning = parts[: len(pattern)]
+    return beginning if len(beginning) == len(pattern) and all(map(fnmatchcase, beginning, pattern)) else []
 
 
 def _create(path: ObjectPath, content: bytes) -> bool:
@@ -177,10 +182,10 @@ def _create(path: ObjectPath, content: bytes) -> bool:
         # Read back, as the answer alone does not tell: a write whose answer was lost looks like a failure,
         # and is refused when it is retried.
         with telling(f"write {path}, or find out whether it was written"):
-            found = path.store.read(path.key)
-        if found is not None and (bytes(found[0]) == content or failure is None):
-            return bytes(found[0]) == content
-        if found is not None:
+            stored = path.store.read(path.key)
+        if stored is not None and (bytes(stored[0]) == content or failure is None):
+            return bytes(stored[0]) == content
+        if stored is not None:
             break
     raise failure or MeshwrightError(
         f"cannot write {path}: the store says that it exists, yet it cannot be read"
@@ -243,10 +248,10 @@ def write_later(path: ObjectPath, content: bytes) -> "Future[None]":
 
 def read_each(paths: Sequence[Directory]) -> list[bytes]:
     """Return the contents of files, which may be anybody's; those in stores are requested concurrently."""
-    asked = [(path, path.request() if isinstance(path, ObjectPath) else None) for path in paths]
+    requests = [(path, path.request() if isinstance(path, ObjectPath) else None) for path in paths]
     return [
         path.answer(request) if isinstance(path, ObjectPath) and request else read_file(Path(str(path)))
-        for path, request in asked
+        for path, request in requests
     ]
 
 
