@@ -99,10 +99,10 @@ def test_no_other_name_is_called_unproven():
 
 
 def names_that_are_missing(path):
-    names = set(re.findall(r"\bmw\.(\w+)(?:\.(\w+))?", path.read_text()))
-    missing = [name for name, _ in names if not hasattr(mw, name) and name not in PACKAGES]
-    doors = [(package, name) for package, name in names if package in PACKAGES and name not in ("", "_internal")]
-    return missing + [f"{package}.{name}" for package, name in doors if not hasattr(getattr(mw, package), name)]
+    pairs = set(re.findall(r"\bmw\.(\w+)(?:\.(\w+))?", path.read_text()))
+    top = [name for name, _ in pairs if not hasattr(mw, name) and name not in PACKAGES]
+    doors = {(door, name) for door, name in pairs if door in PACKAGES and name not in ("", "_internal")}
+    return top + [f"{door}.{name}" for door, name in doors if not hasattr(getattr(mw, door), name)]
 
 
 def test_each_public_name_in_a_message_or_docstring_is_there():
