@@ -128,10 +128,8 @@ def usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:
 
 
 def as_event(document: Any) -> bytes:
-    """Return a document as an event of a stream.
-
-    It is ASCII: many clients end a line at U+0085 and U+2028, too, which JSON lets stand in a text.
-    """
+    """Return a document as an event of a stream."""
+    # The event is ASCII: many clients end a line at U+0085 and U+2028, too, which JSON allows in a text.
     return f"data: {json.dumps(document)}\n\n".encode()
 
 
