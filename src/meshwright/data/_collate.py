@@ -47,8 +47,8 @@ def _stacked(examples: Sequence[PyTree]) -> PyTree:
     first = examples[0]
     kind = type(first)
     if all(type(x) is kind for x in examples):
-        # To handle each example as an arbitrary pytree, and to compare structures, would take as long as reading
-        # it.
+        # To handle each example as an arbitrary pytree, and to compare structures, would take
+        # as long as to read it.
         if kind is dict and all(x.keys() == first.keys() for x in examples):
             return {key: _stacked([x[key] for x in examples]) for key in first}
         if kind is tuple and all(len(x) == len(first) for x in examples):

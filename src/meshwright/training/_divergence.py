@@ -18,7 +18,7 @@ from meshwright.training._trainable import Tx, as_trainable
 Newest = Callable[[], int | None]
 """A function that returns the step of the checkpoint that a restart would use, or None.
 
-`checkpoints.settled` is such a function.
+`checkpoints.wait_quietly` is such a function.
 """
 
 

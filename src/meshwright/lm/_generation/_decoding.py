@@ -165,8 +165,8 @@ def chosen(
     if decoding.is_greedy:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
-    # A draw depends on the key, the row's number and the count of its tokens, and not on the rows beside it or
-    # the devices that compute it.
+    # A draw depends on the key, the row's number and the count of its tokens, and not on the rows beside it
+    # or the devices that compute it.
     def draw(number: jax.Array, count: jax.Array, logits_V: jax.Array) -> jax.Array:
         return jax.random.categorical(jax.random.fold_in(jax.random.fold_in(key, number), count), logits_V)
 
