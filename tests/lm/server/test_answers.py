@@ -22,7 +22,7 @@ from meshwright.lm._server._requests import (
     prompts_of,
 )
 
-POOL = SimpleNamespace(vocabulary=256, room=lambda length: 64 - length)
+POOL = SimpleNamespace(vocabulary=256, max_new_tokens=lambda length: 64 - length)
 PIECES = st.lists(st.integers(0, 5), max_size=20)
 
 
