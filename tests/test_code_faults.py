@@ -50,8 +50,8 @@ FAULTS = {
     ),
     "fillers of the last batch count": Fault(
         "data/_padded.py",
-        "place((rows < len(ids)).astype(np.float32))",
-        "place((rows >= 0).astype(np.float32))",
+        "to_global((rows < len(ids)).astype(np.float32))",
+        "to_global((rows >= 0).astype(np.float32))",
         "engine/evaluation/test_evaluator.py::test_every_example_counts_once_and_padding_never",
     ),
     "a run that continues reads its data from the beginning": Fault(
