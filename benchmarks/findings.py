@@ -1702,7 +1702,7 @@ def guesses_of_a_newcomer():
         lambda: fit(early_stopping=3),
         lambda: fit(verbose=0),
         lambda: fit(eval_steps=10),
-        lambda: _guess.check_command(["explain"], _commands.grammar()),
+        lambda: _guess.command_in(["explain"], _commands.grammar()),
         lambda: _overrides._check_names({"lr": "0.1"}, known, mw.Experiment),
     )
 
