@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.base._internal import duration, number, sparkline
-from meshwright.observe._progress import Progress, loss_first
+from meshwright.observe._console import Progress, loss_first
 
 _NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
 _PER_SECOND = "_per_second"
@@ -36,7 +36,8 @@ def open_live(panel: RenderableType, file: TextIO) -> Live | None:
     live = Live(
         panel,
         console=console,
-        auto_refresh=False,  # otherwise a thread redraws all the time
+        # With `auto_refresh`, a thread redraws all the time.
+        auto_refresh=False,
         # The program's own output goes above the panel, unless it goes into a pipe.
         redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),
