@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.base._internal import duration, number, sparkline
-from meshwright.observe._console import Progress, loss_first
+from meshwright.observe._progress import Progress, loss_first
 
 _NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
 _PER_SECOND = "_per_second"
