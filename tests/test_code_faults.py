@@ -140,8 +140,8 @@ FAULTS = {
     ),
     "the ledger loses the work before the first save": Fault(
         "report/_ledger.py",
-        "self.marks[max(before)] if before",
-        "self.marks[min(before)] if before",
+        "self.marks[max(earlier)] if earlier",
+        "self.marks[min(earlier)] if earlier",
         "report/test_ledger.py::test_what_was_done_after_the_save_that_a_run_continues_from_is_lost",
     ),
 }

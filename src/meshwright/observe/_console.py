@@ -61,6 +61,7 @@ class Console:
         file: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ):
+        # A notebook shows stderr as an error.
         is_cell = file is None and in_notebook()
         self._file = (sys.stdout if is_cell else sys.stderr) if file is None else file
         self._cell = NotebookLine() if is_cell else None

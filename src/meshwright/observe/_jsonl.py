@@ -60,6 +60,7 @@ def jsonl(path: str | Path, *, resume_step: int | None = None) -> Writer:
     path = local_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
+        # Later steps are done again. Without this, the file would have two reports of each.
         _keep(path, math.inf if resume_step is None else resume_step)
 
     def write(step: int, values: Values, /) -> None:

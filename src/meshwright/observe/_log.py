@@ -94,6 +94,7 @@ class Pace:
             new - old for new, old in zip(counters, self._begun or counters, strict=True)
         )
         num_steps, self._num_steps, self._begun = self._num_steps, 0, counters
+        # Evaluations and saves are no training, so the rates leave them out.
         seconds -= paused
         if seconds <= 0 or not num_steps:
             return {}
@@ -166,6 +167,7 @@ def logger(
             pace.turn()
         report = {}
         if due(tick):
+            # One transfer for all metrics: fetching them step by step would make the host wait at each step.
             measured = merge(jax.device_get(gathered))
             report = {**measured, **also(), **measured, **pace.report()}
             gathered.clear()

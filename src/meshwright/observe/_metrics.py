@@ -155,6 +155,7 @@ class Histogram:
         Raises:
           UsageError: The values are complex, or not numbers.
         """
+        # The bins are made from the bits of a float32.
         x = widened(values, "the array given to Histogram.of").astype(jnp.float32)
         return cls(_parts(jax.lax.stop_gradient(x)))
 
@@ -222,6 +223,7 @@ class Histogram:
 @jax.jit
 def _parts(x: jax.Array) -> jax.Array:
     finite = jnp.isfinite(x)
+    # Counted in integers, as a float32 stops counting at 2**24.
     counts = jnp.zeros(NUM_BINS, jnp.uint32).at[_bin(x)].add(finite.astype(jnp.uint32))
     low = jnp.min(jnp.where(finite, x, jnp.inf), initial=jnp.inf)
     high = jnp.max(jnp.where(finite, x, -jnp.inf), initial=-jnp.inf)

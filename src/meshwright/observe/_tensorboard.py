@@ -142,8 +142,10 @@ def _records(path: Path, containing: bytes) -> Iterator[bytes]:
         while len(head := file.read(12)) == 12 and _is_intact(head):
             (length,) = struct.unpack("<Q", head[:8])
             record = file.read(length + 4)
+            # The record is being written, or its writer was killed.
             if len(record) < length + 4:
                 return
+            # Most records of a run are of other tags.
             if containing in record:
                 if not _is_intact(record):
                     return

@@ -61,6 +61,7 @@ class _FailSafe:
             context = cast(Callable[[], AbstractContextManager[Writer]], tracker)()
             self._write = context.__enter__()
         except UsageError:
+            # A mistake of the user ends the run, before it has begun.
             raise
         except Exception as error:
             self._fail("when it was opened", error)
@@ -86,6 +87,7 @@ class _FailSafe:
         try:
             context.__exit__(kind, error, traceback)
         except Exception as raised:
+            # An exception of the run that the context only passes on is no failure of the tracker.
             if raised is not error:
                 self._fail("when it was closed", raised)
 

@@ -144,6 +144,7 @@ def _summed(packed: list[Packed]) -> dict[str, Mean | Histogram]:
 
 def _on_host(name: str, metric: Any) -> Mean | Histogram:
     if isinstance(metric, Histogram):
+        # In float64 on the host, as counts of many steps are not exact in float32.
         return Histogram(np.asarray(metric.parts, np.float64))
     mean = metric if isinstance(metric, Mean) else Mean(metric, 1)
     return Mean(as_float(name, mean.total), as_float(name, mean.count))

@@ -105,6 +105,7 @@ def behind(write: Writer) -> Generator[Writer, None, None]:
         if failures:
             raise failures[0]
         free_slots.acquire()
+        # A copy, as the caller may change the values while they wait.
         thread.submit(write_next, step, dict(values))
 
     try:

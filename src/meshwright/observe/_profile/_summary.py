@@ -297,6 +297,7 @@ def _step_seconds(ops: Sequence[Op]) -> float | None:
     module_seconds: dict[str, float] = defaultdict(float)
     for op in ops:
         module_seconds[op.module] += op.seconds
+    # The step is the longest program of a run; small ones, such as of reports, run between.
     longest = max(module_seconds, key=lambda module: module_seconds[module], default="")
     program = sorted((op for op in ops if op.module == longest), key=lambda op: op.span.end)
     ends = [op.span.end for op in program if op.name == program[-1].name]
@@ -318,6 +319,7 @@ def _covered(spans: Iterable[Span], window: Span) -> float:
     """Return the length of the union of `spans` inside `window`."""
     total, end = 0.0, window.start
     for span in sorted(spans):
+        # Only the part behind the spans so far is new.
         total += max(0.0, min(span.end, window.end) - max(span.start, end))
         end = max(end, span.end)
     return total

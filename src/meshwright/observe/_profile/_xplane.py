@@ -84,6 +84,7 @@ def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
             f"{path} has no profile: there is no *.xplane.pb in it, nor in its plugins/profile/*.\n"
             "  With profile.steps=100, a run takes a profile that begins at step 100."
         )
+    # Each process of a run writes a file of its own; together they are one profile.
     windows = defaultdict(list)
     for file in files:
         windows[re.sub(r"_process_\d+$", "", file.parent.name)].append(file)
@@ -136,6 +137,7 @@ def _accelerator_ops(plane: Any) -> list[Op]:
         return []
     lines = list(plane.lines)
     chosen = [line for line in lines if line.name == "XLA Ops"]
+    # A GPU has no line "XLA Ops", but one for each stream.
     chosen = chosen or [line for line in lines if line.name.startswith("Stream")]
     return [op for line in chosen for op in _framed([_op(event, _stats(event)) for event in line.events])]
 
