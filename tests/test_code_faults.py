@@ -61,7 +61,7 @@ FAULTS = {
         "data/test_batches.py::test_after_any_crashes_and_resizes_every_sample_is_read_exactly_once_in_order",
     ),
     "a launch ends with a signal's number": Fault(
-        "launch/_summary.py",
+        "launch/_outcome.py",
         "code if code > 0 else 128 - code",
         "code if code > 0 else -code",
         "launch/test_local.py::test_when_one_fails_all_end_with_its_code",

@@ -22,8 +22,8 @@ from engine.experiment import runs
 from layers import PACKAGES
 from meshwright.cli import main
 from meshwright.cli._commands import grammar
-from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS
+from meshwright.cli._parser import flags_of
+from meshwright.cli._settings import split
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src/meshwright").rglob("*.py"))
@@ -48,8 +48,10 @@ def test_the_commands_in_the_readme_are_commands(tmp_path):
     commands = re.findall(r"^(meshwright .*?)(?:\s{2,}#.*)?$", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 5
     for command in commands:
-        words, settings = split(shlex.split(command)[1:], FLAGS)
-        grammar().top.parse_args(words)
+        words = shlex.split(command)[1:]
+        commands = grammar()
+        words, settings = split(words, flags_of(commands.parsers[words[0]]))
+        commands.top.parse_args(words)
         assert settings.keys() <= {"mesh", "learning_rate", "workdir"}
 
 
