@@ -60,7 +60,7 @@ from meshwright.launch._outcome import summary
 from meshwright.launch._output import Lines, Output
 from meshwright.lm._models import decoder
 from meshwright.processes import _peers, _rendezvous, _sockets
-from meshwright.report._ledger import Ledger, saving_told
+from meshwright.report._ledger import Ledger, saving_advice
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1401,7 +1401,7 @@ def blamed_for_another_process():
     test="tests/report/test_ledger.py::test_one_failure_says_nothing_of_how_often_a_run_fails",
 )
 def figure_after_one_failure():
-    return saving_told(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
+    return saving_advice(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
 
 
 # --- who can connect to the processes of a run
@@ -1702,7 +1702,7 @@ def guesses_of_a_newcomer():
         lambda: fit(early_stopping=3),
         lambda: fit(verbose=0),
         lambda: fit(eval_steps=10),
-        lambda: _guess.check_command(["explain"], _commands.grammar()),
+        lambda: _guess.command_in(["explain"], _commands.grammar()),
         lambda: _overrides._check_names({"lr": "0.1"}, known, mw.Experiment),
     )
 

@@ -2,7 +2,7 @@
 
 The processes find each other by the environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
 JAX_PROCESS_ID. Meanwhile the launcher reads the board of the run, and so sees processes that cannot speak.
-Temporary directories are named `meshwright-launch-MACHINE-PID-BIRTH-…`, which says whose each is.
+Temporary directories are named `meshwright-launch-MACHINE-PID-BIRTH-…`, after the launcher that owns them.
 """
 
 import contextlib
@@ -186,12 +186,9 @@ def read_progress(path: Path) -> int | None:
 
 
 def free_port() -> int:
-    """Return a port of this machine at which nothing listens.
-
-    It is below those that systems give to outgoing connections, Linux from 32,768 on: one of these could be
-    taken before process 0 has started, and listens.
-    """
-    # Ports above belong to outgoing connections: one could be taken before process 0 listens.
+    """Return a port of this machine at which nothing listens."""
+    # Systems give the ports above to outgoing connections, Linux from 32,768 on. One of these could be taken
+    # before process 0 has started, and listens.
     for port in random.SystemRandom().sample(_PORTS, _TRIED_PORTS):
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             return port
@@ -244,11 +241,9 @@ def _is_still(late: Mapping[int, Entry], observed: ProcessStatus) -> bool:
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """Return a new temporary directory, after those of this user's launchers that were killed are removed.
-
-    A process of another machine or container, which may share the temporary directory, cannot be seen from
-    here, so those of others stay.
-    """
+    """Return a new temporary directory, after those of this user's launchers that were killed are removed."""
+    # The name has a digest of machine and container. Processes of others, which may share the temporary
+    # directory, cannot be seen from here, so their directories stay.
     host, pid, birth, namespace = process_identity()
     mine = f"meshwright-launch-{hashlib.sha256(f'{host} {namespace}'.encode()).hexdigest()[:8]}-"
     for path in Path(tempfile.gettempdir()).glob(f"{mine}*"):
