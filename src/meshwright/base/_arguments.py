@@ -25,11 +25,6 @@ def by_name(
 
     Arguments that a partial has fixed stay fixed. Parameters that are not available keep their defaults.
     `**rest` receives all arguments that have no parameter of their own.
-
-    Example:
-      >>> call = mw.base._internal.by_name(lambda params, batch: params * batch, ["params", "batch", "key"])
-      >>> call(params=2, batch=3, key=None)
-      6
     """
     parameters, fixed = _parameters(function, role), _fixed(function)
     first = takewhile(lambda p: p.kind is Parameter.POSITIONAL_ONLY and p.name in available, parameters)
@@ -75,10 +70,6 @@ def in_order(
     """Return the call of a function with values by position, each with its name.
 
     A parameter with a default gets a value only by its name, so those of the user's own keep theirs.
-
-    Example:
-      >>> mw.base._internal.in_order(lambda x, scale=2: x * scale, {"x": 3, "key": 0}, optional="key")()
-      6
     """
     every, fixed = {**values, **named}, _fixed(function)
     free = [p for p in _parameters(function, role) if p.name not in fixed]

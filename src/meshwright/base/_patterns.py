@@ -127,12 +127,7 @@ class Table:
 
 
 def value_of(rules: Iterable[tuple[str, V]], name: str, default: V) -> V:
-    """Return the value of the first rule whose pattern matches a name.
-
-    Example:
-      >>> mw.base._internal.value_of([("norm/.*", 0.0), (".*", 0.1)], "decoder/norm/scale", 1.0)
-      0.0
-    """
+    """Return the value of the first rule whose pattern matches a name."""
     return next((value for pattern, value in rules if compiled(pattern)(name)), default)
 
 

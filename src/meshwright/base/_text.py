@@ -89,12 +89,6 @@ def print_line(text: str, out: TextIO | None) -> None:
 
     Without a buffer (`PYTHONUNBUFFERED=1`, usual in containers), `print` passes on a text and the end of its
     line one after the other, so that a line of another thread or process may come between them.
-
-    Example:
-      >>> import sys
-      >>> from meshwright.base._text import print_line
-      >>> print_line("step 100", sys.stdout)
-      step 100
     """
     if out is None or out.closed:
         return

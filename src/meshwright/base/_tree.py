@@ -40,12 +40,7 @@ def leaf_names(tree: PyTree) -> list[str]:
 
 
 def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Return the leaves of a tree by name, in JAX's order.
-
-    Example:
-      >>> mw.base._internal.named_leaves({"a": {"b": 1}, "c": 2})
-      {'a/b': 1, 'c': 2}
-    """
+    """Return the leaves of a tree by name, in JAX's order."""
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
     return dict(zip(_names([path for path, _ in leaves]), (leaf for _, leaf in leaves), strict=True))
 
@@ -115,13 +110,7 @@ def keys_of(name: str) -> list[str]:
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
-    """Return a tree with each leaf replaced by the result of a function of its name and value.
-
-    Example:
-      >>> params = {"a": {"b": 1}, "c": 2}
-      >>> mw.base._internal.map_named(lambda name, x: 0 if name.startswith("a/") else x, params)
-      {'a': {'b': 0}, 'c': 2}
-    """
+    """Return a tree with each leaf replaced by the result of a function of its name and value."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     others = [structure.flatten_up_to(other) for other in rest]
     names = _names([path for path, _ in leaves])
@@ -129,12 +118,7 @@ def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTr
 
 
 def abstract(tree: PyTree) -> PyTree:
-    """Return a tree with `ShapeDtypeStruct`s in place of arrays, with the arrays' shardings.
-
-    Example:
-      >>> mw.base._internal.abstract({"w": np.zeros((2, 3), np.float32)})
-      {'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
-    """
+    """Return a tree with `ShapeDtypeStruct`s in place of arrays, with the arrays' shardings."""
 
     def struct(leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)

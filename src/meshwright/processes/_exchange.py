@@ -56,13 +56,24 @@ class Exchange(Protocol):
         ...
 
 
-class LeadExchange:
+class _OverConnections:
+    """The state of an exchange over connections."""
+
+    def __init__(self, process_id: int, connections: Connections):
+        self.process_id, self.connections, self._rounds = process_id, connections, _Rounds(connections)
+        self.remote_error: Exception | None = None
+        self.while_waiting: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.connections.close()
+
+
+class LeadExchange(_OverConnections):
     """The exchange of process 0, which is connected to each other process."""
 
     def __init__(self, connections: Connections):
-        self.process_id, self.connections, self._rounds = 0, connections, _Rounds(connections)
-        self.remote_error: Exception | None = None
-        self.while_waiting: Callable[[], None] = lambda: None
+        super().__init__(0, connections)
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         self._rounds.begin()
@@ -78,10 +89,6 @@ class LeadExchange:
     def send_failure(self, failure: Failure) -> None:
         self._rounds.begin()
         self._rounds.send({"failure": failure_of(error_of(failure, 0))})
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.connections.close()
 
     def _receive_all(self, about: str) -> dict[int, Any]:
         """Return the values of all other processes."""
@@ -107,13 +114,8 @@ class LeadExchange:
         return values
 
 
-class PeerExchange:
+class PeerExchange(_OverConnections):
     """The exchange of any other process, which is connected to process 0."""
-
-    def __init__(self, process_id: int, connections: Connections):
-        self.process_id, self.connections, self._rounds = process_id, connections, _Rounds(connections)
-        self.remote_error: Exception | None = None
-        self.while_waiting: Callable[[], None] = lambda: None
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         self._rounds.begin()
@@ -139,10 +141,6 @@ class PeerExchange:
     def send_failure(self, failure: Failure) -> None:
         self._rounds.begin()
         self._rounds.send({"failure": failure})
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.connections.close()
 
 
 class _Rounds:

@@ -56,12 +56,7 @@ def machine_reader(clock: Callable[[], float] = time.monotonic) -> Reader:
 
 
 def worst(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return one reading of several devices or machines: the worst value of each name.
-
-    Example:
-      >>> mw.processes._internal.worst([{"megahertz/device": 1980.0}, {"megahertz/device": 345.0}])
-      {'megahertz/device': 345.0}
-    """
+    """Return one reading of several devices or machines: the worst value of each name."""
     worst_values: dict[str, float] = {}
     for reading in readings:
         for name, value in reading.items():

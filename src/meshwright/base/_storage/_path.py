@@ -27,14 +27,7 @@ _ATTEMPTS = 3
 
 
 class ObjectPath:
-    """A path in a store: an object, or a directory of objects. `location` or `parse` make one from a URL.
-
-    Example:
-      >>> path = mw.base._internal.location("memory://runs/a") / "note.txt"
-      >>> path.put(b"hello")
-      >>> str(path), path.is_file(), path.read_bytes()
-      ('memory://runs/a/note.txt', True, b'hello')
-    """
+    """A path in a store: an object, or a directory of objects. `location` or `parse` make one from a URL."""
 
     def __init__(self, root: str, key: PurePosixPath, store: Store):
         if key.is_absolute() or ".." in key.parts:
@@ -155,7 +148,28 @@ class ObjectPath:
 
     def create(self, content: bytes) -> bool:
         """Write the object unless it exists, and return whether this call wrote it."""
-        return _create(self, content)
+        failure: MeshwrightError | None = None
+        for _ in range(_ATTEMPTS):
+            failure = self._failure_to_create(content)
+            # Read back, as the answer alone does not tell: a write whose answer was lost looks like a
+            # failure, and is refused when it is retried.
+            with telling(f"write {self}, or find out whether it was written"):
+                stored = self.store.read(self.key)
+            if stored is not None and (bytes(stored[0]) == content or failure is None):
+                return bytes(stored[0]) == content
+            if stored is not None:
+                break
+        unreadable = f"cannot write {self}: the store says that it exists, yet it cannot be read"
+        raise failure or MeshwrightError(unreadable)
+
+    def _failure_to_create(self, content: bytes) -> MeshwrightError | None:
+        """Try to create the object; return the error, or None if it was written or exists already."""
+        try:
+            with telling(f"write {self}"), contextlib.suppress(FileExistsError):
+                self.store.create(self.key, content)
+        except MeshwrightError as error:
+            return error
+        return None
 
     def unlink(self) -> None:
         """Delete the object."""
@@ -176,42 +190,12 @@ def _beginning(parts: list[str], pattern: list[str]) -> list[str]:
     return beginning if len(beginning) == len(pattern) and all(map(fnmatchcase, beginning, pattern)) else []
 
 
-def _create(path: ObjectPath, content: bytes) -> bool:
-    for _ in range(_ATTEMPTS):
-        failure = _failure_to_create(path, content)
-        # Read back, as the answer alone does not tell: a write whose answer was lost looks like a failure,
-        # and is refused when it is retried.
-        with telling(f"write {path}, or find out whether it was written"):
-            stored = path.store.read(path.key)
-        if stored is not None and (bytes(stored[0]) == content or failure is None):
-            return bytes(stored[0]) == content
-        if stored is not None:
-            break
-    raise failure or MeshwrightError(
-        f"cannot write {path}: the store says that it exists, yet it cannot be read"
-    )
-
-
-def _failure_to_create(path: ObjectPath, content: bytes) -> MeshwrightError | None:
-    """Try to create an object; return the error, or None if it was written or exists already."""
-    try:
-        with telling(f"write {path}"), contextlib.suppress(FileExistsError):
-            path.store.create(path.key, content)
-    except MeshwrightError as error:
-        return error
-    return None
-
-
 Directory = Path | ObjectPath
 """A local directory or one in a store."""
 
 
 def check_address(address: str) -> None:
-    """Check the form of a URL of a store. Nothing is requested, and no package is needed.
-
-    Example:
-      >>> mw.base._internal.check_address("s3://bucket/run")
-    """
+    """Check the form of a URL of a store. Nothing is requested, and no package is needed."""
     scheme, _, rest = address.partition("://")
     bucket = rest.partition("/")[0]
     has_user, has_more = "@" in bucket and scheme in _settings.SCHEMES, ":" in bucket.rpartition("@")[0]
@@ -256,14 +240,7 @@ def read_each(paths: Sequence[Directory]) -> list[bytes]:
 
 
 def location(path: str | Path | ObjectPath) -> Directory:
-    """Return an absolute local path, with `~` resolved, or a path in a store.
-
-    Example:
-      >>> mw.base._internal.location("/tmp/run")
-      PosixPath('/tmp/run')
-      >>> str(mw.base._internal.location("memory://bucket/run"))
-      'memory://bucket/run'
-    """
+    """Return an absolute local path, with `~` resolved, or a path in a store."""
     if isinstance(path, ObjectPath):
         return path
     return ObjectPath.parse(str(path)) if is_address(path) else local_path(path).absolute()
