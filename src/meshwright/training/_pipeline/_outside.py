@@ -53,8 +53,8 @@ class Outside:
 
         def one(piece: list[Any], state: Operands, aux: list[Any], is_real: Any) -> Any:
             def total(weights: list[Any], of_state: Operands, of_aux: Operands) -> Any:
-                known = {**dict(enumerate(aux)), **of_aux}
-                results = stage.results({**state, **of_state}, [known[j] for j in range(len(aux))])
+                all_aux = {**dict(enumerate(aux)), **of_aux}
+                results = stage.results({**state, **of_state}, [all_aux[j] for j in range(len(aux))])
                 outputs = self._cut.outputs(self._with(weights), piece, results)
                 return outputs[0], outputs
 
@@ -92,8 +92,8 @@ class Outside:
         return [new.get(i, x) for i, x in enumerate(self._all_weights)]
 
     def _group(self, g: Any) -> list[Any]:
-        at = jnp.clip(g, 0, self._schedule.groups - 1)
-        return [jax.lax.dynamic_index_in_dim(x, at, keepdims=False) for x in self._pieces]
+        index = jnp.clip(g, 0, self._schedule.groups - 1)
+        return [jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for x in self._pieces]
 
     def _by_stage(self, x: Any) -> Any:
         """Return [p microbatches, L, ...] as [p stages, p microbatches, L / p, ...]."""
