@@ -177,8 +177,8 @@ class _Heart:
         if self._clock.turns != turns or self.over.is_set():
             return
         threat = f" In {limit:.0f} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
-        is_known = self._clock.is_known()
-        usual = "at least five times as long as ever before" if is_known else "for the first time"
+        has_baseline = self._clock.has_baseline()
+        usual = "at least five times as long as ever before" if has_baseline else "for the first time"
         why = f"longer than {limit:.0f} s, {usual} in the phase {self._clock.phase}."
         head = f"process {self.number} stands still for {why}"
         message = f"{head}{threat}\n{verdict(statuses)}"

@@ -83,23 +83,23 @@ class PhaseClock:
             past[STEP] -= stalled
         self._turn_began = past.get(STEP, 0.0)
 
-    def get_on(self) -> None:
+    def mark_progress(self) -> None:
         """Note that the work of the present phase gets on, as after a batch of an evaluation."""
         self.turns += 1
 
-    def learn(self, seconds: float = 0.0) -> None:
+    def record_usual(self, seconds: float = 0.0) -> None:
         """Note that the present phase took its usual time so far, as when an evaluation is complete."""
         spent = self._clock() - self.started - self._past_total
         self._longest[self.phase] = max(spent, seconds, self._longest.get(self.phase, 0.0))
 
-    def is_known(self) -> bool:
+    def has_baseline(self) -> bool:
         """Return whether the usual time of the present phase is known."""
         return self.phase in self._longest and self._num_steps >= _ENOUGH_STEPS
 
     def limit_seconds(self, shortest: float, first: float = math.inf) -> float:
         """Return the time without a turn in the present phase after which it is unusually long."""
         limit = max(shortest, _UNUSUAL_FACTOR * self._longest.get(self.phase, 0.0))
-        return limit if self.is_known() else max(limit, first)
+        return limit if self.has_baseline() else max(limit, first)
 
     def usual_seconds(self) -> float | None:
         """Return the mean time of a step, in seconds, without stalls; None until there were some steps."""
