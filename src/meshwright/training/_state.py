@@ -158,7 +158,8 @@ def state_from(
     The errors are those of `init_state`.
 
     Args:
-      params: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays it takes.
+      params: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays
+        it takes.
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       seed: The seed of the steps' random numbers, from 0 to 2**32 - 1.
       layout: The mesh, and the rules that split arrays over it.
