@@ -27,8 +27,6 @@ from typing import BinaryIO
 
 from meshwright.base._internal import open_ordinary
 from meshwright.errors import UsageError
-from meshwright.processes._agree import on_lead
-from meshwright.processes._member import close_in_forks
 from meshwright.processes._proc import LockOwner, is_alive, read_owner, this_machine, this_process
 from meshwright.processes._progress import is_launched
 
@@ -47,6 +45,8 @@ class DirectoryLock:
 
     def __init__(self, file: Path, lock: BinaryIO, owner: str):
         self._file, self._lock, self._owner = file, lock, owner
+        from meshwright.processes._member import close_in_forks  # loads JAX; `is_locked` does not
+
         close_in_forks(self)
 
     def close(self) -> None:
@@ -119,6 +119,7 @@ def lock_run_directory(directory: Path, stack: ExitStack) -> None:
 
     The directory of the checkpoints, which may be elsewhere, has a lock of its own.
     """
+    from meshwright.processes._agree import on_lead  # loads JAX; `is_locked` does not
 
     def lock() -> None:
         stack.callback(lock_directory(directory / ".run.lock").close)

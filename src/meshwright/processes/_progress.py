@@ -9,8 +9,6 @@ import tempfile
 import threading
 from pathlib import Path
 
-from meshwright.processes._agree import is_lead
-
 PROGRESS = "MESHWRIGHT_PROGRESS"
 """The environment variable with the path of the file."""
 
@@ -62,6 +60,8 @@ def why_started_again() -> str | None:
 
 def _report(suffix: str, content: str) -> None:
     path = os.environ.get(PROGRESS)
+    from meshwright.processes._agree import is_lead  # loads JAX; `is_launched` does not
+
     if not path or not is_lead():
         return
     path += suffix
