@@ -116,6 +116,7 @@ def _entry_in(record: Mapping[str, Any]) -> Entry:
     process, num_processes = int(record["process"]), int(record["num_processes"])
     if not 0 <= process < num_processes <= _MOST_PROCESSES:
         raise ValueError(f"there is no process {process} of {num_processes}")
+    readings = {_text(name): float(x) for name, x in list(record["readings"].items())[:_MOST_READINGS]}
     return Entry(
         process=process,
         num_processes=num_processes,
@@ -133,13 +134,8 @@ def _entry_in(record: Mapping[str, Any]) -> Entry:
         beat_seconds=min(_seconds(record["beat_seconds"]), _LONGEST_BEAT_SECONDS),
         is_waiting=bool(record["is_waiting"]),
         others=[_text(line) for line in list(record["others"])[:2]],
-        readings=_readings(record["readings"]),
+        readings={name: x for name, x in readings.items() if math.isfinite(x)},
     )
-
-
-def _readings(readings: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {_text(name): float(value) for name, value in list(readings.items())[:_MOST_READINGS]}
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _text(value: Any) -> str:

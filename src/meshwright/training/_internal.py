@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshwright.training._phase_clock import PHASES, PhaseClock
     from meshwright.training._pipeline._ring import Ring
     from meshwright.training._pipeline._schedule import OneForwardOneBackward, PipelineSchedule
-    from meshwright.training._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
+    from meshwright.training._precision import ComputeDtype, check_dtypes, narrowing, wider_than
     from meshwright.training._remat import remat, remat_policy
     from meshwright.training._schedules import schedule
     from meshwright.training._state import (

@@ -50,7 +50,11 @@ def learning_rates(optimizer: Tx) -> Callable[[optax.OptState], Rates]:
       >>> mw.training.learning_rates(optimizer)(optimizer.init({"w": jnp.ones(())}))
       {'learning_rate': 0.001}
     """
-    scheduled = functools.cache(_scheduled)
+
+    # The factor of a schedule, by the number of earlier updates. Each schedule is compiled once.
+    @functools.cache
+    def scheduled(update: Update) -> Callable[[np.int32], jax.Array]:
+        return jax.jit(lambda count: update(jnp.float32(1), optax.ScaleByScheduleState(count))[0])
 
     def rates(opt_state: optax.OptState) -> Rates:
         factors = _factors(as_trainable(optimizer).optimizer.update, opt_state, scheduled, ())
@@ -154,11 +158,6 @@ def _branches(update: Update, variables: Mapping[str, Any], state: Any) -> dict[
                 for label, optimizer in value.items()
             }
     return {}
-
-
-def _scheduled(update: Update) -> Callable[[np.int32], jax.Array]:
-    """Return a function that takes the number of earlier updates and returns the factor of a schedule."""
-    return jax.jit(lambda count: update(jnp.float32(1), optax.ScaleByScheduleState(count))[0])
 
 
 def _is_made_by(factory: Callable[..., Any], function: Update) -> bool:

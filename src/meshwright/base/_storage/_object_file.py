@@ -143,10 +143,6 @@ class ObjectBytes:
             self._blocks.move_to_end(block)
             return self._blocks[block]
 
-    def _asked_for(self, block: int) -> Any:
-        part, first = self._location(block)
-        return part.request(first, min(first + BLOCK_BYTES, part.nbytes))
-
     def _location(self, block: int) -> tuple[Part, int]:
         """Return the object that holds a block, and the block's offset in it."""
         part = self._parts[block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0]

@@ -63,7 +63,9 @@ def _connected(stores: Any, scheme: str, bucket: str, patience: Any, environ: An
         case "s3":
             options = _aws(settings, client)
             opened = functools.partial(stores.S3Store, bucket, **client, **options)
-            endpoint = options.get("aws_endpoint_url_s3") or _amazon(settings, options)
+            region = settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION") or options.get("region")
+            amazon = f"https://s3.{region or 'us-east-1'}.amazonaws.com"
+            endpoint = options.get("aws_endpoint_url_s3") or amazon
             return Obstore(opened(), S3Listing(opened, f"{endpoint.rstrip('/')}/{bucket}"))
         case "gs":
             return Obstore(stores.GCSStore(bucket, **client, **_google(settings, client)))
@@ -110,11 +112,6 @@ def _aws(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:
     options = {"aws_endpoint_url_s3": endpoint} if endpoint else {}
     signs_in = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"} & settings.keys()
     return options | ({} if signs_in and "AWS_PROFILE" not in settings else _profile(settings))
-
-
-def _amazon(settings: dict[str, str], options: dict[str, str]) -> str:
-    region = settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION") or options.get("region")
-    return f"https://s3.{region or 'us-east-1'}.amazonaws.com"
 
 
 def _profile(settings: dict[str, str]) -> dict[str, str]:
