@@ -170,8 +170,8 @@ class ProcessStatus:
     process: int
     """The number of the process."""
     state: str
-    """One of `gone`, `has left`, `stopped by a signal`, `does not answer`, `stands` (in code that waits for
-    no other process), `waits`, and `works`."""
+    """The state: `gone`, `has left`, `stopped by a signal`, `does not answer`, `stands` (in code that waits for
+    no other process), `waits`, or `works`."""
     entry: Entry | None
     """The last entry of the process; None if it has none."""
 

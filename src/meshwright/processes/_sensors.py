@@ -1,8 +1,8 @@
 """Readings of this machine and its devices: memory, use, temperature, clocks, errors and traffic.
 
-Linux tells of the host in `/proc` and `/sys`, NVIDIA's management library of GPUs, libtpu's SDK of TPUs, and
-JAX of the memory of devices. Nothing here keeps a thread or talks to other machines. To add a source, add a
-function that returns numbers by name, and call it in `machine_reader`.
+The sources are `/proc` and `/sys` of Linux, NVIDIA's management library, libtpu's SDK, and JAX for the
+memory of devices. Nothing here keeps a thread or talks to other machines. To add a source, add a function
+that returns numbers by name, and call it in `machine_reader`.
 """
 
 import importlib

@@ -74,7 +74,8 @@ class Trainable:
 
 
 UpdateRule = Literal["none", "optimizer", "state", "all"]
-"""What may change an array: nothing, the optimizer, the model state that the loss returns, or both."""
+"""The parts of a step that may change an array: nothing, the optimizer, the model state that the loss
+returns, or both."""
 
 
 @dataclass(frozen=True)

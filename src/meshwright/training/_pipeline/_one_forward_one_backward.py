@@ -40,21 +40,21 @@ from meshwright.training._pipeline._stage_arrays import along, put, sent_on, spl
 _NUM_INPUT_GROUPS = 3
 """The number of groups of which a stage keeps inputs: 3 p - 1 microbatches are in flight."""
 _LOADED = 4
-"""The number of groups of which a stage has what each microbatch has for each layer: one more is queued."""
+"""The number of groups of which a stage has the operands for each layer: one more group is queued."""
 
 
 class _Carry(NamedTuple):
     """All that changes with the ticks. The first dimension is that of the stages, but in `outputs`."""
 
     state: Operands
-    """What each stage computes next, going forward."""
+    """The next input of each stage, going forward."""
     queue: Operands
     inputs: Operands
     """The inputs of each stage by microbatch, [p, 3 p, ...]."""
     own: Operands
-    """What microbatches have for each layer, [p, 4 p, layers, ...]; after they went back, its gradient."""
+    """The operands of each microbatch for each layer, [p, 4 p, layers, ...]; later their gradients."""
     aux: list[Any]
-    """What layers gave besides, [p, 3 p, layers, ...]; after the loss, its gradient."""
+    """The other results of layers, [p, 3 p, layers, ...]; after the loss, their gradients."""
     back: Operands
     """The gradients that each stage gets next, going back."""
     back_queue: Operands
@@ -91,7 +91,7 @@ def loss_and_gradients(
 
 
 def _after_all(ticks: "_Ticks", schedule: OneForwardOneBackward) -> _Carry:
-    """Return what is after all ticks."""
+    """Return the carry after all ticks."""
     p, groups, early = schedule.stages, schedule.groups, schedule.before_back
     carry, second = ticks.begun()
 
@@ -140,7 +140,7 @@ class _Ticks:
         self._schedule, self._p, self._stages = schedule, schedule.stages, jnp.arange(schedule.stages)
 
     def begun(self) -> tuple[_Carry, Operands]:
-        """Return what is before the first tick, and the queue of the second group."""
+        """Return the carry before the first tick, and the queue of the second group."""
         two = jnp.minimum(jnp.arange(2), self._schedule.groups - 1)
         queues, owns = jax.lax.map(self._outside.before, two)
         queue, second = ({i: x[n] for i, x in queues.items()} for n in range(2))
@@ -175,7 +175,7 @@ class _Ticks:
         )
 
     def forward(self, carry: _Carry, t: Any) -> _Carry:
-        """Return what is after all stages have gone forward, at tick t."""
+        """Return the carry after all stages have gone forward, at tick t."""
         input_slot, loaded = self._places(t - self._stages)
         inputs = put(carry.inputs, carry.state, input_slot)
         state, aux = self._forward(carry.state, taken(carry.own, loaded))
@@ -183,7 +183,7 @@ class _Ticks:
         return carry._replace(state=state, queue=queue, inputs=inputs, aux=put(carry.aux, aux, input_slot))
 
     def back(self, carry: _Carry, t: Any) -> _Carry:
-        """Return what is after all stages have gone back; t counts the ticks from the first such."""
+        """Return the carry after all stages have gone back; t counts the ticks from the first such."""
         carry, n = self.turned_back(carry), t - (self._p - 1 - self._stages)
         is_active = (n >= 0) & (n < self._schedule.places)
         input_slot, loaded = self._places(n)
@@ -201,7 +201,7 @@ class _Ticks:
         )
 
     def turned_back(self, carry: _Carry) -> _Carry:
-        """Let the next gradient enter the last stage, and that which left stage 0 the queue."""
+        """Move the next gradient into the last stage, and the gradient that left stage 0 into the queue."""
         queue = jax.tree.map(lambda x: sent_on(x, -1), carry.back_queue)
         back, queue = swapped(carry.back, queue, self._p - 1)
         return carry._replace(back=back, back_queue=queue)
@@ -239,7 +239,7 @@ class _Ticks:
         return state, jax.tree.map(lambda x: sent_on(x, -1), queue)
 
     def _places(self, n: Any) -> tuple[Any, Any]:
-        """Return where a microbatch is among those kept, and among those loaded."""
+        """Return the indices of a microbatch among the kept inputs, and among the loaded operands."""
         return n % (_NUM_INPUT_GROUPS * self._p), n % (_LOADED * self._p)
 
     def _block(self, x: Any, g: Any, groups: int) -> Any:

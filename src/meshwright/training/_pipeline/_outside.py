@@ -1,4 +1,4 @@
-"""What is before and after a stack of layers, for groups of microbatches: one on each device of the axis."""
+"""The loss before and after a stack of layers, for groups of microbatches: one on each device of the axis."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from meshwright.training._pipeline._stage_arrays import along, split_over_stages
 
 
 class Outside:
-    """What is before and after the stack."""
+    """The parts of the loss before and after the stack."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Outside:
         """The weights that have a gradient here."""
 
     def before(self, g: Any) -> tuple[Operands, Operands]:
-        """Return what a group's microbatches bring: what moves, and what they have for each layer.
+        """Return the moving operands of a group's microbatches, and their operands for each layer.
 
         After the last group these are those of the last.
         """
@@ -45,9 +45,7 @@ class Outside:
         return {i: found[i] for i in self._stage.moving}, own
 
     def after(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
-        """Return the outputs of a group, summed, and the gradients of `weights`, of what moved and of
-        `aux`.
-        """
+        """Return the outputs of a group, summed, and the gradients of `weights`, of the state and of `aux`."""
         stage, places = self._stage, g * self._schedule.stages + jnp.arange(self._schedule.stages)
         is_real = places < self._schedule.microbatches
 

@@ -52,7 +52,7 @@ class Ring:
     """The number of devices along the axis."""
     microbatches: int
     rounds: int = 1
-    """How often a microbatch goes around the ring."""
+    """The number of times that a microbatch goes around the ring."""
 
     @property
     def places(self) -> int:
@@ -134,7 +134,7 @@ class Ring:
 
 
 def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return what all microbatches are after all stages, [places, ...], and what the stages gave besides.
+    """Return all microbatches after all stages, [places, ...], and the other results of the stages.
 
     Returns:
       The microbatches in the order in which they came; and the `aux`, [stages, rounds, places, ...], of
@@ -252,7 +252,7 @@ class _Scan:
         return [*carry, *moved.values()], aux
 
     def _layer(self, operands: list[Any]) -> list[Any]:
-        """Return what the body of the scan makes of its operands, in which keys are numbers."""
+        """Return the results of the body of the scan for operands in which keys are numbers."""
         arguments = [
             x if key is None else jax.random.wrap_key_data(x, impl=key)
             for x, key in zip(operands, self.keys, strict=True)
@@ -292,7 +292,7 @@ def _without_checkpoints(eqn: Any, operands: list[Any]) -> Sequence[Any]:
 
 
 def _summed(x: Any) -> tuple[Any, ...]:
-    """Return what `_of_sum` makes of narrow weights at each tick, so that gradients add up in float32."""
+    """Return the arguments of `_of_sum` for weights, so that gradients of narrow ones add up in float32."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize >= 4:
         return (x,)
     return jax.lax.stop_gradient(x), x.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""One stage of a pipeline, for one microbatch: its layers, and the gradient of its layers."""
+"""A stage of a pipeline, for one microbatch: its layers, and the gradient of its layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ class Stage:
         self._of_results = [key_type(var.aval) for var in cut.scan.outvars[:num_carry]]
 
     def forward(self, shared: Operands, weights: Operands, state: Operands, own: Operands) -> Any:
-        """Return what moves, after the layers, and what each layer gave besides."""
+        """Return the moving operands after the layers, and the other results of each layer."""
         constants = {**shared, **{i: state[i] for i in self.moving if i not in self.carried}}
 
         def one_layer(carry: Operands, layer: Operands) -> tuple[Operands, list[Any]]:
