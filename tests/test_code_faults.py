@@ -50,8 +50,8 @@ FAULTS = {
     ),
     "fillers of the last batch count": Fault(
         "data/_padded.py",
-        "place((rows < len(ids)).astype(np.float32))",
-        "place((rows >= 0).astype(np.float32))",
+        "to_global((rows < len(ids)).astype(np.float32))",
+        "to_global((rows >= 0).astype(np.float32))",
         "engine/evaluation/test_evaluator.py::test_every_example_counts_once_and_padding_never",
     ),
     "a run that continues reads its data from the beginning": Fault(
@@ -67,7 +67,7 @@ FAULTS = {
         "launch/test_local.py::test_when_one_fails_all_end_with_its_code",
     ),
     "a stopped process is said to stand": Fault(
-        "processes/_heartbeat/_look.py",
+        "processes/_heartbeat.py",
         'STOPPED if state_of(entry.pid) in ("T", "t") else None',
         'STOPPED if state_of(entry.pid) == "t" else None',
         "processes/heartbeat/test_board.py::test_linux_tells_of_a_process_that_was_stopped",

@@ -98,6 +98,18 @@ def test_no_other_name_is_called_unproven():
     assert len(marked) == len(named)
 
 
+def names_that_are_missing(path):
+    pairs = set(re.findall(r"\bmw\.(\w+)(?:\.(\w+))?", path.read_text()))
+    top = [name for name, _ in pairs if not hasattr(mw, name) and name not in PACKAGES]
+    doors = {(door, name) for door, name in pairs if door in PACKAGES and name not in ("", "_internal")}
+    return top + [f"{door}.{name}" for door, name in doors if not hasattr(getattr(mw, door), name)]
+
+
+def test_each_public_name_in_a_message_or_docstring_is_there():
+    missing = {path.name: names for path in SOURCES if (names := names_that_are_missing(path))}
+    assert missing == {}
+
+
 def test_every_claim_is_shown_by_a_file():
     page = (ROOT / "docs/claims.md").read_text()
     assert len(re.findall(r"^\|.*\| `([\w/]+\.py)` \|$", page, re.M)) > 15

@@ -31,7 +31,7 @@ def sort_runs(runs: Sequence[Document], by: str) -> list[Document]:
 
     Example:
       >>> runs = [{"run": name, "newest": {"loss": loss}} for name, loss in (("a", 0.5), ("b", 0.25))]
-      >>> [run["run"] for run in mw.report._internal.sort_runs(runs, "loss")]
+      >>> [run["run"] for run in mw.report.sort_runs(runs, "loss")]
       ['b', 'a']
     """
     name, mode = score_and_mode(by)
@@ -212,7 +212,7 @@ def list_runs(directory: str | Path, location: str | None = None) -> list[Docume
     A run that cannot be read at all has the state `damaged`, and a message.
 
     Example:
-      >>> mw.report._internal.list_runs(".")
+      >>> mw.report.list_runs(".")
       []
     """
     documents = [_document_of(path, _location_of(path, directory, location)) for path in find_runs(directory)]

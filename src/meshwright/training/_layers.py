@@ -38,15 +38,15 @@ def with_layer_policy(
     @wraps(function)
     def called(params: Any, *arguments: Any, **named: Any) -> Any:
         traced = jax.jit(function).trace(params, *arguments, **named)
-        found = layers_of(traced.jaxpr, len(jax.tree.leaves(params)))
-        if not found:
+        layers = layers_of(traced.jaxpr, len(jax.tree.leaves(params)))
+        if not layers:
             raise UsageError(
                 f"remat={name!r}: the loss has no layers. Layers are found if a model scans over their "
                 "stacked weights (`jax.lax.scan`), or calls them through `jax.checkpoint`.\n  Give a policy "
                 "for the whole loss, such as remat='dots'."
             )
         leaves = jax.tree.leaves((params, arguments, named))
-        leaves = evaluate(traced.jaxpr, leaves, _changed(found, policy))
+        leaves = evaluate(traced.jaxpr, leaves, _changed(layers, policy))
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
 
     return called
@@ -66,9 +66,9 @@ def _scans_over_weights(program: Program, num_weights: int) -> Iterator[Operatio
         has_products = any("dot_general" in inner.kind for body in operation.bodies for inner in walk(body))
         if operation.kind == "scan" and stacked and has_products:
             yield operation
-        for known in (weights, others):
-            if not known.isdisjoint(operation.inputs):
-                known.update(operation.outputs)
+        for variables in (weights, others):
+            if not variables.isdisjoint(operation.inputs):
+                variables.update(operation.outputs)
 
 
 def _outside_loops(jaxpr: Any) -> Iterator[Any]:
@@ -101,8 +101,8 @@ def _inner(
     if not is_stack(eqn):
         return evaluate(jaxpr, operands, results)
     avals = [var.aval for var in jaxpr.jaxpr.invars]
-    made = jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, results))(*avals)
-    return bind(eqn, operands, {"jaxpr": made})
+    changed_jaxpr = jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, results))(*avals)
+    return bind(eqn, operands, {"jaxpr": changed_jaxpr})
 
 
 def _layer(eqn: Any, operands: list[Any], policy: Callable[..., Any]) -> Sequence[Any]:

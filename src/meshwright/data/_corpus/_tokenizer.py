@@ -102,10 +102,7 @@ def digest(text: str) -> str:
 
 
 def encoder(text: str) -> Encoder:
-    """Return the functions that make tokens: of many texts at once, on all cores, without special tokens.
-
-    Padding and truncation, which a `tokenizer.json` may ask for, are left out: they would lose tokens.
-    """
+    """Return the functions that make tokens: of many texts at once, on all cores, without special tokens."""
     tokenizer, chat = _tokenizer_from_text(text)
     if not hasattr(tokenizer, "encode_batch_fast"):
         return Encoder(lambda texts: [np.asarray(tokenizer.encode(document), np.int64) for document in texts])
@@ -145,6 +142,7 @@ def _tokenizer_from_text(text: str) -> tuple[Any, Any]:
     except Exception as error:
         # The package `tokenizers` raises no class of its own.
         raise InputError(f"the tokenizer is not one of the package tokenizers: {error}.") from None
+    # A `tokenizer.json` may ask for truncation and padding, which would lose tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, None

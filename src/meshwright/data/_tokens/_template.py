@@ -120,7 +120,7 @@ class Template:
 
         `{% generation %}` encloses them; the template then writes the chat once more, with marks, because a
         macro or `{% set %}` may write a block long before it becomes part of the text. In a template that has
-        none, an answer is what the text gains by it.
+        none, an answer is the text that the chat gains by it.
         """
         if self._has_generation:
             wholes = [_job(messages, names, [(len(messages), False)]) for messages, names in chats]

@@ -62,7 +62,7 @@ class Numbers:
         except ValueError:
             raise UsageError(
                 f"{text!r} is not a list of tokens such as '5 12', and the run has no tokenizer for texts.\n"
-                "  Give one to its experiment: generation=mw.engine.Generation(model, tokenizer=…)."
+                "  Give one to its experiment: samples=mw.lm.Generation(model, tokenizer=…)."
             ) from None
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -64,7 +64,7 @@ RULES = (
     match(optional("head"), ("fsdp", "pipeline"), "tensor"),
 )
 """Megatron's rules: columns in, rows out, so that a block needs one sum over the tensor axis at its end.
-Layers are split over `pipeline` into stages. So is what is outside of them, as by `fsdp`."""
+Layers are split over `pipeline` into stages. The other parameters are split over it as over `fsdp`."""
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:

@@ -1,4 +1,4 @@
-"""`serve`: listens until it is told to stop."""
+"""`serve`: listens until SIGTERM or Ctrl-C."""
 
 import asyncio
 import signal
