@@ -202,9 +202,9 @@ class _Notice:
     """Prints a line once, when a wait gets long."""
 
     def __init__(self, after_seconds: float):
-        self._at: float | None = time.monotonic() + after_seconds
+        self._notice_time: float | None = time.monotonic() + after_seconds
 
     def __call__(self, text: str) -> None:
-        if self._at is not None and time.monotonic() > self._at:
-            self._at = None
+        if self._notice_time is not None and time.monotonic() > self._notice_time:
+            self._notice_time = None
             print_line(f"meshwright: {text}", sys.stderr)

@@ -170,8 +170,8 @@ class ProcessStatus:
     process: int
     """The number of the process."""
     state: str
-    """The state: `gone`, `has left`, `stopped by a signal`, `does not answer`, `stands` (in code that waits for
-    no other process), `waits`, or `works`."""
+    """The state: `gone`, `has left`, `stopped by a signal`, `does not answer`, `stands` (in code that waits
+    for no other process), `waits`, or `works`."""
     entry: Entry | None
     """The last entry of the process; None if it has none."""
 
@@ -226,7 +226,7 @@ class StallMonitor:
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[tuple[int, str], float]] = {}
-        self._told: dict[int, tuple[int, str]] = {}
+        self._reported: dict[int, tuple[int, str]] = {}
 
     def late(self, entries: Mapping[int, Entry], time_now: float) -> Mapping[int, Entry]:
         """Return the processes without progress for longer than is usual, each only once in a hang."""
@@ -236,11 +236,11 @@ class StallMonitor:
             if self._since.get(number, (None, 0.0))[0] != turn:
                 self._since[number] = turn, time_now
             limit, stood = entry.limit_seconds, time_now - self._since[number][1]
-            if limit is None or stood <= limit or self._told.get(number) == turn:
+            if limit is None or stood <= limit or self._reported.get(number) == turn:
                 continue
             # An entry of a process that has ended is of an earlier attempt.
             if _state_on_this_machine(entry) != ENDED:
                 late[number] = entry
         if late:
-            self._told = {number: (entry.turns, entry.born) for number, entry in entries.items()}
+            self._reported = {number: (entry.turns, entry.born) for number, entry in entries.items()}
         return late

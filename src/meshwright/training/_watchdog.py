@@ -107,16 +107,16 @@ class _Phase:
 
     # A class, not `@contextmanager`: each step enters two phases, and a generator would take twice as long.
 
-    __slots__ = ("_before", "_name", "_watching")
+    __slots__ = ("_name", "_previous", "_watching")
 
     def __init__(self, watching: "RunningWatchdog", name: str):
-        self._watching, self._name, self._before = watching, name, name
+        self._watching, self._name, self._previous = watching, name, name
 
     def __enter__(self) -> None:
-        self._before = self._watching.enter(self._name)
+        self._previous = self._watching.enter(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._watching.enter(self._before)
+        self._watching.enter(self._previous)
 
 
 class RunningWatchdog:

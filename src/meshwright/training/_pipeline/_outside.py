@@ -45,7 +45,7 @@ class Outside:
         return {i: found[i] for i in self._stage.moving}, own
 
     def after(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
-        """Return the outputs of a group, summed, and the gradients of `weights`, of the state and of `aux`."""
+        """Return the outputs of a group, summed, and the gradients of `weights`, the state and `aux`."""
         stage, places = self._stage, g * self._schedule.stages + jnp.arange(self._schedule.stages)
         is_real = places < self._schedule.microbatches
 
