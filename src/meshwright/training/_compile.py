@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -147,13 +147,8 @@ _REFUSED = ("No such compile option", "While setting option")
 
 def compiled_with(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.stages.Compiled:
     """Compile a lowered program with `options`."""
-    try:
+    with _refusals("compiler options: {}"):
         return lowered.compile(compiler_options=dict(options) or None)  # type: ignore[arg-type]
-    except jax.errors.JaxRuntimeError as error:
-        why = _refusal(error)
-        if why is None:
-            raise
-        raise UsageError(f"compiler options: {why}.\n  {_hint()}") from None
 
 
 def check_compiler_options(options: CompilerOptions, devices: Sequence[jax.Device]) -> None:
@@ -164,28 +159,24 @@ def check_compiler_options(options: CompilerOptions, devices: Sequence[jax.Devic
     device = next(own_devices, devices[0])
     sharding = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
     program = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((1,), np.float32, sharding=sharding))
-    try:
+    with _refusals(f"{{}}, of the compiler for {device.device_kind}"):
         program.compile(compiler_options=dict(options))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _refusals(sentence: str) -> Iterator[None]:
+    """Turn the compiler's error about an option that it refuses into a `UsageError` with this sentence."""
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
-        why = _refusal(error)
-        if why is None:
+        why = str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ").rstrip(".")
+        if not why.startswith(_REFUSED):
             raise
-        kind = device.device_kind
-        raise UsageError(f"{why}, of the compiler for {kind}.\n  {_hint()}") from None
-
-
-def _refusal(error: jax.errors.JaxRuntimeError) -> str | None:
-    """Return the compiler's text about an option that it refuses; None for any other error."""
-    why = str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ").rstrip(".")
-    return why if why.startswith(_REFUSED) else None
-
-
-def _hint() -> str:
-    return (
-        f"The compiler is that of jax {jax.__version__}. Each version and each kind of device has its own "
-        "options. Set options for one kind of device with a mesh rule: "
-        'mesh_rules=(("NVIDIA H100.*", mw.parallel.override({"compile.options": {"xla_gpu_…": True}})),).'
-    )
+        raise UsageError(
+            f"{sentence.format(why)}.\n  The compiler is that of jax {jax.__version__}. Each version and each "
+            "kind of device has its own options. Set options for one kind of device with a mesh rule: "
+            'mesh_rules=(("NVIDIA H100.*", mw.parallel.override({"compile.options": {"xla_gpu_…": True}})),).'
+        ) from None
 
 
 log = logging.getLogger("meshwright")
