@@ -173,8 +173,8 @@ def _refusals(sentence: str) -> Iterator[None]:
         if not why.startswith(_REFUSED):
             raise
         raise UsageError(
-            f"{sentence.format(why)}.\n  The compiler is that of jax {jax.__version__}. Each version and each "
-            "kind of device has its own options. Set options for one kind of device with a mesh rule: "
+            f"{sentence.format(why)}.\n  The compiler is that of jax {jax.__version__}. Each version and "
+            "each kind of device has its own options. Set options for one kind of device with a mesh rule: "
             'mesh_rules=(("NVIDIA H100.*", mw.parallel.override({"compile.options": {"xla_gpu_…": True}})),).'
         ) from None
 

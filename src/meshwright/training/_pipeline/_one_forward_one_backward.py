@@ -142,7 +142,7 @@ class _Ticks:
     def begun(self) -> tuple[_Carry, Operands]:
         """Return the carry before the first tick, and the queue of the second group."""
         two = jnp.minimum(jnp.arange(2), self._schedule.groups - 1)
-        queues, owns = jax.lax.map(self._outside.before, two)
+        queues, owns = jax.lax.map(self._outside.operands_of, two)
         queue, second = ({i: x[n] for i, x in queues.items()} for n in range(2))
         own = {i: split_over_stages(jnp.concatenate([*x] * (_LOADED // 2), 1)) for i, x in owns.items()}
         num_inputs, trained = _NUM_INPUT_GROUPS * self._p, self._stage.only_trained
@@ -169,7 +169,7 @@ class _Ticks:
 
     def queued(self, carry: _Carry, g: Any) -> _Carry:
         """Queue the microbatches of a group."""
-        queue, own = self._outside.before(g)
+        queue, own = self._outside.operands_of(g)
         return carry._replace(
             queue=queue, own={i: self._put(carry.own[i], x, g, _LOADED) for i, x in own.items()}
         )
@@ -209,7 +209,7 @@ class _Ticks:
     def through_after(self, carry: _Carry, g: Any) -> _Carry:
         """Compute the rest of the loss for a group that has left the last stage, and queue its gradient."""
         aux = [self._block(x, g, _NUM_INPUT_GROUPS) for x in carry.aux]
-        outputs, (of_weights, of_state, of_aux) = self._outside.after(g, carry.queue, aux)
+        outputs, (of_weights, of_state, of_aux) = self._outside.outputs_of(g, carry.queue, aux)
         queue = {i: of_state.get(i, jnp.zeros_like(x)) for i, x in carry.back_queue.items()}
         new = {j: self._put(carry.aux[j], x, g, _NUM_INPUT_GROUPS) for j, x in of_aux.items()}
         return carry._replace(

@@ -30,7 +30,7 @@ class Outside:
         self.weights = [weights[i] for i in cut.weights_outside]
         """The weights that have a gradient here."""
 
-    def before(self, g: Any) -> tuple[Operands, Operands]:
+    def operands_of(self, g: Any) -> tuple[Operands, Operands]:
         """Return the moving operands of a group's microbatches, and their operands for each layer.
 
         After the last group these are those of the last.
@@ -44,7 +44,7 @@ class Outside:
         own = {i: self._by_stage(found[i]) for i in self._stage.own_of_layers}
         return {i: found[i] for i in self._stage.moving}, own
 
-    def after(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
+    def outputs_of(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
         """Return the outputs of a group, summed, and the gradients of `weights`, the state and `aux`."""
         stage, places = self._stage, g * self._schedule.stages + jnp.arange(self._schedule.stages)
         is_real = places < self._schedule.microbatches
