@@ -8,6 +8,7 @@ rounds, which all processes count alike:
     0 -> process 3   {"round": 7, "result": ...}   or   {"round": 7, "failure": ...}
 
 A failure ends the round at once, for all processes. Later messages of a round that has ended are ignored.
+Only one thread at a time may use an exchange.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Mapping, Set
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -33,36 +34,17 @@ Combine = Callable[[list[Any]], Any]
 """A pure function from the values of all processes, in their order, to a result. All are values of JSON."""
 
 
-class Exchange(Protocol):
-    """The connection of this process to the other processes. Only one thread at a time may use it."""
-
-    process_id: int
-    """The number of this process."""
-    remote_error: Exception | None
-    """The last error that came from another process."""
-    while_waiting: Callable[[], None]
-    """Called now and then while `all_reduce` waits; an error that it raises ends the wait."""
-
-    def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
-        """Return the result of combining the values of all processes, the same on all. Collective."""
-        ...
-
-    def send_failure(self, failure: Failure) -> None:
-        """Send a failure in place of this process's next value. Not collective, and never waits."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
 class _OverConnections:
     """The state of an exchange over connections."""
 
     def __init__(self, process_id: int, connections: Connections):
-        self.process_id, self.connections, self._rounds = process_id, connections, _Rounds(connections)
+        self.connections, self._rounds = connections, _Rounds(connections)
+        self.process_id = process_id
+        """The number of this process."""
         self.remote_error: Exception | None = None
+        """The last error that came from another process."""
         self.while_waiting: Callable[[], None] = lambda: None
+        """Called now and then while `all_reduce` waits; an error that it raises ends the wait."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -76,6 +58,7 @@ class LeadExchange(_OverConnections):
         super().__init__(0, connections)
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
+        """Return the result of combining the values of all processes, the same on all. Collective."""
         self._rounds.begin()
         try:
             values = {0: value, **self._receive_all(about)}
@@ -87,6 +70,7 @@ class LeadExchange(_OverConnections):
         return result
 
     def send_failure(self, failure: Failure) -> None:
+        """Send a failure in place of this process's next value. Not collective, and never waits."""
         self._rounds.begin()
         self._rounds.send({"failure": failure_of(error_of(failure, 0))})
 
@@ -196,6 +180,10 @@ class DeviceExchange:
 
     def close(self) -> None:
         pass
+
+
+Exchange = LeadExchange | PeerExchange | DeviceExchange
+"""The connection of this process to the other processes."""
 
 
 class _Notice:
