@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.lm._models import decoder, gpt2, t5
 from meshwright.program._flops import flops
-from meshwright.program._primitives import TABLE, rule_of
+from meshwright.program._primitives import TABLE
 from meshwright.program._program import program_of, walk
 from plan.steps import F32, costs, sent
 
@@ -115,7 +115,7 @@ def test_a_primitive_that_holds_a_program_and_is_not_in_the_table_is_named_where
 
 def rule(kind, function, *arguments):
     operations = program_of(jax.make_jaxpr(function)(*arguments)).operations
-    return next(rule_of(operation) for operation in operations if operation.kind == kind)
+    return next(operation.rule for operation in operations if operation.kind == kind)
 
 
 def test_dimensions_before_and_after_those_that_a_reshape_cannot_pair_are_known():

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.base._internal import PyTree
 from meshwright.errors import AxisError, LayoutError, did_you_mean
 from meshwright.parallel._layout import AXES, BATCH_AXES, EXPERT, PIPELINE, SEQUENCE, Layout, axes_of
-from meshwright.program._internal import equations
+from meshwright.program._internal import jaxprs
 
 _FOR_BATCHES = tuple(axis for axis in BATCH_AXES if axis not in (PIPELINE, EXPERT))
 """The axes that do nothing but split batches, and states with them."""
@@ -19,8 +19,6 @@ _USED_BY = {
     EXPERT: ("the experts of a mixture", "mw.nn.moe"),
 }
 """What an axis splits, and the function that does it."""
-_COLLECTIVE = ("axes", "axis_name")
-"""Parameters of JAX's collectives that name axes."""
 
 
 def refused(error: LayoutError) -> None:
@@ -42,15 +40,18 @@ def check_axes(
     # `pipeline` and `expert` also split batches, and `sequence` the state, but that is not what they are for.
     asked = set(layout.batch_axis_names or ())
     used = {
-        axis for axis in _axes_in(layout.batch_sharding) if axis in asked or axis not in (PIPELINE, EXPERT)
+        axis
+        for axis in _axes_in(layout.batch_sharding.spec)
+        if axis in asked or axis not in (PIPELINE, EXPERT)
     }
     shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
-    used |= {axis for sharding in shardings for axis in _axes_in(sharding)} - {SEQUENCE}
+    specs = [sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding)]
+    used |= {axis for spec in specs for axis in _axes_in(spec)} - {SEQUENCE}
     if layout.batch_axis_names == ():  # asked for: batches stay whole, as those of a meta-learner must
         used |= {*_FOR_BATCHES}
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
-        named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
+        named = {axis for eqn in jaxprs.equations(trace().jaxpr) for axis in _named_by(eqn)}
         unused = [axis for axis in unused if axis not in named]
     if unused:
         idle(AxisError(_error_text(layout, unused[0]), unused[0]))
@@ -76,23 +77,10 @@ def _error_text(layout: Layout, axis: str) -> str:
 
 def _named_by(eqn: Any) -> Iterator[str]:
     """Yield the axes of an equation's constraints, and the axes of a collective."""
-    for name, value in eqn.params.items():
-        yield from (x for x in _flat(value) if isinstance(x, str)) if name in _COLLECTIVE else _axes_in(value)
-    for var in eqn.outvars:  # explicit axes are part of the type
-        yield from _axes_in(getattr(var.aval, "sharding", None))
+    yield from jaxprs.exchanged_axes(eqn)
+    for spec in jaxprs.specs_in(eqn):
+        yield from _axes_in(spec)
 
 
-def _axes_in(value: Any) -> Iterator[str]:
-    """Yield the axes in a sharding or a spec, or in a tuple of these."""
-    for each in _flat(value):
-        spec = each.spec if isinstance(each, NamedSharding) else each
-        if isinstance(spec, P):
-            yield from (axis for entry in spec if entry is not P.UNCONSTRAINED for axis in axes_of(entry))
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple) and not isinstance(value, P):
-        for each in value:
-            yield from _flat(each)
-    else:
-        yield value
+def _axes_in(spec: P) -> Iterator[str]:
+    return (axis for entry in spec if entry is not P.UNCONSTRAINED for axis in axes_of(entry))

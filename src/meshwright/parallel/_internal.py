@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         MICROBATCH,
         PIPELINE,
         SEQUENCE,
-        STACK,
         Layout,
         axes_of,
         place,

@@ -17,7 +17,6 @@ from meshwright.base._internal import PyTree, Table, documented, mesh_text, tree
 from meshwright.errors import LayoutError, did_you_mean, listed
 from meshwright.parallel._explain import PlacementTable, explain, left_whole
 from meshwright.parallel._rules import Reasoned, Rule, check_rules, fsdp, tables_of
-from meshwright.program import _internal as program
 
 AXES = ("pipeline", "data", "fsdp", "expert", "sequence", "tensor")
 """The standard mesh axes. A rule may name one that a mesh lacks: it splits nothing there, so that the same
@@ -27,9 +26,6 @@ rules serve every mesh. Any other axis name that the mesh lacks is an error.
 PIPELINE = "pipeline"
 """The mesh axis that splits a stack of layers into stages. It splits a batch, too: what is before and after
 the stack is computed for other examples by each stage."""
-
-STACK = program.STACK
-"""The name of the call that `mw.nn.layers` makes on a mesh with the axis `pipeline`."""
 
 MICROBATCH = "microbatch"
 """The name of the dimension of microbatches, bound while a loss is traced for one of those in a pipeline."""

@@ -25,7 +25,7 @@ from meshwright.parallel._infer_rules import InferredRule
 from meshwright.parallel._layout import PIPELINE, TENSOR, Layout, axes_of, canonical
 from meshwright.parallel._replay import Place, replayed
 from meshwright.parallel._trace import Walk
-from meshwright.program._internal import Operation, Rule, known_of, program_of, rule_of
+from meshwright.program._internal import Operation, Rule, jaxprs, program_of
 from meshwright.program._internal import walk as operations_of
 
 
@@ -45,7 +45,7 @@ class Product(NamedTuple):
 
     @property
     def is_lookup(self) -> bool:
-        return self.operation.kind == "gather"
+        return self.operation.is_lookup
 
     @property
     def is_summed(self) -> bool:
@@ -139,9 +139,9 @@ class _Places:
 
     def _is_stated(self, operation: Operation) -> bool:
         """Return whether an operation is the author's own split of activations over `tensor`."""
-        if operation.kind != "sharding_constraint" or self._walk.array(operation.inputs[0]).weight:
+        if not operation.is_constraint or self._walk.array(operation.inputs[0]).weight:
             return False
-        spec = operation.eqn.params["sharding"].spec
+        spec = jaxprs.constraint_of(operation.eqn)
         return any(TENSOR in axes_of(entry) for entry in spec if entry is not P.UNCONSTRAINED)
 
     def _split_factor(self, name: str, dims: Sequence[Any]) -> Factor | None:
@@ -153,14 +153,14 @@ class _Places:
 
     def _products(self) -> Iterator[Product]:
         for operation in operations_of(self._program):
-            is_lookup = operation.kind == "gather"
-            if not is_lookup and known_of(operation).product != "dot":
+            is_lookup = operation.is_lookup
+            if not is_lookup and operation.primitive.product != "dot":
                 continue
             arrays = [self._walk.array(value) for value in operation.inputs[: 1 if is_lookup else 2]]
             weights = [i for i, array in enumerate(arrays) if array.weight]
             if len(weights) != 1:
                 continue
-            array, rule = arrays[weights[0]], rule_of(operation)
+            array, rule = arrays[weights[0]], operation.rule
             factor = self._split.get(array.weight or "")
             dims = [d for d, dim in enumerate(array.dims) if self._walk.factors.flat(dim)[:1] == [factor]]
             product = Product(operation, weights[0], dims[0], rule) if dims else None

@@ -13,33 +13,31 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import AxisError
 from meshwright.parallel._layout import PIPELINE
-from meshwright.program._internal import bind, evaluate, scan_counts
+from meshwright.program._internal import bind, evaluate, jaxprs
 
 
 def layer_by_layer(eqn: Any) -> Callable[..., list[Any]]:
     """Return the call of `mw.nn.layers`, an equation, as a function that sends one layer at a time."""
 
     def results(inner: Any, operands: list[Any]) -> Sequence[Any]:
-        if inner.primitive.name == "scan" and not inner.params["reverse"]:
-            return _scanned(inner, operands)
-        return bind(inner, operands)
+        scan = jaxprs.scan_of(inner) if jaxprs.is_scan(inner) else None
+        return _scanned(scan, operands) if scan and scan.turns.step > 0 else bind(inner, operands)
 
-    return lambda *operands: evaluate(eqn.params["jaxpr"], operands, results)
+    return lambda *operands: evaluate(jaxprs.body_of(eqn), operands, results)
 
 
-def _scanned(eqn: Any, operands: list[Any]) -> list[Any]:
-    (num_consts, num_carry), length = scan_counts(eqn), eqn.params["length"]
-    consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
+def _scanned(scan: jaxprs.Scan, operands: list[Any]) -> list[Any]:
+    length, consts = len(scan.turns), operands[: scan.num_consts]
     num_stages = jax.sharding.get_abstract_mesh().shape[PIPELINE]
     if length % num_stages:
         raise AxisError(indivisible(length, num_stages), PIPELINE)
-    fetched = [_stacked(x, num_stages) for x in operands[num_consts + num_carry :]]
+    fetched = [_stacked(x, num_stages) for x in operands[scan.num_whole :]]
 
     def one(carry: list[Any], at: Any) -> tuple[list[Any], list[Any]]:
-        made = evaluate(eqn.params["jaxpr"], [*consts, *carry, *(fetch(at) for fetch in fetched)], bind)
-        return made[:num_carry], made[num_carry:]
+        results = evaluate(scan.body, [*consts, *carry, *(fetch(at) for fetch in fetched)], bind)
+        return results[: scan.num_carry], results[scan.num_carry :]
 
-    carry, aux = jax.lax.scan(one, carry, jnp.arange(length))
+    carry, aux = jax.lax.scan(one, operands[scan.num_consts : scan.num_whole], jnp.arange(length))
     return [*carry, *aux]
 
 

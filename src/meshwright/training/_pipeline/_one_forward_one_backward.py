@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.parallel._internal import MICROBATCH, PIPELINE
+from meshwright.program._internal import jaxprs
 from meshwright.training._pipeline._cut import Cut
 from meshwright.training._pipeline._outside import Outside
 from meshwright.training._pipeline._ring import num_layers, plain
@@ -71,7 +72,7 @@ def loss_and_gradients(
 ) -> tuple[list[Any], list[Any]]:
     """Return the outputs of an objective, summed over microbatches, and the gradient of the first of them."""
     stage = Stage(cut)
-    each = num_layers(cut.scan.params["length"], schedule.stages)
+    each = num_layers(jaxprs.num_turns(cut.scan), schedule.stages)
     outside = Outside(cut, stage, weights, pieces, schedule)
     shared = dict(zip(cut.shared, map(plain, cut.shared_operands(weights)), strict=True))
     layers = {
