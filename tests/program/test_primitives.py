@@ -106,6 +106,13 @@ def test_a_primitive_that_is_not_in_the_table_is_named():
     )
 
 
+def test_the_largest_numbers_of_rows_are_known_exact_or_not():
+    def largest(state, x):
+        return sum(top(x, 4)[0].sum() for top in (jax.lax.top_k, jax.lax.approx_max_k))
+
+    assert costs(largest, {}, (8, 64), {"data": 2}).not_understood == ()
+
+
 def test_a_primitive_that_holds_a_program_and_is_not_in_the_table_is_named_where_work_is_counted():
     holder = Primitive("holder")
     holder.def_abstract_eval(lambda x, **_: x)

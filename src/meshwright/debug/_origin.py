@@ -133,7 +133,7 @@ def _trace(level: Level, atom: Any, index: tuple[int, ...], around: tuple[Around
         number = level.made[atom]
         eqn = level.jaxpr.eqns[number]
         out = eqn.outvars.index(atom)
-        if _has_body(eqn):
+        if any(test(eqn) for test, _ in _WITH_BODIES):
             found = _inside(level, number, out, index, around)
             if not isinstance(found, Given):
                 return found
@@ -169,10 +169,6 @@ def _made_here(
     return Origin(eqn, operands, index, x[index], results, out, around, level.near(eqn), because)
 
 
-def _has_body(eqn: Equation) -> bool:
-    return eqn.primitive.name in _WITH_BODIES or jaxprs.called(eqn) is not None
-
-
 def _inside(
     level: Level, number: int, out: int, index: tuple[int, ...], around: tuple[Around, ...]
 ) -> Source:
@@ -180,7 +176,8 @@ def _inside(
     eqn, operands = level.jaxpr.eqns[number], level.operands(number)
     variables = [(i, x) for i, x in enumerate(eqn.invars) if not jaxprs.is_literal(x)]
     names = {i: level.names[x] for i, x in variables if x in level.names}
-    source = _WITH_BODIES.get(eqn.primitive.name, _of_call)(_Entry(eqn, operands, out, index, around, names))
+    of_body = next(of_body for test, of_body in _WITH_BODIES if test(eqn))
+    source = of_body(_Entry(eqn, operands, out, index, around, names))
     if source is None:  # inside, run in pieces, everything is finite
         return _made_here(level, number, out, index, around, None)
     if isinstance(source, Origin) and not source.near:
@@ -266,7 +263,13 @@ def _of_while(entry: _Entry) -> Source | None:
     return _renumbered(turned.source(entry.out, None), range(skipped, len(entry.operands)))
 
 
-_WITH_BODIES = {"scan": _of_scan, "while": _of_while, "cond": _of_branch}
+_WITH_BODIES: tuple[tuple[Callable[[Equation], Any], Callable[[_Entry], Source | None]], ...] = (
+    (jaxprs.is_scan, _of_scan),
+    (jaxprs.is_while, _of_while),
+    (jaxprs.is_condition, _of_branch),
+    (jaxprs.called, _of_call),
+)
+"""Which equations have bodies, and the function that goes on inside."""
 
 
 class _Loop:

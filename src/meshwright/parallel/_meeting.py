@@ -97,7 +97,9 @@ class _Levels:
     def _level_of_sums(self, operation: Operation, levels: Sequence[int], highest: int) -> int:
         known = operation.primitive
         has_rows = any(self.of[x] == _ROW and self._num_rows(x) for x in operation.inputs)
-        if jaxprs.exponent_of(operation.eqn) == -1 or (operation.kind == "div" and levels[1] >= _SUM):
+        if jaxprs.exponent_of(operation.eqn) == -1 or (
+            known.algebra is Algebra.DIVIDED and levels[1] >= _SUM
+        ):
             return _QUOTIENT
         if known.is_bilinear and min(levels) > _FREE:
             return _QUOTIENT if _QUOTIENT in levels and not known.product else _MET

@@ -80,7 +80,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
 
     Example:
       >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0)
-      >>> [eqn.primitive.name for eqn in mw.program._internal.equations(jaxpr.jaxpr)]
+      >>> [eqn.primitive.name for eqn in mw.program._internal.jaxprs.equations(jaxpr.jaxpr)]
       ['jit', 'sin']
     """
     return _new_equations(jaxpr, set())
@@ -157,6 +157,14 @@ def is_checkpoint(eqn: Equation) -> bool:
 
 def is_scan(eqn: Equation) -> bool:
     return eqn.primitive.name == "scan"
+
+
+def is_while(eqn: Equation) -> bool:
+    return eqn.primitive.name == "while"
+
+
+def is_condition(eqn: Equation) -> bool:
+    return eqn.primitive.name == "cond"
 
 
 def is_mapped(eqn: Equation) -> bool:

@@ -32,7 +32,7 @@ class Memory(Enum):
 
     Example:
       >>> add = mw.program._internal.program_of(jax.make_jaxpr(jnp.add)(1.0, 2.0)).operations[0]
-      >>> mw.program._internal.add.primitive.memory.name
+      >>> add.primitive.memory.name
       'FUSED'
     """
 
@@ -65,6 +65,7 @@ class Algebra(Enum):
     MOVED = "elements of the first operand, at other places"
     ADDED = "the sum of the operands"
     MULTIPLIED = "the product of two operands"
+    DIVIDED = "the quotient of two operands"
     CURVED = "a function f of one operand, with f(a + b) other than f(a) + f(b)"
     SUMMED = "sums of elements"
     EXTREME = "one of several elements, or their product"
@@ -151,7 +152,7 @@ TABLE: dict[str, Primitive] = {
     **_each("iota pad", dims.resized),
     **_each("rev tile", dims.resized, algebra=_M),
     "dynamic_update_slice": Primitive(dims.resized, Memory.OVERWRITTEN),
-    "top_k": Primitive(dims.resized, _W),
+    **_each("top_k approx_top_k", dims.resized, _W),
     "reduce": Primitive(),
     "reduce_window": Primitive(memory=_W),
     **_each("reduce_window_max reduce_window_min reduce_window_sum", memory=Memory.REDUCED),
@@ -177,13 +178,14 @@ TABLE: dict[str, Primitive] = {
     "convert_element_type": Primitive(algebra=_A.CAST),
     **_each("add add_any", algebra=_A.ADDED),
     "mul": Primitive(algebra=_A.MULTIPLIED),
+    "div": Primitive(algebra=_A.DIVIDED),
     **_each(
         "abs acos acosh asin asinh atan atanh cbrt cos cosh digamma erf_inv erfc exp exp2 expm1 integer_pow "
         "lgamma log log1p logistic pow rsqrt sign sin sinh sqrt square tan",
         algebra=_A.CURVED,
     ),
     **_each(
-        "and atan2 bitcast_convert_type ceil clamp clz complex conj device_put div empty empty2 eq eq_to "
+        "and atan2 bitcast_convert_type ceil clamp clz complex conj device_put empty empty2 eq eq_to "
         "floor ge gt igamma imag is_finite le le_to lt lt_to max min name ne neg nextafter not or "
         "population_count real rem round select_n shift_left shift_right_arithmetic shift_right_logical "
         "sub xor"
