@@ -61,6 +61,10 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
+def _shapes(atoms: Iterable[Any]) -> list[tuple[int, ...]]:
+    return list(map(shape_of, atoms))
+
+
 def inside(eqn: Equation) -> Iterator[Jaxpr]:
     """Return the jaxprs among the parameters of an equation, such as the body of a loop."""
     return _finder()(eqn.params)
@@ -194,11 +198,10 @@ def called(eqn: Equation) -> Call | None:
         start = lengths.matvec + lengths.vecmat
         right = range(sum(lengths), len(eqn.invars))
         return Call(eqn.params["jaxprs"].solve, [*range(start, start + lengths.solve), *right])
-    operands, results = list(map(shape_of, eqn.invars)), list(map(shape_of, eqn.outvars))
     for jaxpr in inside(eqn):
         inner = opened(jaxpr)
-        if list(map(shape_of, inner.invars)) == operands and list(map(shape_of, inner.outvars)) == results:
-            return Call(jaxpr, range(len(operands)))
+        if _shapes(inner.invars) == _shapes(eqn.invars) and _shapes(inner.outvars) == _shapes(eqn.outvars):
+            return Call(jaxpr, range(len(eqn.invars)))
     return None
 
 

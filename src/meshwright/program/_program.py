@@ -9,12 +9,23 @@ Values inside a body differ from those outside; ties connect two values that are
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from meshwright.program import _jaxprs as jaxprs
 from meshwright.program._dimensions import Rule
-from meshwright.program._jaxprs import Equation, Jaxpr
+from meshwright.program._jaxprs import (
+    Equation,
+    Jaxpr,
+    body_of,
+    branches_of,
+    called,
+    is_literal,
+    num_turns,
+    opened,
+    scan_of,
+    shape_of,
+    while_of,
+)
 from meshwright.program._primitives import Primitive, primitive_of, rule_of
 from meshwright.program._products import Ragged, Work, ragged
 
@@ -103,11 +114,11 @@ class Operation:
     """Ties from the outputs of its bodies to its own outputs."""
     carried: Sequence[Tie] = ()
     """Ties from the outputs of one iteration to the inputs of the next."""
+    primitive: Primitive = field(init=False)
+    """The row of its primitive in the table."""
 
-    @property
-    def primitive(self) -> Primitive:
-        """What the table knows of it."""
-        return primitive_of(self.kind)
+    def __post_init__(self) -> None:
+        self.primitive = primitive_of(self.kind)
 
     @property
     def rule(self) -> Rule:
@@ -135,7 +146,7 @@ class Operation:
 
     @property
     def turns(self) -> int:
-        return jaxprs.num_turns(self.eqn)
+        return num_turns(self.eqn)
 
     @property
     def is_while(self) -> bool:
@@ -233,7 +244,7 @@ class _Callers(NamedTuple):
 
 
 def _program(jaxpr: Jaxpr, callers: _Callers) -> Program:
-    inputs, operations = list(map(_value, jaxprs.opened(jaxpr).invars)), list[Operation]()
+    inputs, operations = list(map(_value, opened(jaxpr).invars)), list[Operation]()
     return Program(inputs, _inlined(jaxpr, inputs, operations, callers), operations)
 
 
@@ -241,16 +252,16 @@ def _inlined(
     jaxpr: Jaxpr, inputs: Iterable[Value], operations: list[Operation], callers: _Callers
 ) -> list[Value]:
     """Append the operations of `jaxpr` on `inputs`, and return its results."""
-    jaxpr = jaxprs.opened(jaxpr)
+    jaxpr = opened(jaxpr)
     values: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= {var: _value(var) for var in getattr(jaxpr, "constvars", ())}
 
     def value(atom: Any) -> Value:
-        return _value(atom) if jaxprs.is_literal(atom) or atom not in values else values[atom]
+        return _value(atom) if is_literal(atom) or atom not in values else values[atom]
 
     for eqn in jaxpr.eqns:
         arguments = list(map(value, eqn.invars))
-        call = jaxprs.called(eqn)
+        call = called(eqn)
         if call is None:
             results = list(map(_value, eqn.outvars))
             operations += _operations(eqn, arguments, results, callers)
@@ -271,34 +282,41 @@ def _operations(
 
 
 def _operation(eqn: Equation, inputs: list[Value], outputs: list[Value], callers: _Callers) -> Operation:
-    inside = callers.inside(eqn)
-    operation = Operation(eqn, eqn.primitive.name, inputs, outputs, callers.equations, inside.scope)
-    if jaxprs.is_scan(eqn):
-        _tie_scan(operation)
-    elif operation.is_while:
-        _tie_while(operation)
-    elif operation.is_condition:
-        is_seldom = _SELDOM in str(eqn.source_info.name_stack)
-        for branch in jaxprs.branches_of(eqn)[: 1 if is_seldom else None]:
-            _tie_body(operation, branch, inputs[1:], outputs)
-    elif operation.is_mapped:
-        operation.bodies = (_program(jaxprs.body_of(eqn), inside),)
+    kind, scope = eqn.primitive.name, callers.inside(eqn).scope
+    operation = Operation(eqn, kind, inputs, outputs, callers.equations, scope)
+    if kind in _TIES:
+        _TIES[kind](operation)
     return operation
 
 
 def _tie_scan(operation: Operation) -> None:
-    scan = jaxprs.scan_of(operation.eqn)
+    scan = scan_of(operation.eqn)
     body = _tie_body(operation, scan.body, operation.inputs, operation.outputs)
     again = body.inputs[scan.num_consts : scan.num_whole]
     operation.carried = tuple(map(Tie, body.outputs[: scan.num_carry], again))
 
 
 def _tie_while(operation: Operation) -> None:
-    loop, inputs = jaxprs.while_of(operation.eqn), operation.inputs
+    loop, inputs = while_of(operation.eqn), operation.inputs
     num_consts = loop.num_of_condition + loop.num_of_body
     _tie_body(operation, loop.condition, [*inputs[: loop.num_of_condition], *inputs[num_consts:]], [])
     body = _tie_body(operation, loop.body, inputs[loop.num_of_condition :], operation.outputs)
     operation.carried = tuple(map(Tie, body.outputs, body.inputs[loop.num_of_body :]))
+
+
+def _tie_branches(operation: Operation) -> None:
+    is_seldom = _SELDOM in str(operation.eqn.source_info.name_stack)
+    for branch in branches_of(operation.eqn)[: 1 if is_seldom else None]:
+        _tie_body(operation, branch, operation.inputs[1:], operation.outputs)
+
+
+def _add_mapped(operation: Operation) -> None:
+    callers = _Callers((*operation.callers, operation.eqn), operation.scope)
+    operation.bodies = (_program(body_of(operation.eqn), callers),)
+
+
+_TIES = {"scan": _tie_scan, "while": _tie_while, "cond": _tie_branches, "shard_map": _add_mapped}
+"""The functions that add the bodies of an operation, and tie them to its operands and results."""
 
 
 def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: list[Value]) -> Program:
@@ -355,4 +373,4 @@ def _value(atom: Any) -> Value:
     aval = atom.aval
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     on_host = getattr(getattr(aval, "memory_space", None), "name", "") == "Host"
-    return Value(jaxprs.shape_of(atom), itemsize, on_host=on_host)
+    return Value(shape_of(atom), itemsize, on_host=on_host)
