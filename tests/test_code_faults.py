@@ -73,9 +73,9 @@ FAULTS = {
         "processes/heartbeat/test_board.py::test_linux_tells_of_a_process_that_was_stopped",
     ),
     "a step in memory counts that a host lacks": Fault(
-        "checkpoints/_host_memory/_complete_steps.py",
-        "[each.get(str(step)) for each in held]",
-        "[each[str(step)] for each in held if str(step) in each]",
+        "checkpoints/_host_memory/_host_directory.py",
+        "[steps.get(str(step)) for steps in by_process]",
+        "[steps[str(step)] for steps in by_process if str(step) in steps]",
         "checkpoints/test_memory.py::test_complete_is_what_every_process_has_of_one_start",
     ),
     "an object that is too long is taken for whole": Fault(

@@ -301,8 +301,8 @@ GUARDED = {
     "data/_corpus/_work.py": {"open"},
     "data/_corpus/_store.py": {"open"},  # the lock, made by `_work`
     "checkpoints/_formats/_export_npz.py": {"open"},
-    "checkpoints/_formats/_pins.py": {"open"},
-    "checkpoints/_formats/_safetensors.py": {"open"},
+    "checkpoints/_formats/_inspect.py": {"open"},
+    "checkpoints/_formats/_export_safetensors.py": {"open"},
     # What is in a file that is open already.
     "data/_corpus/_columns.py": {"ParquetFile"},
     "checkpoints/_formats/readers/_npz.py": {"open"},
@@ -311,7 +311,6 @@ GUARDED = {
     "checkpoints/_formats/_export_seqax.py": {"open"},
     "checkpoints/_formats/readers/_orbax.py": {"open"},
     "checkpoints/_formats/readers/_tensorstore.py": {"open"},
-    "checkpoints/_formats/readers/_zarr.py": {"open"},
     "checkpoints/_formats/readers/_zarr2.py": {"open"},
     # With a check of their own, beside the line.
     "checkpoints/_formats/readers/_file.py": {"open"},

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.types
 PROGRAM = (Path(__file__).parent / "typed/program.py").read_text()
 MISTAKES = {
     "name": ("mw.Experiment(", "mw.Experimnt("),
-    "package": ("mw.checkpoints.best", "mw.checkpoints.best"),
+    "package": ("mw.checkpoints.best", "mw.checkpoint.best"),
     "name_in_a_package": ("mw.checkpoints.best", "mw.checkpoints.bets"),
     "type": ("max_steps=4", 'max_steps="4"'),
     "argument": ("batch_size=16", "batchsize=16"),

@@ -154,7 +154,7 @@ def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Ch
         _check_can_continue(checkpoints.left_out(target))
     with errors_naming(f"{saving.field}.cast"):
         checkpoints.check(target)
-    checkpoints.check_state = check_finite(optimizer, checkpoints.settled)
+    checkpoints.check_state = check_finite(optimizer, checkpoints.wait_quietly)
     return checkpoints
 
 
@@ -167,8 +167,8 @@ def _open_checkpoints(
 ) -> None:
     with errors_naming(f"{field}.directory"):
         stack.enter_context(checkpoints)
-    if checkpoints.tier:
-        checkpoints.tier.tell = lambda text: warn(f"  ! {text}")
+    if checkpoints.host_memory:
+        checkpoints.host_memory.on_skip = lambda text: warn(f"  ! {text}")
         with errors_naming(f"{field}.memory"):
             checkpoints.check_memory(target)
 

@@ -62,7 +62,7 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
         ({"batch_size": 12}, "batch_size=12 is not a multiple of 8"),
         ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
         ({"save_when": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
-        ({"eval_when": 2}, "eval_when has no effect without eval_examples, evaluations or generation"),
+        ({"eval_when": 2}, "eval_when has no effect without eval_examples, evaluations or samples"),
         ({"eval_metric_fn": lambda scores: {}}, "eval_examples and eval_metric_fn go together"),
     ],
 )

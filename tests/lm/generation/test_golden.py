@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoints._arrays._transforms import cast
+from meshwright.checkpoints._arrays._source import cast
 from meshwright.lm._generation._decoding import Decoding
 from meshwright.lm._generation._logits import narrowed
 from meshwright.lm._models import decoder, gpt2, hugging_face, t5

@@ -51,6 +51,13 @@ def test_rows_of_all_forms_are_tokens_and_weights(model, tmp_path):
     assert rows["weights"][0].tolist() == rows["weights"][1].tolist()
 
 
+def test_each_conversation_keeps_its_line_between_lines_of_other_forms(model, tmp_path):
+    encoded = mw.data.chat(model).encode(CHAT)
+    tokens = {"tokens": [1, 2, 3], "messages": [{"role": "user", "content": "not read"}]}
+    rows = read_rows(file_of(tmp_path, {"text": "the cat"}, tokens, {"messages": CHAT}), 64, model)
+    assert rows["tokens"][2, : len(encoded.tokens)].tolist() == encoded.tokens
+
+
 def test_rows_of_pairs_are_inputs_and_targets(model, tmp_path, caplog):
     given = [{"prompt": "why?", "completion": "the cat"}, {"inputs": [5, 6, 7, 8, 9], "targets": [4]}]
     rows = read_pair_rows(file_of(tmp_path, *given), 4, model)

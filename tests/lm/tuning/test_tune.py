@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoints._arrays._transforms import cast
+from meshwright.checkpoints._arrays._source import cast
 from meshwright.cli import main
 from meshwright.cli._tune import _TARGET
 from meshwright.errors import InputError, UsageError

@@ -16,11 +16,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright import errors
 from meshwright.base._internal import check_unicode, import_extra
@@ -71,7 +71,7 @@ class Template:
     def _answers(self, jobs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
         """Yield what the other process says of the template and each chat, and the texts."""
         request = self._made_of | {"seconds": _MOST_SECONDS, "jobs": jobs}
-        for head, texts in _renderer.answers(request):
+        for head, texts in _rendered(request):
             if "wrong" in head:
                 raise UsageError(f"{self._about} {head['wrong']}")
             if "error" in head:
@@ -93,68 +93,62 @@ def _checked(text: str) -> str:
     return text
 
 
-class _Renderer:
-    """The process that renders, which is started when it is first asked."""
+class _Renderer(NamedTuple):
+    """A process that renders, and our end of the pipe to it."""
 
-    def __init__(self) -> None:
-        self._process: Any = None
-        self._lock = threading.Lock()
+    process: subprocess.Popen[bytes]
+    pipe: Connection
 
-    def answers(self, request: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-        """Yield the answers to the jobs of a request, the last of which may be an error."""
-        with self._lock:
-            if self._process is None:
-                self._start()
-            try:
-                self._other.send_bytes(json.dumps(request).encode())
-                for _ in request["jobs"]:
-                    answer = self._other.recv_bytes().decode("utf-8", "surrogatepass")
-                    head, _, texts = answer.partition("\n")
-                    about = json.loads(head)
-                    ends = itertools.accumulate(about["lengths"], initial=0)
-                    yield about, [texts[start:end] for start, end in itertools.pairwise(ends)]
-            except (EOFError, OSError):
-                code = self._end(is_over=True)
-                late = f"takes more than {_MOST_SECONDS} seconds" if code == -signal.SIGPROF else None
-                yield {"error": f"refuses the messages: it {late or f'ended its process ({code})'}."}, []
-            except BaseException:  # its further answers would be taken for those of the next
-                self._end()
-                raise
-
-    def close(self) -> None:
-        """End the process, if there is one."""
-        if self._process is not None:
-            self._end()
-
-    def _start(self) -> None:
-        self._other, there = Pipe()
-        package = str(Path(errors.__file__).parents[1])
-        paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", "meshwright.data._tokens._render", str(there.fileno())]
-        environment, none = {**os.environ, "PYTHONPATH": paths}, subprocess.DEVNULL
-        with there:
-            self._process = subprocess.Popen(command, env=environment, stdin=none, pass_fds=[there.fileno()])
-
-    def _end(self, *, is_over: bool = False) -> int:
+    def end(self, *, is_over: bool = False) -> int:
         """End the process, and return how it ended. One that has closed its end is about to end by itself."""
-        process, self._process = self._process, None
-        self._other.close()
+        self.pipe.close()
         if not is_over:
-            process.kill()
-        return process.wait()
+            self.process.kill()
+        return self.process.wait()
 
 
-_renderer = _Renderer()
+_idle: list[_Renderer] = []
+"""Renderers that wait for a request. One that answers is not in the list, so that other threads, and the code
+that runs between two answers, get another."""
 
 
-def _forget() -> None:
-    """Let a forked process start its own."""
-    global _renderer
-    _renderer = _Renderer()
+def _rendered(request: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yield the answers to the jobs of a request, the last of which may be an error."""
+    try:
+        renderer = _idle.pop()
+    except IndexError:
+        renderer = _start()
+    try:
+        renderer.pipe.send_bytes(json.dumps(request).encode())
+        for _ in request["jobs"]:
+            answer = renderer.pipe.recv_bytes().decode("utf-8", "surrogatepass")
+            head, _, texts = answer.partition("\n")
+            about = json.loads(head)
+            ends = itertools.accumulate(about["lengths"], initial=0)
+            yield about, [texts[start:end] for start, end in itertools.pairwise(ends)]
+        _idle.append(renderer)
+    except (EOFError, OSError):
+        code = renderer.end(is_over=True)
+        late = f"takes more than {_MOST_SECONDS} seconds" if code == -signal.SIGPROF else None
+        yield {"error": f"refuses the messages: it {late or f'ended its process ({code})'}."}, []
+    except BaseException:  # its further answers would be taken for those of the next request
+        renderer.end()
+        raise
 
 
-os.register_at_fork(after_in_child=_forget)
-atexit.register(lambda: _renderer.close())
+def _start() -> _Renderer:
+    pipe, far_end = Pipe()
+    package = str(Path(errors.__file__).parents[1])
+    paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "meshwright.data._tokens._render", str(far_end.fileno())]
+    environment, none = {**os.environ, "PYTHONPATH": paths}, subprocess.DEVNULL
+    with far_end:
+        process = subprocess.Popen(command, env=environment, stdin=none, pass_fds=[far_end.fileno()])
+    return _Renderer(process, pipe)
+
+
+os.register_at_fork(after_in_child=_idle.clear)  # a forked process starts its own
+atexit.register(lambda: [renderer.end() for renderer in _idle])
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:

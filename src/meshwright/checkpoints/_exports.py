@@ -1,9 +1,18 @@
-"""What is written of a tree or an opened checkpoint, and under which names: for exports, and for states.
+"""Exports: the arrays to write under their new names, and a staging directory for the files.
 
-Leaves of a state may be saved under other names or left out; restoring finds them again.
+A state, too, may be saved with other names or without some leaves; restoring finds the leaves again.
+
+An export is written beside its destination, and moved there when it is complete:
+
+    hf/
+      .model.safetensors.unfinished/     if the process is killed, the next export removes it
+        .lock, .lock.holder              locked by the process that writes here; the second file names it
+        model.safetensors                is moved to hf/ when it is complete
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +21,11 @@ import jax
 import numpy as np
 
 from meshwright.base._internal import local_path, tree
-from meshwright.checkpoints._arrays._keys import is_key, type_name
+from meshwright.checkpoints import _directory
+from meshwright.checkpoints._arrays._cast import is_key, type_name
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._arrays._transforms import as_source, with_arrays
-from meshwright.errors import UsageError, listed
+from meshwright.checkpoints._arrays._source import Source, as_source, with_arrays
+from meshwright.errors import MeshwrightError, UsageError, listed
 
 Names = Callable[[str], str | None]
 """A function from an array's Meshwright name to its name in the export, or to None, which leaves it out."""
@@ -64,14 +73,15 @@ def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> S
     if keys := [name for name, x in arrays.items() if is_key(x)]:
         raise UsageError(f"cannot export typed PRNG keys: {listed(keys)}. Give their `jax.random.key_data`.")
     lazy = {
-        each: LazyArray(x.shape, np.dtype(x.dtype), partial(source.read, each)) for each, x in arrays.items()
+        array_name: LazyArray(x.shape, np.dtype(x.dtype), partial(source.read, array_name))
+        for array_name, x in arrays.items()
     }
     return as_source(lazy, name)
 
 
-def local(place: str | Path) -> Path:
+def local(path: str | Path) -> Path:
     """Return the absolute path of an export's destination."""
-    return local_path(place, "Export to a disk, and copy the files.").absolute()
+    return local_path(path, "Export to a disk, and copy the files.").absolute()
 
 
 def _on_host(leaf: Any) -> np.ndarray:
@@ -99,18 +109,18 @@ class Chosen(NamedTuple):
 
 def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
     """Return the arrays to write, by their new names."""
-    found: dict[str, Chosen] = {}
+    arrays: dict[str, Chosen] = {}
     for name, array in saved.items():
         if (theirs := names(name)) is None:
             continue
-        if theirs in found:
+        if theirs in arrays:
             raise UsageError(
-                f"{found[theirs].name} and {name} would both be called {theirs}. Change `names`."
+                f"{arrays[theirs].name} and {name} would both be called {theirs}. Change `names`."
             )
-        found[theirs] = Chosen(name, array)
-    if not found:
+        arrays[theirs] = Chosen(name, array)
+    if not arrays:
         raise UsageError("there is nothing to write: `names` returned None for every array.")
-    return found
+    return arrays
 
 
 def is_of_numpy(dtype: Any) -> bool:
@@ -124,15 +134,15 @@ def refuse_dtypes(
     where: str, arrays: Mapping[str, Chosen], accepts: Callable[[Any], bool] = is_of_numpy
 ) -> None:
     """Raise an error if an export format lacks the dtype of an array."""
-    unfit = [each for each in arrays.values() if not accepts(each.array.dtype)]
+    unfit = [choice for choice in arrays.values() if not accepts(choice.array.dtype)]
     if unfit:
-        named = listed(f"{each.name} ({type_name(each.array)})" for each in unfit)
+        named = listed(f"{choice.name} ({type_name(choice.array)})" for choice in unfit)
         raise UsageError(f"{where} cannot hold the dtypes of {named}. {_instead(unfit)}")
 
 
 def _instead(unfit: Sequence[Chosen]) -> str:
     """Return advice for arrays whose dtype a format lacks."""
-    num_keys = sum(is_key(each.array) for each in unfit)
+    num_keys = sum(is_key(choice.array) for choice in unfit)
     cast = "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
     data = "PRNG keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds it."
     return " ".join([*([cast] if num_keys < len(unfit) else []), *([data] if num_keys else [])])
@@ -155,7 +165,7 @@ def renamed(leaves: Mapping[str, Any], names: Names | None) -> dict[str, Any]:
     """
     if names is None:
         return dict(leaves)
-    return {name: each.array for name, each in chosen(leaves, names).items()}
+    return {name: choice.array for name, choice in chosen(leaves, names).items()}
 
 
 def left_out(target: tree.PyTree, names: Names | None) -> set[str]:
@@ -173,3 +183,51 @@ def named_back(source: Source, names: Names | None, target: tree.PyTree) -> Sour
     saved = {name: names(name) for name in tree.leaf_names(target)}
     back = {name: arrays.pop(other) for name, other in saved.items() if other in arrays}
     return with_arrays(source, {**arrays, **back})
+
+
+UNFINISHED = ".unfinished"
+"""The suffix of a directory that a save has not finished."""
+
+
+@contextmanager
+def staged(final: Path) -> Iterator[Path]:
+    """Yield an empty directory on the disk of `final`, to write files in and rename them; then remove it."""
+    directory = final.with_name(f".{final.name}{UNFINISHED}")
+    with _locked(directory):
+        try:
+            _empty(directory)
+            with errors_naming(final):
+                yield directory
+        finally:
+            _empty(directory)
+
+
+@contextmanager
+def errors_naming(final: object) -> Iterator[None]:
+    """Turn an `OSError` into an error that names the destination."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise MeshwrightError(
+            f"{final} was not written: {error.strerror}{where}. Nothing is left of it. Remove the cause, or "
+            "give another destination."
+        ) from None
+
+
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif not entry.name.startswith(_directory.LOCK):
+            entry.unlink()
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Create a directory and lock it; at the end, remove the directory and the lock."""
+    lock = _directory.lock_local(directory)
+    try:
+        yield
+    finally:
+        lock.remove()
