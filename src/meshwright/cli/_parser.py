@@ -3,9 +3,11 @@
 import argparse
 import importlib
 from collections.abc import Callable
+from textwrap import indent
 from typing import Any, NoReturn
 
 from meshwright.errors import InputError, UsageError
+from meshwright.parallel._internal import described
 
 TAKING_SETTINGS = (
     *("demo", "hlo", "plan", "train", "resume", "eval", "show", "tune"),
@@ -30,12 +32,15 @@ _RUNNING = (
 )
 """Commands that call the user's functions. An OSError of theirs is shown with its traceback."""
 
-SETTINGS = """settings: key=value or --key value
+SETTINGS = f"""settings: key=value or --key value
   A setting changes a parameter of the function or, if it has none of that
   name, a field of the experiment that the function returns:
     max_steps=2000  input.batch_size=128  mesh=data=-1,fsdp=4  workdir=runs/other
   --settings FILE reads settings from a YAML file, with nested or dotted keys.
   Settings on the command line win over those from files.
+
+axes of a mesh:
+{indent(described(), "  ")}
 """
 
 

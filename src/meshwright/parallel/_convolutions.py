@@ -16,7 +16,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError
-from meshwright.parallel._layout import PIPELINE, Layout, axes_of
+from meshwright.parallel._layout import Layout, axes_of
 from meshwright.parallel._stages import layer_by_layer
 from meshwright.program._internal import Convolution, bind, convolution_of, evaluate, jaxprs, replacing
 
@@ -46,7 +46,7 @@ def mended(jaxpr: Any, layout: Layout) -> Any:
     axes = {name: Axis(sizes[name], name in splitting) for name in in_order}
     if len(axes) > 1 and any(map(_is_convolution, jaxprs.equations(jaxpr))):
         jaxpr = jaxprs.map_equations(jaxpr, lambda eqn: _mended_equation(eqn, axes))
-    if PIPELINE in axes and any(map(jaxprs.is_stack, jaxprs.equations(jaxpr))):
+    if layout.num_stages > 1 and any(map(jaxprs.is_stack, jaxprs.equations(jaxpr))):
         jaxpr = _unstacked(jaxpr)
     return jaxpr
 

@@ -9,16 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree
 from meshwright.errors import AxisError, LayoutError, did_you_mean
-from meshwright.parallel._layout import AXES, BATCH_AXES, EXPERT, PIPELINE, SEQUENCE, Layout, axes_of
+from meshwright.parallel._axes import AXES, Use, axis_named, plain_axes
+from meshwright.parallel._layout import Layout, axes_of
 from meshwright.program._internal import jaxprs
-
-_FOR_BATCHES = tuple(axis for axis in BATCH_AXES if axis not in (PIPELINE, EXPERT))
-"""The axes that do nothing but split batches, and states with them."""
-_USED_BY = {
-    SEQUENCE: ("rows along their length", "mw.nn.attention"),
-    EXPERT: ("the experts of a mixture", "mw.nn.moe"),
-}
-"""What an axis splits, and the function that does it."""
 
 
 def refused(error: LayoutError) -> None:
@@ -37,18 +30,15 @@ def check_axes(
     An axis is used if it splits the batch or an array, or if an equation names it: a constraint, a
     `shard_map` or a collective.
     """
-    # `pipeline` and `expert` also split batches, and `sequence` the state, but that is not what they are for.
     asked = set(layout.batch_axis_names or ())
-    used = {
-        axis
-        for axis in _axes_in(layout.batch_sharding.spec)
-        if axis in asked or axis not in (PIPELINE, EXPERT)
-    }
+    of_batch = _axes_in(layout.batch_sharding.spec)
+    used = {axis for axis in of_batch if axis in asked or axis_named(axis).batch is Use.PURPOSE}
     shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
     specs = [sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding)]
-    used |= {axis for spec in specs for axis in _axes_in(spec)} - {SEQUENCE}
+    of_state = {axis for spec in specs for axis in _axes_in(spec)}
+    used |= {axis for axis in of_state if axis_named(axis).state is Use.PURPOSE}
     if layout.batch_axis_names == ():  # asked for: batches stay whole, as those of a meta-learner must
-        used |= {*_FOR_BATCHES}
+        used.update(plain_axes())
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
         named = {axis for eqn in jaxprs.equations(trace().jaxpr) for axis in _named_by(eqn)}
@@ -59,17 +49,17 @@ def check_axes(
 
 def _error_text(layout: Layout, axis: str) -> str:
     size, hint = layout.mesh.shape[axis], "" if axis in AXES else did_you_mean(axis, AXES)
-    if axis in _USED_BY:
-        what, function = _USED_BY[axis]
+    row, others = axis_named(axis), " or ".join(plain_axes())
+    if row.call:
         return (
-            f"mesh axis {axis!r} of size {size} only repeats work: it splits {what} in `{function}`, which "
-            f"this program does not call.\n  Call `{function}` in the model, or give the devices to an axis "
-            f"that splits the batch ({' or '.join(_FOR_BATCHES)})."
+            f"mesh axis {axis!r} of size {size} only repeats work: it splits {row.splits} in `{row.call}`, "
+            f"which this program does not call.\n  Call `{row.call}` in the model, or give the devices to an "
+            f"axis that splits the batch ({others})."
         )
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
         f"of the state, and no operation of the program names it.{hint}\n"
-        f"  Give its devices to an axis that splits the batch ({' or '.join(_FOR_BATCHES)}), or use it: in "
+        f"  Give its devices to an axis that splits the batch ({others}), or use it: in "
         "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model. "
         "If all devices are to compute the same, of whole batches, write batch_axis_names=()."
     )

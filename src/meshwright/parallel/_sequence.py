@@ -19,10 +19,11 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree, tree
-from meshwright.parallel._activations import in_microbatch
+from meshwright.parallel._activations import microbatch_axes
+from meshwright.parallel._axes import DATA, TENSOR
 from meshwright.parallel._factors import Factor
 from meshwright.parallel._infer_rules import InferredRule
-from meshwright.parallel._layout import PIPELINE, TENSOR, Layout, axes_of, canonical
+from meshwright.parallel._layout import Layout, axes_of, canonical
 from meshwright.parallel._replay import Place, replayed
 from meshwright.parallel._trace import Walk
 from meshwright.program._internal import Operation, Rule, jaxprs, program_of
@@ -62,7 +63,7 @@ def splitting_sequences(
     `gathered`.
     """
     ways = layout.mesh.shape.get(TENSOR, 1)
-    others = [size for axis, size in layout.mesh.shape.items() if axis not in ("data", TENSOR)]
+    others = [size for axis, size in layout.mesh.shape.items() if axis not in (DATA, TENSOR)]
     is_inferred = any(isinstance(rule, InferredRule) for rule in layout.rules)
     is_gathered = ways in others and layout.mesh.size > ways**2
     if ways == 1 or not (is_inferred or is_gathered):
@@ -93,11 +94,9 @@ class _Places:
     def __init__(self, jaxpr: Any, params: PyTree, batch: slice, layout: Layout) -> None:
         self._layout, self._walk = layout, Walk()
         self._ways = layout.mesh.shape[TENSOR]
-        batch_axes = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
-        if in_microbatch():  # `pipeline` splits the microbatches, and the others the rows of each
-            batch_axes = [axis for axis in batch_axes if axis != PIPELINE]
-        self._batch_axes = tuple(batch_axes)
-        self._batch_ways = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
+        of_batch = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
+        self._batch_axes = tuple(axis for axis in of_batch if axis not in microbatch_axes())
+        self._batch_ways = math.prod(layout.mesh.shape[axis] for axis in self._batch_axes)
         self._program = program_of(jaxpr)
         self._weights = tree.named_leaves(tree.abstract(params))
         inputs = dict(zip(self._weights, self._program.inputs, strict=False))

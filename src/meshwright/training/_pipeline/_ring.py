@@ -24,10 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwright.errors import AxisError
-from meshwright.parallel._internal import MICROBATCH, PIPELINE, indivisible
+from meshwright.parallel._internal import layers_of_stage, split_over_stages, stage_ways
 from meshwright.program._internal import bind, evaluate, jaxprs, without_checkpoints
-from meshwright.training._pipeline._stage_arrays import along, num_stages, sent_on, split_over_stages
+from meshwright.training._pipeline._stage_arrays import along, over_microbatches, sent_on
 
 # Of these is `x[round, layer]` made, a copy of the weights of one layer.
 _COPIES = ("dynamic_slice", "gather", "squeeze", "reshape", "broadcast_in_dim")
@@ -182,7 +181,7 @@ def pipelined_scan(
     eqn: Any, operands: Sequence[Any], batched: Sequence[bool], microbatches: int, rounds: int
 ) -> list[Any]:
     """Return the results of a scan over layers for all microbatches, [places, ...], by a ring of stages."""
-    scan = _Scan(eqn, operands, batched, Ring(num_stages(), microbatches, rounds))
+    scan = _Scan(eqn, operands, batched, Ring(stage_ways(), microbatches, rounds))
     out, aux = run_stages(scan.ring, scan.state, scan.stage)
     return [*out[: scan.num_carry], *map(scan.in_place, aux)]
 
@@ -194,7 +193,7 @@ class _Scan:
         self.ring, scan = ring, jaxprs.scan_of(eqn)
         self.body, self.num_carry, num_consts = scan.body, scan.num_carry, scan.num_consts
         self.keys = [key_type(var.aval) for var in eqn.invars]
-        self.each = num_layers(len(scan.turns), ring.stages, ring.rounds)
+        self.each = layers_of_stage(len(scan.turns), ring.stages, ring.rounds)
         numbers = [plain(x) for x in operands]
         first, last = num_consts, scan.num_whole
         carry = [
@@ -221,7 +220,7 @@ class _Scan:
 
     def stage(self, round_of: Any, microbatch_of: Any, state: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return the state after one stage on each device."""
-        of_all = jax.vmap(self._one_stage, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)
+        of_all = over_microbatches(self._one_stage)
         return of_all(round_of, microbatch_of, state, self.xs)
 
     def _one_stage(self, q: Any, i: Any, state: list[Any], xs: dict[int, Any]) -> tuple[list[Any], list[Any]]:
@@ -289,13 +288,6 @@ _of_sum.defvjp(
     lambda x, wide=None: (x, wide is None),
     lambda is_alone, g: (g, None) if is_alone else (None, g.astype(jnp.float32)),
 )
-
-
-def num_layers(total: int, stages: int, rounds: int = 1) -> int:
-    """Return the number of layers of a stage."""
-    if total % (stages * rounds):
-        raise AxisError(indivisible(total, stages, rounds), PIPELINE)
-    return total // (stages * rounds)
 
 
 def key_type(aval: Any) -> Any:
