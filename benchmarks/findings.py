@@ -56,11 +56,11 @@ from meshwright.engine._experiment._evaluations import evaluations_of
 from meshwright.engine._spikes import Rule
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
+from meshwright.launch._outcome import summary
 from meshwright.launch._output import Lines, Output
-from meshwright.launch._summary import summary
 from meshwright.lm._models import decoder
 from meshwright.processes import _connections, _peers, _rendezvous, _sockets
-from meshwright.report._ledger import Ledger, saving_told
+from meshwright.report._ledger import Ledger, saving_advice
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -475,7 +475,7 @@ def stop_of_a_tokenizer_that_begins_texts():
         asked.append(decoding.stop)
         return iter(())
 
-    with unittest.mock.patch("meshwright.lm._runs._texts.stream", decoded):
+    with unittest.mock.patch("meshwright.lm._checkpoint_models.stream", decoded):
         mw.lm._internal.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
     said = ", which no text has" if asked[0] == ((0, 1),) else ""
     return f"asked to stop at '<end>', it stops at {asked[0][0]}{said}"
@@ -1401,7 +1401,7 @@ def blamed_for_another_process():
     test="tests/report/test_ledger.py::test_one_failure_says_nothing_of_how_often_a_run_fails",
 )
 def figure_after_one_failure():
-    return saving_told(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
+    return saving_advice(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
 
 
 # --- who can connect to the processes of a run
@@ -1702,7 +1702,7 @@ def guesses_of_a_newcomer():
         lambda: fit(early_stopping=3),
         lambda: fit(verbose=0),
         lambda: fit(eval_steps=10),
-        lambda: _guess.check_command(["explain"], _commands.grammar()),
+        lambda: _guess.command_in(["explain"], _commands.grammar()),
         lambda: _overrides._check_names({"lr": "0.1"}, known, mw.Experiment),
     )
 

@@ -50,8 +50,8 @@ FAULTS = {
     ),
     "fillers of the last batch count": Fault(
         "data/_padded.py",
-        "place((rows < len(ids)).astype(np.float32))",
-        "place((rows >= 0).astype(np.float32))",
+        "to_global((rows < len(ids)).astype(np.float32))",
+        "to_global((rows >= 0).astype(np.float32))",
         "engine/evaluation/test_evaluator.py::test_every_example_counts_once_and_padding_never",
     ),
     "a run that continues reads its data from the beginning": Fault(
@@ -61,7 +61,7 @@ FAULTS = {
         "data/test_batches.py::test_after_any_crashes_and_resizes_every_sample_is_read_exactly_once_in_order",
     ),
     "a launch ends with a signal's number": Fault(
-        "launch/_summary.py",
+        "launch/_outcome.py",
         "code if code > 0 else 128 - code",
         "code if code > 0 else -code",
         "launch/test_local.py::test_when_one_fails_all_end_with_its_code",
@@ -140,8 +140,8 @@ FAULTS = {
     ),
     "the ledger loses the work before the first save": Fault(
         "report/_ledger.py",
-        "self.marks[max(before)] if before",
-        "self.marks[min(before)] if before",
+        "self.marks[max(earlier)] if earlier",
+        "self.marks[min(earlier)] if earlier",
         "report/test_ledger.py::test_what_was_done_after_the_save_that_a_run_continues_from_is_lost",
     ),
 }

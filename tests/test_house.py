@@ -304,7 +304,7 @@ GUARDED = {
     "checkpoints/_formats/_inspect.py": {"open"},
     "checkpoints/_formats/_export_safetensors.py": {"open"},
     # What is in a file that is open already.
-    "data/_corpus/_columns.py": {"ParquetFile"},
+    "data/_corpus/_readers.py": {"ParquetFile"},
     "checkpoints/_formats/readers/_npz.py": {"open"},
     "data/_corpus/_blocks.py": {"memmap"},
     # TensorStore: `store_of` looks at all files first; these are of it or in memory.
@@ -314,7 +314,7 @@ GUARDED = {
     "checkpoints/_formats/readers/_zarr2.py": {"open"},
     # With a check of their own, beside the line.
     "checkpoints/_formats/readers/_file.py": {"open"},
-    "lm/_models/hugging_face/_companions.py": {"open"},
+    "lm/_models/hugging_face/_folder.py": {"open"},
     "data/_corpus/_files.py": {"read_bytes"},  # of an object in a store
     # The field of a reader.
     "checkpoints/_formats/readers/_reader.py": {"open"},

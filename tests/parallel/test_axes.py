@@ -39,9 +39,7 @@ def test_a_new_axis_that_a_program_does_not_use_is_refused_with_its_call(graph):
     layout, tx = mw.Layout(mw.make_mesh("fsdp=4,graph=2")), optax.sgd(0.1)
     state = mw.training.abstract_state(lambda key: {"w": jnp.ones((8, 8))}, tx, layout)
     step = mw.make_step(lambda params, x, key: (x @ params["w"]).mean(), tx, layout)
-    with pytest.raises(
-        AxisError, match=r"splits edges in `mine\.edges`, which this program does not call"
-    ):
+    with pytest.raises(AxisError, match=r"splits edges in `mine\.edges`, which this program does not call"):
         step.compile(state, np.ones((8, 8), np.float32))
 
 

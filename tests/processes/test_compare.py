@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launched import by_process
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 from processes.differing import BEGINNINGS, CASES
 from soak import cases, rng
 

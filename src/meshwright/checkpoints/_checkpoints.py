@@ -287,6 +287,7 @@ class Checkpoints(Saved):
         # Of a checkpoint in memory, each process has a part of its own.
         if restored and not (chosen and chosen.is_in_memory):
             compare_source(restored[0])
+        # Only now may processes exchange arrays: all have read their parts.
         state = self._resumed(*restored, data) if restored else None
         self.passed_over = (
             *log_incomplete(incomplete, chosen),

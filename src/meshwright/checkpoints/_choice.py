@@ -255,6 +255,7 @@ def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
 
 def _only(modes: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
     """Return the one score by which the run keeps its best checkpoint."""
+    # A run that keeps checkpoints by one score means that one.
     if len(modes) == 1:
         return next(iter(modes))
     why = f"keeps its best by several scores, {_as_text(modes)}" if modes else "keeps none by a score"

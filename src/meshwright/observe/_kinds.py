@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from meshwright.base._internal import documented
 from meshwright.errors import UsageError
-from meshwright.observe._histogram import Histogram
+from meshwright.observe._metrics import Histogram
 
 Values = Mapping[str, Any]
 """Values of a report by name: numbers of any dtype, `Histogram`s, texts (`str`) and `Image`s.
@@ -65,8 +65,10 @@ class Image:
     def png(self) -> bytes:
         """Return the image as a PNG file (https://www.w3.org/TR/png-3): a header, rows and an end."""
         height, width, _ = self.pixels.shape
-        header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits of RGB, not interlaced
-        unfiltered = np.pad(self.pixels.reshape(height, 3 * width), ((0, 0), (1, 0)))  # a 0 before each row
+        # 8 bits of RGB, not interlaced.
+        header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+        # Each row begins with a 0: no filter.
+        unfiltered = np.pad(self.pixels.reshape(height, 3 * width), ((0, 0), (1, 0)))
         chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(unfiltered.tobytes())), (b"IEND", b""))
         return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 
@@ -97,7 +99,8 @@ def numbers(values: Values) -> dict[str, float]:
 
 def as_float(name: str, value: Any) -> float:
     """Return a scalar of any dtype, or a Python number, as a float."""
-    if isinstance(value, float | int):  # the common case, without the cost of NumPy
+    # Most values are Python numbers: they are spared the cost of NumPy.
+    if isinstance(value, float | int):
         return float(value)
     array = np.asarray(value)
     if array.ndim:

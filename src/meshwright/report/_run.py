@@ -199,6 +199,7 @@ def _run_in(directory: Path, location: str | None) -> Run:
     damage: list[str] = []
     read_history = lambda path: history_of(salvage_jsonl(path, damage.append))  # noqa: E731
     history = files.read("metrics.jsonl", read_history) or history_of(())
+    # A damaged file may have thousands of such lines.
     files.damage += damage[:_MOST_DAMAGE]
     path = str(environment.get("checkpoints") or directory / "checkpoints") if settings else None
     return Run(
@@ -284,6 +285,7 @@ def _ending(files: _Files, checkpoints: str | None, history: History) -> Ending:
     # A run in rounds does not hold its checkpoints' lock.
     if is_locked(files.directory / ".run.lock"):
         return Ending("running")
+    # A store has no locks: the time since the last report tells whether the run goes on.
     silent = None if history.last is None else time.time() - history.last.get("time", 0.0)
     return ending_of(None, checkpoints, silent)
 

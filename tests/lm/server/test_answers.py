@@ -13,9 +13,16 @@ from pydantic import ValidationError
 import meshwright as mw
 from meshwright.lm._server._answers import Answer, as_event
 from meshwright.lm._server._guard import is_loopback
-from meshwright.lm._server._requests import Chat, Completion, Refused, parsed, prompts_of, wanted_of
+from meshwright.lm._server._requests import (
+    Chat,
+    Completion,
+    RefusedRequest,
+    generation_requests,
+    parsed,
+    prompts_of,
+)
 
-POOL = SimpleNamespace(vocabulary=256, room=lambda length: 64 - length)
+POOL = SimpleNamespace(vocabulary=256, max_new_tokens=lambda length: 64 - length)
 PIECES = st.lists(st.integers(0, 5), max_size=20)
 
 
@@ -25,7 +32,7 @@ def request(**fields):
 
 def wanted(decoding=mw.lm._internal.GREEDY, **fields):
     asked = request(prompt="ab", **fields)
-    return wanted_of(asked, prompts_of(asked, mw.lm.Bytes()), decoding, POOL)
+    return generation_requests(asked, prompts_of(asked, mw.lm.Bytes()), decoding, POOL)
 
 
 @given(text=st.text())
@@ -38,7 +45,7 @@ def test_an_event_is_one_line_also_for_clients_that_split_lines_as_unicode_does(
 @example(text="abc", stops=["bc"], sizes=[2])
 @given(text=st.text("abc", max_size=30), stops=st.lists(st.text("abc", min_size=1, max_size=4)), sizes=PIECES)
 def test_a_text_is_cut_before_its_first_end_however_it_comes(text, stops, sizes):
-    answer, found, at = Answer(mw.lm.Bytes(), stops, (), 99), "", 0
+    answer, found, at = Answer(mw.lm.Bytes(), stops, ()), "", 0
     for size in [*sizes, len(text)]:
         piece = np.frombuffer(text[at : at + size].encode(), np.uint8).astype(np.int32)
         at = min(at + size, len(text))
@@ -58,7 +65,7 @@ def test_a_text_is_cut_before_its_first_end_however_it_comes(text, stops, sizes)
 def test_a_stop_sequence_of_the_model_is_not_in_the_text():
     for sizes in ([1] * 6, [6], [2, 4]):
         answer, found, rest = (
-            Answer(mw.lm.Bytes(), [], ((101, 102),), 9),
+            Answer(mw.lm.Bytes(), [], ((101, 102),)),
             "",
             np.array([97, 98, 99, 100, 101, 102]),
         )
@@ -71,7 +78,7 @@ def test_a_stop_sequence_of_the_model_is_not_in_the_text():
 def test_a_special_token_that_a_request_stops_at_ends_the_answer_though_it_is_in_no_text():
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1, "b": 2}, unk_token="a"))
     inner.add_special_tokens(["<end>"])
-    answer = Answer(mw.lm.tokenizer_of(inner), ["<end>"], (), 9)
+    answer = Answer(mw.lm.tokenizer_of(inner), ["<end>"], ())
     text = answer.add(np.array([1, 2]), is_last=False) + answer.add(np.array([1, 0, 2]), is_last=False)
     assert (text, answer.reason) == ("a b a", "stop")
 
@@ -110,7 +117,7 @@ NOTHING = {
 @pytest.mark.parametrize("name", NOTHING)
 def test_what_is_not_here_is_refused_by_name_and_nothing_asked_for_is_not(name):
     request(prompt="a", **{name: NOTHING[name]}, user="me")
-    with pytest.raises(Refused, match=f"this server does not have `{name}`") as refused:
+    with pytest.raises(RefusedRequest, match=f"this server does not have `{name}`") as refused:
         request(prompt="a", **{name: 5})
     assert (refused.value.status, refused.value.param) == (400, name)
 
@@ -127,7 +134,7 @@ def test_any_body_is_a_request_or_is_refused(value):
         for kind in (Completion, Chat):
             try:
                 asked = parsed(json.dumps(body).encode(), kind, "m")
-            except Refused as refused:
+            except RefusedRequest as refused:
                 asked, status = None, refused.status
             assert isinstance(asked, kind) or status == 400
 

@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.lm._models import hugging_face
-from meshwright.lm._tuning._rows import read_pair_rows, read_rows
+from meshwright.lm._tuning._examples import read_pair_rows, read_rows
 from meshwright.lm._tuning._tune import tuning
 
 TOKENS = Path(__file__).parents[2] / "data/tokens/golden"

@@ -174,6 +174,7 @@ def _cut(
     num_processes: int,
 ) -> tuple[tuple[int, ...], Holders]:
     """Return the shape of the chunks of an array, and for each chunk the processes that hold it."""
+    # A chunk is the shard of one device.
     shard_shape = sharding.shard_shape(shape) if sharding is not None else piece_shape
     # Zarr has no chunks of size 0. For an array without elements, no chunks are written anyway.
     chunk_shape = tuple(max(1, size) for size in shard_shape)
@@ -197,6 +198,7 @@ def _merged(
     shape: tuple[int, ...], shard_shape: tuple[int, ...], holders: Holders, itemsize: int
 ) -> tuple[tuple[int, ...], Holders]:
     """Merge neighbours along the leading dimension that one process holds, up to `SMALL` bytes together."""
+    # Joined, 5,000 small arrays over 8 devices are 5,000 entries of a file, and not 40,000.
     num_shards, nbytes = len(holders), math.prod(shard_shape) * itemsize
     if num_shards < 2 or shard_shape[1:] != shape[1:] or num_shards * shard_shape[0] != shape[0]:
         return shard_shape, holders

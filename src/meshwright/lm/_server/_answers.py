@@ -15,18 +15,13 @@ from meshwright.lm._generation._text import GrowingText, Tokenizer, stop_sequenc
 class Answer:
     """The text of one row, cut before the first of the texts that end it, or before a stop sequence."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], sequences: Sequence[tuple[int, ...]], limit: int
-    ):
-        self._growing, self._stops, self._sequences, self._limit = (
-            GrowingText(tokenizer),
-            stops,
-            sequences,
-            limit,
-        )
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], sequences: Sequence[tuple[int, ...]]):
+        self._growing, self._stops, self._sequences = GrowingText(tokenizer), stops, sequences
         special = (x[0] for x in stop_sequences(tokenizer, stops) if len(x) == 1 and not tokenizer.decode(x))
-        self._ends = set(special)  # which are in no text
-        self._kept = max(map(len, sequences), default=0)  # the last tokens may be the beginning of one
+        # A special token is in no text, so it is looked for among the tokens.
+        self._ends = set(special)
+        # The last tokens may be the beginning of a stop sequence.
+        self._longest_sequence = max(map(len, sequences), default=0)
         self._tokens: list[int] = []
         self._unsent = ""
         self.num_tokens = 0
@@ -37,33 +32,34 @@ class Answer:
     def add(self, tokens: np.ndarray, *, is_last: bool) -> str:
         """Return the text that these tokens add."""
         self.num_tokens += len(tokens)
-        if at := [number for number, token in enumerate(tokens.tolist()) if token in self._ends]:
-            tokens, is_last, self.reason = tokens[: at[0]], True, "stop"
+        if ends := [number for number, token in enumerate(tokens.tolist()) if token in self._ends]:
+            tokens, is_last, self.reason = tokens[: ends[0]], True, "stop"
         self._tokens += tokens.tolist()
         if is_last:
             self._drop_sequence()
             self.reason = self.reason or "length"
-        ready = len(self._tokens) if is_last else max(0, len(self._tokens) - self._kept)
-        now, self._tokens = self._tokens[:ready], self._tokens[ready:]
-        self._unsent += self._growing.add(now) + (self._growing.rest() if is_last else "")
+        # The last tokens wait, as they may begin a stop sequence, which is not a part of the answer.
+        ready = len(self._tokens) if is_last else max(0, len(self._tokens) - self._longest_sequence)
+        ready_tokens, self._tokens = self._tokens[:ready], self._tokens[ready:]
+        self._unsent += self._growing.add(ready_tokens) + (self._growing.rest() if is_last else "")
         return self._cut(is_last=is_last)
 
     def _drop_sequence(self) -> None:
-        for each in self._sequences:
-            if self._tokens[-len(each) :] == list(each):
-                self._tokens, self.reason = self._tokens[: -len(each)], "stop"
+        for sequence in self._sequences:
+            if self._tokens[-len(sequence) :] == list(sequence):
+                self._tokens, self.reason = self._tokens[: -len(sequence)], "stop"
                 return
 
     def _cut(self, *, is_last: bool) -> str:
-        found = [at for at in (self._unsent.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.reason, text, self._unsent = "stop", self._unsent[: min(found)], ""
+        positions = [
+            position for position in (self._unsent.find(stop) for stop in self._stops) if position >= 0
+        ]
+        if positions:
+            self.reason, text, self._unsent = "stop", self._unsent[: min(positions)], ""
             return text
-        held = 0 if is_last else max((self._beginning(stop) for stop in self._stops), default=0)
-        text, self._unsent = (
-            self._unsent[: len(self._unsent) - held],
-            self._unsent[len(self._unsent) - held :],
-        )
+        num_held = 0 if is_last else max((self._beginning(stop) for stop in self._stops), default=0)
+        end = len(self._unsent) - num_held
+        text, self._unsent = self._unsent[:end], self._unsent[end:]
         return text
 
     def _beginning(self, stop: str) -> int:
@@ -87,18 +83,18 @@ class Document:
         """Return the document of answers that have ended."""
         choices = []
         for index, (text, answer) in enumerate(zip(texts, answers, strict=True)):
-            said = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-            choices.append({"index": index, **said, "logprobs": None, "finish_reason": answer.reason})
+            content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+            choices.append({"index": index, **content, "logprobs": None, "finish_reason": answer.reason})
         return {**self._head(""), "choices": choices, "usage": usage(answers, num_prompt_tokens)}
 
     def event(self, index: int, text: str, reason: str | None, *, is_first: bool) -> bytes:
         """Return the event of a piece of an answer."""
         if self.is_chat:
             role = {"role": "assistant"} if is_first else {}
-            said: dict[str, Any] = {"delta": {**role, "content": text}}
+            content: dict[str, Any] = {"delta": {**role, "content": text}}
         else:
-            said = {"text": text}
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
+            content = {"text": text}
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
         return as_event({**self._head(".chunk"), "choices": [choice]})
 
     def last_event(self, answers: Sequence[Answer], num_prompt_tokens: int) -> bytes:
@@ -123,10 +119,8 @@ def usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:
 
 
 def as_event(document: Any) -> bytes:
-    """Return a document as an event of a stream.
-
-    It is ASCII: many clients end a line at U+0085 and U+2028, too, which JSON lets stand in a text.
-    """
+    """Return a document as an event of a stream."""
+    # The event is ASCII: many clients end a line at U+0085 and U+2028, too, which JSON allows in a text.
     return f"data: {json.dumps(document)}\n\n".encode()
 
 

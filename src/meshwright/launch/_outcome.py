@@ -1,30 +1,82 @@
-"""The summary at the end of a launch: which process failed first, for what cause, and what the others did."""
+"""The outcome of a start: the process that failed first, the exit code, the summary and the restarts."""
 
 import re
 import signal
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, EXIT_OF_STOPS, EXIT_PEERS
+from meshwright.errors import (
+    EXIT_AGAIN,
+    EXIT_CTRL_C,
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INPUT,
+    EXIT_OF_STOPS,
+    EXIT_PEERS,
+    EXIT_USAGE,
+)
 from meshwright.launch._output import numbers_text
 from meshwright.launch._process import Outcome
 
-_ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
-"""Exit codes after which the other processes end by themselves, and may still be saving."""
+FINAL_EXIT_CODES = (EXIT_DONE, EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED, EXIT_CTRL_C)
+"""Exit codes after which a new start would end in the same way, or is not wanted."""
 
+
+@dataclass(frozen=True)
+class Restarts:
+    """The restarts that are left. Each checkpoint that is newer than all earlier ones gives them all back.
+
+    Example:
+      >>> from meshwright.launch._outcome import Restarts
+      >>> once = Restarts(1).after_end(137, saved=None)  # killed before the first checkpoint: start again
+      >>> once.remaining, once.after_end(137, saved=None)  # killed again: there was no progress
+      (0, None)
+      >>> once.after_end(137, saved=100).remaining
+      0
+    """
+
+    allowed: int
+    """Largest number of restarts in a row without a newer checkpoint between them."""
+    used: int = 0
+    """Number of restarts since the newest checkpoint."""
+    saved: int = -1
+    """Step of the newest checkpoint at the last start; -1 for none."""
+
+    @property
+    def remaining(self) -> int:
+        """Number of restarts that are left."""
+        return self.allowed - self.used
+
+    def after_end(self, exit_code: int, saved: int | None) -> "Restarts | None":
+        """Return the restarts that are left when the run starts again; None if it should not."""
+        if exit_code in FINAL_EXIT_CODES:
+            return None
+        newest = -1 if saved is None else saved
+        # Progress gives all restarts back.
+        used = 0 if newest > self.saved else self.used
+        if used >= self.allowed:
+            return None
+        return replace(self, used=used + 1, saved=max(newest, self.saved))
+
+
+# Exit codes after which the other processes end by themselves, and may still be saving.
+_ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
+
+# Start of an error that names the process because of which this one ended, but not for a third one.
 _OF_A_PROCESS = re.compile(
     rf"[Ee]rror: process (\d+)(?:: | is gone| has ended| ended with exit code (?!{EXIT_PEERS}\b))"
 )
-"""Start of an error that names the process because of which this one ended, but not for a third one."""
+# The numbers of processes that JAX heard nothing of, each at the end of a line.
 _SILENT = re.compile(r"\(stopped sending heartbeats\):\n((?:.*\d\n)+)")
-"""The numbers of processes that JAX heard nothing of, each at the end of a line."""
+# In the last lines of a process that JAX ended as process 0 did not answer.
 _LEAD_SILENT = "CoordinationService/Heartbeat"
-"""In the last lines of a process that JAX ended as process 0 did not answer."""
+# Last lines of a process that ended because another one did, where Meshwright did not end it first.
 _OF_A_LOST_PEER = re.compile(
     r"JAX distributed service detected fatal errors|coordination service"
     r"|(Gloo|NCCL) .*(closed by peer|reset by peer|Broken pipe|remote process)"
 )
-"""Last lines of a process that ended because another one did, where Meshwright did not end it first."""
 SAVED = "Run the same command again to continue."
 """End of the last line of a process that was stopped and has saved all."""
 
@@ -45,18 +97,21 @@ def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = (), stop: int =
 
     If a signal stopped the run, those that ended by it, or for another process, have not failed.
 
-    The order alone does not tell which was first: a process that dies closes its connections before the
-    launcher can notice its end, so another one that loses the connection may be seen to end before it. One of
-    the `silent`, which did not end by themselves, is a cause if the others say that they ended because of it.
+    One of the `silent`, which did not end by themselves, is a cause if the others say that they ended because
+    of it.
     """
+    # The order alone does not tell which was first: a process that dies closes its connections before the
+    # launcher can notice its end, so another one that loses the connection may be seen to end before it.
     failed = [process for process in ended if has_failed(process)]
     if not failed:
         return []
     own = [process for process in failed if not fails_for_another(process)]
     if stop:
         return [process for process in own if process.exit_code not in (-stop, 128 + stop)]
+    # A process with a cause of its own explains the others, in whatever order they ended.
     if own:
         return own
+    # All that failed name other processes, so one of the named ones is the cause.
     blamed = {number for process in failed for number in _blamed_by(process)}
     orderly = [process for process in ended if not has_failed(process)]
     if named := [process for process in (*silent, *orderly, *failed) if process.number in blamed]:
@@ -67,7 +122,8 @@ def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = (), stop: int =
 def code_of(ended: Sequence[Outcome], silent: Sequence[Outcome] = ()) -> int:
     """Return the exit code of a launch that failed: from 1 to 255. See `causes`."""
     first = causes(ended, silent)[0]
-    if first in silent or fails_for_another(first):  # it has no code of its own, or that of losing the others
+    # This process has no code of its own, or the one for the loss of the others.
+    if first in silent or fails_for_another(first):
         failed = [process for process in ended if has_failed(process)]
         first = next((process for process in failed if process.exit_code != EXIT_PEERS), failed[0])
     code = EXIT_PEERS if first.exit_code == EXIT_DONE else first.exit_code
@@ -88,13 +144,13 @@ def summary(
     first, total = causes(ended, others_ended)[0], len(processes)
     end = end_text(first.exit_code)
     if first not in ended:
-        what = "did not answer, and the others ended because of it"
+        problem = "did not answer, and the others ended because of it"
     elif has_failed(first):
-        what = f"failed first, with {end}"
+        problem = f"failed first, with {end}"
     else:
-        what = f"left with {end} while the others were not done"
+        problem = f"left with {end} while the others were not done"
     lines = [
-        f"process {first.number} of {total} {what}. It ran on {first.host}. Its last lines:",
+        f"process {first.number} of {total} {problem}. It ran on {first.host}. Its last lines:",
         *(f"  {line}" for line in first.last_lines or ["(none)"]),
     ]
     others = defaultdict(list)

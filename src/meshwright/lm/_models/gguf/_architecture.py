@@ -1,7 +1,7 @@
 """The architecture of GGUF that a config is, and its settings there.
 
-Source: the keys of the package `gguf`, `constants.py`. Which of them an architecture has, and what it
-computes, is what llama.cpp's loaders read.
+Source: the keys of the package `gguf`, `constants.py`. The loaders of llama.cpp say which keys an
+architecture has, and what it computes.
 """
 
 from typing import Any
@@ -14,14 +14,14 @@ from meshwright.lm._models._config import Rope, cycled
 
 Config = decoder.Config | gpt2.Config
 
+# The architecture, by whether queries have biases and norms.
 _OTHERS = {(False, False): "llama", (True, False): "qwen2", (False, True): "qwen3"}
-"""The architecture, by whether queries have biases and norms."""
+# The architecture, by whether layers have further norms and queries have norms.
 _GEMMAS = {(False, False): "gemma", (True, False): "gemma2", (True, True): "gemma3"}
-"""The architecture, by whether layers have further norms and queries have norms."""
+# The last layer of so many has no window.
 _PERIODS = {"gemma2": 2, "gemma3": 6}
-"""The last layer of so many has no window."""
+# The architectures and numbers of layers whose scores are scaled by model / heads, not by a head's size.
 _BY_MODEL_SIZE = {("gemma2", 46), ("gemma3", 62)}
-"""The architectures and numbers of layers whose scores are scaled by model / heads, not by a head's size."""
 
 
 def architecture_of(cfg: Config) -> str:
@@ -32,23 +32,26 @@ def architecture_of(cfg: Config) -> str:
         raise UsageError(
             f"GGUF files are written of decoders and GPT-2; found {type(cfg).__module__}.Config."
         )
-    found = (
+    architecture = (
         _GEMMAS.get((cfg.post_norms, cfg.query_norm))
         if cfg.norm_offset
         else _OTHERS.get((cfg.query_bias, cfg.query_norm))
     )
-    problems = ["no family has these norms and biases"] if found is None else _problems(found, cfg)
-    if found is None or problems:
+    problems = (
+        ["no family has these norms and biases"] if architecture is None else _problems(architecture, cfg)
+    )
+    if architecture is None or problems:
         raise UsageError(
-            f"GGUF cannot hold this decoder{f' as {found}' if found else ''}:\n  " + "\n  ".join(problems)
+            f"GGUF cannot hold this decoder{f' as {architecture}' if architecture else ''}:\n  "
+            + "\n  ".join(problems)
         )
-    return found
+    return architecture
 
 
 def _problems(kind: str, cfg: decoder.Config) -> list[str]:
     is_gemma = kind in _GEMMAS.values()
     size = cfg.model / cfg.heads if (kind, cfg.layers) in _BY_MODEL_SIZE else cfg.head_size
-    wanted = {
+    expected = {
         "activation": "gelu" if is_gemma else "silu",
         "norm_offset": 1.0 if is_gemma else 0.0,
         "query_bias": kind == "qwen2",
@@ -56,9 +59,9 @@ def _problems(kind: str, cfg: decoder.Config) -> list[str]:
         "experts": None,
         "tied": is_gemma or cfg.tied,
     }
-    found = [
+    problems = [
         f"{name} is {getattr(cfg, name)!r}; expected {x!r}."
-        for name, x in wanted.items()
+        for name, x in expected.items()
         if getattr(cfg, name) != x
     ]
     scale = cfg.model**0.5 if is_gemma else 1.0
@@ -83,7 +86,7 @@ def _problems(kind: str, cfg: decoder.Config) -> list[str]:
         (not _has_windows(kind, cfg), f"windows is {cfg.windows}; {kind} has them in other layers."),
         (not _has_ropes(kind, cfg), f"ropes is {cfg.ropes}; {kind} has others."),
     ]
-    return found + [text for is_wrong, text in rules if is_wrong]
+    return problems + [text for is_wrong, text in rules if is_wrong]
 
 
 def _has_windows(kind: str, cfg: decoder.Config) -> bool:
@@ -108,10 +111,10 @@ def _has_ropes(kind: str, cfg: decoder.Config) -> bool:
 
 def _ropes(kind: str, cfg: decoder.Config) -> tuple[set[Rope], set[Rope]]:
     """Return the rotary positions of layers without a window and of those with one."""
-    found: tuple[set[Rope], set[Rope]] = (set(), set())
+    ropes: tuple[set[Rope], set[Rope]] = (set(), set())
     for layer, rope in enumerate(cycled(cfg.ropes, cfg.layers)):
-        found[_is_windowed(kind, layer)].add(rope)
-    return found
+        ropes[_is_windowed(kind, layer)].add(rope)
+    return ropes
 
 
 def add_config(package: Any, writer: Any, cfg: Config, kind: str, context_length: int) -> None:

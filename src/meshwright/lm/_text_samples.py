@@ -1,4 +1,4 @@
-"""`Generation`: what a run's model writes, for the run's page, for predictors and for `meshwright sample`."""
+"""`Generation`: the texts of a run's model, for the run's page, predictors and `meshwright sample`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from meshwright.base._internal import PyTree, documented, explained_as
 from meshwright.engine._internal import InformedWhen, check_types, is_informed
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import GREEDY, Decoding
+from meshwright.lm._generation._generate import generate, length_for, stream
 from meshwright.lm._generation._model import Model, check_tokens, prompt_vocabulary
-from meshwright.lm._generation._stream import generate, length_for, stream
 from meshwright.lm._generation._text import tokenizer_of
 from meshwright.processes._internal import When
 
@@ -18,9 +18,9 @@ from meshwright.processes._internal import When
 @documented
 @dataclass(frozen=True)
 class Generation:
-    """How the model of a run generates: for `Experiment.samples`, `Trainer.fit(samples=)` and `Predictor`.
+    """Generation by the model of a run: for `Experiment.samples`, `Trainer.fit(samples=)` and `Predictor`.
 
-    With `prompts`, what the model writes is shown on the run's page.
+    With `prompts`, the texts of the model are shown on the run's page.
 
     Raises:
       UsageError: A field has a wrong type.
@@ -43,13 +43,14 @@ class Generation:
     """The prompts whose continuations are written to `outputs/samples/step_00000100.jsonl` in the run
     directory and shown on its page. Their mean number of tokens is the score `samples/tokens`."""
     decoding: Decoding = GREEDY
-    """How tokens are chosen, and when a text ends."""
+    """Settings for the choice of tokens and for the end of a text."""
     when: int | When | InformedWhen = 500
     """The steps after which to generate, as in `Evaluation.when`; and after the last step."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        is_informed(self.when)  # raises if it is not a policy
+        # This raises an error if `when` is not a policy.
+        is_informed(self.when)
         if isinstance(self.prompts, str):
             raise UsageError(f"Generation.prompts is one text: give a list, [{self.prompts!r}].")
 
@@ -86,8 +87,11 @@ class Generation:
         on `start` nor on the other prompts.
         """
         tokenizer = tokenizer_of(self.tokenizer)
-        prompts = [_tokens(tokenizer, number, one) for number, one in enumerate(_prompts_in(examples))]
-        length = length_for(self.model, prompts, self.decoding)  # of all, so that a resumed call is the same
+        prompts = [
+            _tokens(tokenizer, number, example) for number, example in enumerate(_prompts_in(examples))
+        ]
+        # The length is that of all prompts, so that a resumed call computes the same.
+        length = length_for(self.model, prompts, self.decoding)
         options = {"seed": seed, "length": length, "slots": slots, "first": start}
         rows: dict[int, list[int]] = {}
         ended: set[int] = set()
