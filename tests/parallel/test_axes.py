@@ -1,5 +1,6 @@
 """The table of axes is all that there is to know of an axis, but for the code of its own mechanism."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from meshwright.parallel._axes import AXES, Axis, Use
 from meshwright.plan import _internal as plan
 from meshwright.plan._axes import alone, longer, mesh_of
 
+SOURCE = Path(mw.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs/how-to/which-axes.md"
 
 
@@ -55,6 +57,14 @@ def test_the_help_of_commands_that_take_settings_describes_each_axis(capsys):
         main(["train", "--help"])
     shown = capsys.readouterr().out
     assert all(f"{name:9} splits {axis.splits}" in shown for name, axis in AXES.items())
+
+
+def test_the_name_of_an_axis_is_written_in_few_files():
+    files = {path: ast.walk(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")}
+    written = {path: {getattr(node, "value", None) for node in nodes} for path, nodes in files.items()}
+    # The word `data` means much else.
+    for name in AXES.keys() - {"data"}:
+        assert len([path for path, values in written.items() if name in values]) <= 5
 
 
 def test_the_page_about_axes_has_the_rows_of_the_table():

@@ -12,7 +12,7 @@ from meshwright.base._internal import aligned, human_bytes, tree
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import OutOfMemoryError, UsageError
-from meshwright.parallel._internal import FSDP, SPLITTING_STATE, TENSOR, device_bytes
+from meshwright.parallel._internal import SPLITTING_STATE, device_bytes, plain_axes
 
 log = logging.getLogger("meshwright")
 
@@ -38,7 +38,7 @@ def explaining_out_of_memory(settings: Settings, training: Training) -> Iterator
             raise UsageError(
                 "XLA's program for CPUs cannot compute this FFT, as the mesh splits what is transformed: "
                 f"{_first_line(error)}\n"
-                f"  Here try a mesh without {TENSOR!r}, such as {FSDP}=-1. Accelerators have another FFT."
+                f"  Here try a mesh of {' and '.join(plain_axes())} alone. Accelerators have another FFT."
             ) from error
         if not is_out_of_memory(error):
             raise

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from meshwright.parallel._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
     from meshwright.parallel._mesh_rules import MeshRule, apply_mesh_rules, hardware, mesh_rule
     from meshwright.parallel._optimizer import beside_params, parameter_of
-    from meshwright.parallel._rules import Rule, fsdp, match, stages
+    from meshwright.parallel._rules import Rule, fsdp, match, stages, state_axes
     from meshwright.parallel._sequence import splitting_sequences
     from meshwright.parallel._stages import layers_of_stage, split_over_stages
     from meshwright.parallel._stated import stated
