@@ -59,7 +59,7 @@ from meshwright.launch._members import End
 from meshwright.launch._outcome import summary
 from meshwright.launch._output import Lines, Output
 from meshwright.lm._models import decoder
-from meshwright.processes import _connections, _peers, _rendezvous, _sockets
+from meshwright.processes import _peers, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_advice
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -1458,9 +1458,9 @@ def a_process_that_does_not_read():
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as peer,
         server.accept()[0],
-        unittest.mock.patch.object(_connections, "_SEND_SECONDS", 2),
+        unittest.mock.patch.object(_sockets, "_SEND_SECONDS", 2),
     ):
-        connections = _connections.Connections({1: peer})
+        connections = _sockets.Connections({1: peer})
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(peer.fileno(), bytes(1 << 16))

@@ -67,7 +67,7 @@ FAULTS = {
         "launch/test_local.py::test_when_one_fails_all_end_with_its_code",
     ),
     "a stopped process is said to stand": Fault(
-        "processes/_heartbeat/_look.py",
+        "processes/_heartbeat.py",
         'STOPPED if state_of(entry.pid) in ("T", "t") else None',
         'STOPPED if state_of(entry.pid) == "t" else None',
         "processes/heartbeat/test_board.py::test_linux_tells_of_a_process_that_was_stopped",

@@ -98,7 +98,7 @@ jax.distributed.initialize(address, int(count), int(me), cluster_detection_metho
 mw.parallel.start_processes()
 mw.processes._internal.compare("what all say", lambda: {"word": "the same"})
 if me == "1":
-    with mw.processes._internal.sharing_errors():
+    with mw.processes._internal.broadcasting_errors():
         raise mw.errors.InputError("this one has no data")
 mw.processes._internal.compare("what all say", lambda: {"word": "the same"})
 """

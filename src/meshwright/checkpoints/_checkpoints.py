@@ -13,7 +13,6 @@ from meshwright.base._internal import Directory, explained, tree
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._arrays._cast import Casts
 from meshwright.checkpoints._arrays._restore import compare_source
-from meshwright.checkpoints._choice import numbers
 from meshwright.checkpoints._exports import Names
 from meshwright.checkpoints._format._layout import layouts
 from meshwright.checkpoints._format._manifest import Manifest
@@ -41,6 +40,7 @@ from meshwright.checkpoints._saving import (
     start_saving,
     writer_of,
 )
+from meshwright.checkpoints._scores import numbers
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.processes._internal import Due, Scores, Tick, When, on_lead
 

@@ -17,7 +17,7 @@ from meshwright.cli._parser import flags_of, takes_settings
 from meshwright.cli._process import STOPPED, end_at_once, open_streams, show
 from meshwright.cli._settings import read_settings, split
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, OF_THE_MACHINE, Interrupted, MeshwrightError
-from meshwright.processes._internal import launched_at
+from meshwright.processes._internal import process_start_time
 
 __all__ = ["main"]
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         open_streams()
-    started = launched_at() if arguments is None else time.monotonic()
+    started = process_start_time() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
         grammar().top.print_help(sys.stderr)

@@ -256,7 +256,7 @@ def _ask(place: str) -> Result:
     return text, document, EXIT_HUNG if hangs else EXIT_DONE
 
 
-def _hangs(seen: "processes.Seen") -> bool:
+def _hangs(seen: "processes.ProcessStatus") -> bool:
     entry = seen.entry
     if seen.state in _ALWAYS:
         return True

@@ -36,7 +36,7 @@ def load_experiment(recipe: Recipe) -> tuple[Callable[..., Any], Any]:
     """Join the processes, and return the function and the experiment that it returns."""
     use_fake_devices(recipe.fake_devices)
     processes.start_processes()
-    with processes.shared_work(), processes.sharing_errors():
+    with processes.collective(), processes.broadcasting_errors():
         function = load(recipe.target)
         if recipe.check is not None:
             recipe.check(function)

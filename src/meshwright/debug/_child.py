@@ -103,7 +103,7 @@ def _alone(experiment: Experiment, orders: Orders) -> Experiment:
     )
 
 
-@processes.shared_work()
+@processes.collective()
 def _run(experiment: Experiment, orders: Orders, note: Note) -> None:
     experiment = on_devices(experiment)
     made = [experiment]

@@ -26,7 +26,16 @@ from meshwright.errors import UsageError
 from meshwright.launch._precompile import at_lowest_priority, compiling_ahead
 from meshwright.launch._process import Child, News, Show
 from meshwright.launch._supervise import check, say, supervise
-from meshwright.processes._internal import Entry, LookOut, Seen, birth_of, here, look, read_entries, verdict
+from meshwright.processes._internal import (
+    Entry,
+    ProcessStatus,
+    StallMonitor,
+    birth_of,
+    look,
+    process_identity,
+    read_entries,
+    verdict,
+)
 
 GRACE_SECONDS = 12
 """Default time from SIGTERM to SIGKILL. With the killing it is below 15 s; most platforms allow 30 s."""
@@ -212,7 +221,7 @@ def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event) -> None:
-    watched, seconds = LookOut(), _LOOK_SECONDS
+    watched, seconds = StallMonitor(), _LOOK_SECONDS
     pointer = progress.with_name(f"{progress.name}.board")
     while not over.wait(seconds):
         with contextlib.suppress(OSError):
@@ -225,7 +234,7 @@ def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event)
                     say(f"the run stands still:\n{verdict(observed)}")
 
 
-def _is_still(late: Mapping[int, Entry], observed: Seen) -> bool:
+def _is_still(late: Mapping[int, Entry], observed: ProcessStatus) -> bool:
     """Return whether a process that was late has not gone on since."""
     previous = late.get(observed.process)
     return previous is not None and observed.entry is not None and observed.entry.turns == previous.turns
@@ -235,7 +244,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
     """Return a new temporary directory, after those of this user's launchers that were killed are removed."""
     # The name has a digest of machine and container. Processes of others, which may share the temporary
     # directory, cannot be seen from here, so their directories stay.
-    host, pid, birth, namespace = here()
+    host, pid, birth, namespace = process_identity()
     mine = f"meshwright-launch-{hashlib.sha256(f'{host} {namespace}'.encode()).hexdigest()[:8]}-"
     for path in Path(tempfile.gettempdir()).glob(f"{mine}*"):
         owner = re.match(r"(\d+)-(\d+)-", path.name.removeprefix(mine))

@@ -22,16 +22,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.base._internal import local_path, open_file, parse_json
 from meshwright.errors import InputError, UsageError
 from meshwright.observe._kinds import Image, Values, as_float
-from meshwright.observe._metrics import EDGES, Histogram
 from meshwright.observe._writers import Writer
 
+if TYPE_CHECKING:
+    from meshwright.observe._metrics import Histogram
+
 _STEPS = 1 << 63
-_SHORT = {edge: float(f"{edge:.4g}") for edge in EDGES.tolist()}
 
 
 def jsonl(path: str | Path, *, resume_step: int | None = None) -> Writer:
@@ -139,6 +140,8 @@ def _line(step: int, current_time: float, values: Values) -> bytes:
 
 
 def _json(name: str, value: Any) -> Any:
+    from meshwright.observe._metrics import Histogram  # loads JAX; reading a file does not
+
     match value:
         case Histogram():
             return _json_histogram(value)
@@ -148,12 +151,12 @@ def _json(name: str, value: Any) -> Any:
             return json_number(as_float(name, value))
 
 
-def _json_histogram(histogram: Histogram) -> dict[str, Any]:
+def _json_histogram(histogram: "Histogram") -> dict[str, Any]:
     counts, edges = histogram.bins()
     facts = ("num_not_finite", "sum", "sum_squares", "min", "max")
     return {
         "counts": [int(count) for count in counts.tolist()],
-        "edges": [_SHORT[edge] for edge in edges.tolist()],
+        "edges": [float(f"{edge:.4g}") for edge in edges.tolist()],
         **{fact: json_number(getattr(histogram, fact)) for fact in facts},
     }
 

@@ -7,14 +7,15 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from jax.typing import ArrayLike
 
 from meshwright.base._internal import documented
 from meshwright.errors import UsageError
-from meshwright.observe._metrics import Histogram
+
+if TYPE_CHECKING:  # what reads reports does not wait for JAX
+    from jax.typing import ArrayLike
 
 Values = Mapping[str, Any]
 """Values of a report by name: numbers of any dtype, `Histogram`s, texts (`str`) and `Image`s.
@@ -38,7 +39,7 @@ class Image:
     """The colours, uint8[height, width, 3], from the top row down."""
 
     @classmethod
-    def of(cls, pixels: ArrayLike) -> Self:
+    def of(cls, pixels: "ArrayLike") -> Self:
         """Return the image with these pixels, which are fetched if they are on a device.
 
         Args:
@@ -90,6 +91,8 @@ def numbers(values: Values) -> dict[str, float]:
       >>> mw.observe.numbers({"loss": jnp.float32(0.25), "sample": "Once upon"})
       {'loss': 0.25}
     """
+    from meshwright.observe._metrics import Histogram  # loads JAX
+
     return {
         name: as_float(name, value)
         for name, value in values.items()

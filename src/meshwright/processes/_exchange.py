@@ -22,7 +22,7 @@ import jax
 from meshwright.base._internal import print_line
 from meshwright.errors import PeersError, ranges
 from meshwright.processes._agree import Failure, error_of, failure_of, gather
-from meshwright.processes._connections import Connections
+from meshwright.processes._sockets import Connections
 
 _LEAD_NOTICE_AFTER_SECONDS = 10
 _OTHERS_NOTICE_AFTER_SECONDS = 30
@@ -62,7 +62,7 @@ class LeadExchange:
     def __init__(self, connections: Connections):
         self.process_id, self.connections, self._rounds = 0, connections, _Rounds(connections)
         self.remote_error: Exception | None = None
-        self.while_waiting: Callable[[], None] = _do_nothing
+        self.while_waiting: Callable[[], None] = lambda: None
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         self._rounds.begin()
@@ -113,7 +113,7 @@ class PeerExchange:
     def __init__(self, process_id: int, connections: Connections):
         self.process_id, self.connections, self._rounds = process_id, connections, _Rounds(connections)
         self.remote_error: Exception | None = None
-        self.while_waiting: Callable[[], None] = _do_nothing
+        self.while_waiting: Callable[[], None] = lambda: None
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         self._rounds.begin()
@@ -164,12 +164,13 @@ class _Rounds:
     def next(self, missing: Set[int], notify: Callable[[], object]) -> tuple[int, Any]:
         """Return a process and its message in this round, or None as its message if it has ended."""
         while True:
-            early = next((each for each in self._early if self._is_due(*each, missing)), None)
+            arrived = ((number, message) for number, message in self._early if number in missing)
+            early = next((pair for pair in arrived if pair[1]["round"] == self._round), None)
             if early is not None:
                 self._early.remove(early)
                 return early
-            if gone := self._gone & missing:
-                return min(gone), None
+            if ended := self._gone & missing:
+                return min(ended), None
             try:
                 number, message = self._connections.rounds.get(timeout=_CHECK_SECONDS)
             except queue.Empty:
@@ -180,9 +181,6 @@ class _Rounds:
             else:
                 self._early.append((number, message))
 
-    def _is_due(self, number: int, message: Mapping[str, Any], missing: Set[int]) -> bool:
-        return number in missing and message["round"] == self._round
-
 
 class DeviceExchange:
     """An exchange by collectives, for processes that cannot connect. It cannot send failures."""
@@ -190,7 +188,7 @@ class DeviceExchange:
     def __init__(self) -> None:
         self.process_id = jax.process_index()
         self.remote_error: Exception | None = None
-        self.while_waiting: Callable[[], None] = _do_nothing
+        self.while_waiting: Callable[[], None] = lambda: None
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         return combine(gather(value))
@@ -200,10 +198,6 @@ class DeviceExchange:
 
     def close(self) -> None:
         pass
-
-
-def _do_nothing() -> None:
-    pass
 
 
 class _Notice:

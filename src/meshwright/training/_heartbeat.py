@@ -20,7 +20,7 @@ import meshwright
 from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_HUNG
 from meshwright.processes import _internal as processes
-from meshwright.processes._internal import Entry, blamed, here, look, verdict, write_entry
+from meshwright.processes._internal import Entry, blamed, look, process_identity, verdict, write_entry
 from meshwright.training._phase_clock import END, SAVE, PhaseClock
 from meshwright.training._waiting import is_waiting
 
@@ -94,17 +94,17 @@ class _Teller:
 
         The time that it stands still is counted in beats: a process that was suspended finds no time gone by.
         """
-        turns, still, beat, told = -1, 0.0, 0, 0
+        turns, still, beat, num_reports = -1, 0.0, 0, 0
         report = threading.Thread()
         while True:
-            before = time.monotonic()
+            beat_start = time.monotonic()
             if turns != self._clock.turns:
-                turns, still, told = self._clock.turns, 0.0, 0
+                turns, still, num_reports = self._clock.turns, 0.0, 0
             limit = self._clock.limit_seconds(*self._limits)
             self._write(beat, still, limit)
-            if still > (told + 1) * limit:
-                told += 1
-                if told == 1:
+            if still > (num_reports + 1) * limit:
+                num_reports += 1
+                if num_reports == 1:
                     self._blamed = []
                     report = threading.Thread(target=self._report, args=(turns, limit), daemon=True)
                     report.start()
@@ -112,7 +112,7 @@ class _Teller:
                     self._end()
             if self.over.wait(self._beat_seconds):
                 return
-            still += min(time.monotonic() - before, 2 * self._beat_seconds)
+            still += min(time.monotonic() - beat_start, 2 * self._beat_seconds)
             beat += 1
 
     def leave(self) -> None:
@@ -129,7 +129,7 @@ class _Teller:
         os._exit(EXIT_HUNG)
 
     def _write(self, beat: int, still: float, limit: float) -> None:
-        host, pid, born, namespace = here()
+        host, pid, born, namespace = process_identity()
         where, others, waits = self._stands() if still else ("", [], False)
         entry = Entry(
             process=self.number,
@@ -164,18 +164,18 @@ class _Teller:
         del frames[threading.get_ident()]
         main = frames.pop(self._main, None)
         saving = _SAVING if self._clock.phase in (SAVE, END) else ()
-        names = {each.ident: each.name for each in threading.enumerate()}
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
         others = sorted(
             {
                 line
-                for ident, each in frames.items()
-                if (line := _line(each, only_users=not names.get(ident, "").startswith(saving)))
+                for ident, frame in frames.items()
+                if (line := _line(frame, only_users=not names.get(ident, "").startswith(saving)))
             }
         )
         return _line(main) or "", others, is_waiting(main)
 
     def _report(self, turns: int, limit: float) -> None:
-        seen = look(self._directory)
+        statuses = look(self._directory)
         if self._clock.turns != turns or self.over.is_set():
             return
         threat = f" In {limit:.0f} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
@@ -183,12 +183,12 @@ class _Teller:
         usual = "at least five times as long as ever before" if is_known else "for the first time"
         why = f"longer than {limit:.0f} s, {usual} in the phase {self._clock.phase}."
         head = f"process {self.number} stands still for {why}"
-        said = f"{head}{threat}\n{verdict(seen)}"
-        self._blamed = blamed(seen)
+        message = f"{head}{threat}\n{verdict(statuses)}"
+        self._blamed = blamed(statuses)
         with contextlib.suppress(ValueError, OSError):
-            print_line(f"meshwright: {said}", sys.stderr)
+            print_line(f"meshwright: {message}", sys.stderr)
         if log.hasHandlers():
-            log.error(said)
+            log.error(message)
 
 
 def _line(frame: FrameType | None, *, only_users: bool = False) -> str | None:

@@ -23,9 +23,9 @@ def inferred_rules(
     """
     if (rule := stated(first.params)) is not None:
         return (rule,)
-    known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
+    axes_by_name = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
     inferred = _traced(first, loss, *batch) if loss and batch else infer_rules(first.params)
-    return (logical(known), inferred, fsdp())
+    return (logical(axes_by_name), inferred, fsdp())
 
 
 def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:

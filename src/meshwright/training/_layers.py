@@ -36,15 +36,15 @@ def with_layer_policy(
     @wraps(function)
     def called(params: Any, *arguments: Any, **named: Any) -> Any:
         traced = jax.jit(function).trace(params, *arguments, **named)
-        found = layers_of(traced.jaxpr, len(jax.tree.leaves(params)))
-        if not found:
+        layers = layers_of(traced.jaxpr, len(jax.tree.leaves(params)))
+        if not layers:
             raise UsageError(
                 f"remat={name!r}: the loss has no layers. Layers are found if a model scans over their "
                 "stacked weights (`jax.lax.scan`), or calls them through `jax.checkpoint`.\n  Give a policy "
                 "for the whole loss, such as remat='dots'."
             )
         leaves = jax.tree.leaves((params, arguments, named))
-        leaves = evaluate(traced.jaxpr, leaves, _changed(found, policy))
+        leaves = evaluate(traced.jaxpr, leaves, _changed(layers, policy))
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
 
     return called
@@ -64,9 +64,9 @@ def _scans_over_weights(program: Program, num_weights: int) -> Iterator[Operatio
         has_products = any(inner.primitive.product for body in operation.bodies for inner in walk(body))
         if jaxprs.is_scan(operation.eqn) and stacked and has_products:
             yield operation
-        for known in (weights, others):
-            if not known.isdisjoint(operation.inputs):
-                known.update(operation.outputs)
+        for variables in (weights, others):
+            if not variables.isdisjoint(operation.inputs):
+                variables.update(operation.outputs)
 
 
 def _outside_loops(jaxpr: Any) -> Iterator[Any]:

@@ -70,8 +70,8 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
             model_state = _like(model_state, new)
         _check_metrics(metrics)
         mean = as_mean("loss", value)
-        found = {"loss": mean} | {name: as_metric(name, metric) for name, metric in metrics.items()}
-        return jnp.asarray(mean.total), (found, model_state)
+        all_metrics = {"loss": mean} | {name: as_metric(name, metric) for name, metric in metrics.items()}
+        return jnp.asarray(mean.total), (all_metrics, model_state)
 
     return total
 
@@ -145,20 +145,20 @@ def _accumulated(
         )
     pieces = jax.tree.map(lambda x: _striped(x, microbatches), batch)
 
-    def one(model_state: PyTree, i: jax.Array, piece: PyTree) -> tuple[PyTree, PyTree]:
+    def microbatch(model_state: PyTree, i: jax.Array, piece: PyTree) -> tuple[PyTree, PyTree]:
         grads, (metrics, model_state) = differentiate(params, model_state, piece, jax.random.fold_in(key, i))
         return (jax.tree.map(_widened, grads), metrics), model_state
 
     # Traced once: for the shapes of the sums, and for the loop.
     numbers = jnp.arange(microbatches)
     first = jax.tree.map(lambda x: x[0], (numbers, pieces))
-    jaxpr, out = jax.make_jaxpr(one, return_shape=True)(model_state, *first)
+    jaxpr, out = jax.make_jaxpr(microbatch, return_shape=True)(model_state, *first)
 
     def add(carry: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         sums, model_state = carry
         leaves = evaluate(jaxpr, jax.tree.leaves((model_state, *numbered)), bind)
-        found, model_state = jax.tree.unflatten(jax.tree.structure(out), leaves)
-        return (jax.tree.map(operator.add, sums, found, is_leaf=_is_metric), model_state), None
+        piece_sums, model_state = jax.tree.unflatten(jax.tree.structure(out), leaves)
+        return (jax.tree.map(operator.add, sums, piece_sums, is_leaf=_is_metric), model_state), None
 
     zeros = jax.tree.map(jnp.zeros_like, out[0])  # split as the gradients are, where axes are explicit
     return jax.lax.scan(add, (zeros, model_state), (numbers, pieces))[0]
@@ -219,10 +219,10 @@ def _like(model_state: PyTree, new: PyTree) -> PyTree:
 
 
 def _check_metrics(metrics: Mapping[str, Any]) -> None:
-    taken = [name for name in metrics if name in RESERVED]
-    if taken:
+    reserved = [name for name in metrics if name in RESERVED]
+    if reserved:
         raise UsageError(
-            f"the loss returned a metric called {taken[0]!r}, but this name is reserved.\n"
+            f"the loss returned a metric called {reserved[0]!r}, but this name is reserved.\n"
             f"  Rename the metric. The reserved names are {', '.join(RESERVED)}."
         )
 
@@ -244,8 +244,10 @@ def as_mean(name: str, value: Any) -> Mean:
     """Return a scalar as a `Mean` with the count 1, or a `Mean` unchanged, in at least float32."""
     remedy = "Return losses.mean(), or mw.Mean.of(losses, weights) to weigh examples or tokens."
     if not isinstance(value, Mean | jax.Array | np.ndarray | np.generic | float | int):
-        found = "None: does it end without `return`?" if value is None else f"of type {type(value).__name__}."
-        raise UsageError(f"{name} must be a scalar or a Mean of scalars; it is {found}\n  {remedy}")
+        description = (
+            "None: does it end without `return`?" if value is None else f"of type {type(value).__name__}."
+        )
+        raise UsageError(f"{name} must be a scalar or a Mean of scalars; it is {description}\n  {remedy}")
     mean = value if isinstance(value, Mean) else Mean(jnp.asarray(value), 1)
     if jnp.shape(mean.total) or jnp.shape(mean.count):
         raise UsageError(

@@ -20,8 +20,8 @@ def num_updates(state: Any) -> int:
     It is the number of steps, or the number of updates of an `optax.MultiSteps`. Updates that
     `skip_exploding` skipped do not count, if it guards all parameters.
     """
-    if found := _multi_steps(state.opt_state):
-        return int(found[0].gradient_step)
+    if accumulators := _multi_steps(state.opt_state):
+        return int(accumulators[0].gradient_step)
     guard = state.opt_state
     return int(state.step - guard.skipped if isinstance(guard, SkipState) else state.step)
 

@@ -13,12 +13,12 @@ def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
     if kind is None:
         return shardings
 
-    def one(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+    def with_memory(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
         if isinstance(sharding.mesh, Mesh):  # an abstract mesh has no devices to check
             _check_memory(kind, sharding.mesh.local_devices[0])
         return sharding.with_memory_kind(kind) if x.ndim else sharding
 
-    return jax.tree.map(one, arrays, shardings)
+    return jax.tree.map(with_memory, arrays, shardings)
 
 
 def on_devices(arrays: PyTree) -> PyTree:

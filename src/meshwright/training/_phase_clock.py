@@ -63,14 +63,14 @@ class PhaseClock:
 
     def enter(self, phase: str) -> str:
         """Count the time from now on to `phase`, and return the phase before."""
-        before, total, past = self.phase, self._clock() - self.started, self._past
+        previous, total, past = self.phase, self._clock() - self.started, self._past
         spent = total - self._past_total
-        past[before] = past.get(before, 0.0) + spent
-        if before in _LEARNED and spent > self._longest[before]:
-            self._longest[before] = spent
+        past[previous] = past.get(previous, 0.0) + spent
+        if previous in _LEARNED and spent > self._longest[previous]:
+            self._longest[previous] = spent
         self._past_total, self.phase = total, phase
         self.turns += 1
-        return before
+        return previous
 
     def finish_step(self, step: int) -> None:
         """Note that a step has finished; time after it is in the phase `step`."""
@@ -109,12 +109,12 @@ class PhaseClock:
             return None
         return self._turn_began / self._num_steps
 
-    def seconds(self, now: float | None = None) -> dict[str, float]:
+    def seconds(self, current_time: float | None = None) -> dict[str, float]:
         """Return the seconds of each phase so far, and those of stalls as `stall`. The sum is the time since
         the start.
         """
         past, phase = dict(self._past), self.phase
-        total = (self._clock() if now is None else now) - self.started
+        total = (self._clock() if current_time is None else current_time) - self.started
         past[phase] = past.get(phase, 0.0) + total - sum(past.values())
         if stalled := self._stalled(past.get(STEP, 0.0)):
             past[STALL] = past.get(STALL, 0.0) + stalled

@@ -14,7 +14,7 @@ from meshwright.parallel._internal import Layout
 def shardings_of(state: PyTree, layout: Layout) -> PyTree:
     """Return the shardings of a state's leaves."""
 
-    def one(name: str, x: Any) -> NamedSharding:
+    def sharding_of(name: str, x: Any) -> NamedSharding:
         sharding = getattr(x, "sharding", None)
         if not (isinstance(sharding, NamedSharding) and sharding.mesh == layout.mesh):
             raise LayoutError(
@@ -24,7 +24,7 @@ def shardings_of(state: PyTree, layout: Layout) -> PyTree:
             )
         return sharding
 
-    return tree.map_named(one, state)
+    return tree.map_named(sharding_of, state)
 
 
 def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
@@ -34,7 +34,7 @@ def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
     rows = layout.batch_ways // math.gcd(layout.batch_ways, stages)
     ways = math.lcm(rows * microbatches, layout.batch_ways)
 
-    def one(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def placed_leaf(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         if not x.shape or x.shape[0] % ways:
             raise LayoutError(
                 f"batch leaf {name or 'batch'!r} of shape {x.shape} does not divide: its first dimension "
@@ -45,7 +45,7 @@ def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's float64 and int64 become 32 bits wide
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
 
-    return tree.map_named(one, tree.abstract(batch))
+    return tree.map_named(placed_leaf, tree.abstract(batch))
 
 
 def refuse_donated(state: Any) -> None:

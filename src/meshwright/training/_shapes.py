@@ -14,9 +14,9 @@ def shapes_of(batch: PyTree) -> Shapes:
     return tuple(np.shape(x) for x in jax.tree.leaves(batch))
 
 
-def differ_in_shape_only(one: PyTree, other: PyTree) -> bool:
+def differ_in_shape_only(first: PyTree, second: PyTree) -> bool:
     """Return whether two batches have the same arrays, of the same dtypes and numbers of dimensions."""
-    return _kinds(one) == _kinds(other) and shapes_of(one) != shapes_of(other)
+    return _kinds(first) == _kinds(second) and shapes_of(first) != shapes_of(second)
 
 
 def changed(expected: PyTree, batch: PyTree) -> UsageError | None:

@@ -65,7 +65,7 @@ class Variables(Generic[Params]):
     """State that the loss takes and returns updated, such as batch statistics. It is not differentiated."""
 
     def __repr__(self) -> str:
-        return f"Variables({_shown(self, 'params', 'model_state')})"
+        return f"Variables({_sizes_text(self, 'params', 'model_state')})"
 
 
 _LACKS = "required keyword-only argument"
@@ -118,8 +118,8 @@ class TrainState(Generic[Params]):
 
     def __repr__(self) -> str:
         step = values_of(self.step)
-        known = "?" if step is None or step.shape else step
-        return f"TrainState(step={known}, {_shown(self, 'params', 'opt_state', 'model_state')})"
+        step_text = "?" if step is None or step.shape else step
+        return f"TrainState(step={step_text}, {_sizes_text(self, 'params', 'opt_state', 'model_state')})"
 
 
 def init_state(init: Init[Params] | Model, optimizer: Tx, seed: int, layout: Layout) -> TrainState[Params]:
@@ -150,7 +150,7 @@ def init_state(init: Init[Params] | Model, optimizer: Tx, seed: int, layout: Lay
 
 
 def state_from(
-    made: Params | Variables[Params], optimizer: Tx, seed: int, layout: Layout
+    params: Params | Variables[Params], optimizer: Tx, seed: int, layout: Layout
 ) -> TrainState[Params]:
     """Return a new state with existing parameters: restored, pretrained or made by hand. Collective.
 
@@ -158,7 +158,8 @@ def state_from(
     The errors are those of `init_state`.
 
     Args:
-      made: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays it takes.
+      params: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays
+        it takes.
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       seed: The seed of the steps' random numbers, from 0 to 2**32 - 1.
       layout: The mesh, and the rules that split arrays over it.
@@ -169,19 +170,15 @@ def state_from(
       TrainState(step=0, params: 1 array of 8 B, opt_state: 0 arrays of 0 B, mesh data=8)
     """
     with collector_paused():
-        state = jax.eval_shape(lambda made: _fresh(made, optimizer, jnp.uint32(seed)), made)
+        state = jax.eval_shape(lambda params: _fresh(params, optimizer, jnp.uint32(seed)), params)
     target = _placed(state, optimizer, layout)
     shardings = _shardings(target)
-    given = _variables(made)
-    params = copy_to(given.params, shardings.params)
-    opt_state = computed(partial(fresh_opt_state, optimizer), shardings.opt_state, layout.mesh, params)
-    return TrainState(
-        step=copy_to(np.int32(0), shardings.step),
-        params=params,
-        opt_state=opt_state,
-        seed=copy_to(np.uint32(seed), shardings.seed),
-        model_state=copy_to(given.model_state, shardings.model_state),
-    )
+    variables = _variables(params)
+    copied = copy_to(variables.params, shardings.params)
+    opt_state = computed(partial(fresh_opt_state, optimizer), shardings.opt_state, layout.mesh, copied)
+    step, seed_array = copy_to(np.int32(0), shardings.step), copy_to(np.uint32(seed), shardings.seed)
+    model_state = copy_to(variables.model_state, shardings.model_state)
+    return TrainState(step, copied, opt_state, seed_array, model_state)
 
 
 def abstract_state(init: Init[Params] | Model, optimizer: Tx, layout: Layout) -> TrainState[Params]:
@@ -216,10 +213,10 @@ def _make(init: Init | Model, optimizer: Tx) -> Callable[[jax.Array], TrainState
     return lambda seed: _fresh(fresh_variables(init, seed), optimizer, seed)
 
 
-def _shown(of: TrainState | Variables, *parts: str) -> str:
+def _sizes_text(value: TrainState | Variables, *parts: str) -> str:
     """Return the sizes of the parts of a state, and the mesh that it is on."""
-    sizes = [f"{name}: {size_text(part)}" for name in parts if (part := getattr(of, name)) is not None]
-    mesh = mesh_of(of.params)
+    sizes = [f"{name}: {size_text(part)}" for name in parts if (part := getattr(value, name)) is not None]
+    mesh = mesh_of(value.params)
     return ", ".join(sizes if mesh is None else [*sizes, f"mesh {mesh}"])
 
 
@@ -294,14 +291,14 @@ def updated(
         ) from error
 
 
-def _fresh(made: PyTree | Variables, optimizer: Tx, seed: jax.Array) -> TrainState:
-    given = _variables(made)
-    opt_state = fresh_opt_state(optimizer, given.params)
-    return TrainState(jnp.zeros((), jnp.int32), given.params, opt_state, seed, given.model_state)
+def _fresh(params: PyTree | Variables, optimizer: Tx, seed: jax.Array) -> TrainState:
+    variables = _variables(params)
+    opt_state = fresh_opt_state(optimizer, variables.params)
+    return TrainState(jnp.zeros((), jnp.int32), variables.params, opt_state, seed, variables.model_state)
 
 
-def _variables(made: PyTree | Variables) -> Variables:
-    return made if isinstance(made, Variables) else Variables(made, None)
+def _variables(params: PyTree | Variables) -> Variables:
+    return params if isinstance(params, Variables) else Variables(params, None)
 
 
 def _placed(state: TrainState, optimizer: Tx, layout: Layout) -> TrainState:

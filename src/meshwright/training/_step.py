@@ -192,11 +192,11 @@ class Step:
           LayoutError: The batch does not divide over the devices and microbatches. Or the state is not on the
             mesh. Or an axis of the mesh only repeats work.
         """
-        if (known := self._programs.get(shapes_of(batch))) is not None and self._is_for(state, batch):
-            self._compiled = known
-            return known
+        if (compiled := self._programs.get(shapes_of(batch))) is not None and self._is_for(state, batch):
+            self._compiled = compiled
+            return compiled
         started = time.perf_counter()
-        with processes.sharing_errors(), in_mesh(self._layout.mesh):
+        with processes.broadcasting_errors(), in_mesh(self._layout.mesh):
             traced = self.trace(state, batch)
             with collector_paused():
                 lowered = traced.lower()
@@ -220,10 +220,10 @@ class Step:
 
     def _is_for(self, state: Any, batch: PyTree) -> bool:
         """Return whether the step is compiled for this state and for batches with these arrays and dtypes."""
-        new, known = tree.abstract(state), self._state
-        if jax.tree.structure(new) != jax.tree.structure(known) or jax.tree.leaves(new) != jax.tree.leaves(
-            known
-        ):
+        new, state_before = tree.abstract(state), self._state
+        if jax.tree.structure(new) != jax.tree.structure(state_before) or jax.tree.leaves(
+            new
+        ) != jax.tree.leaves(state_before):
             return False
         batch = placed(batch, self._layout, self._microbatches)
         return not tree.differences(self._batch, batch) or differ_in_shape_only(self._batch, batch)
@@ -236,9 +236,9 @@ class Step:
         if is_of_several or not self.compiles_late:
             raise undeclared(self._batch, batch)
         changes = tree.differences(self._batch, batch)
-        before = self.compile_seconds
+        seconds_before = self.compile_seconds
         compiled = self.compile(tree.abstract(state), batch)
-        seconds = self.compile_seconds - before
+        seconds = self.compile_seconds - seconds_before
         self.tell(f"the step was compiled again, in {seconds:.1f} s, for a batch where {changes}")
         return compiled
 
@@ -341,7 +341,7 @@ def make_step(
     """
     over_stages = over_pipeline(layout, microbatches, pipeline_rounds, pipeline_schedule)
     only, narrow = as_trainable(optimizer), narrowing(compute_dtype)
-    total_of = objective(loss) if microbatches == 1 else _noting_meeting(objective(loss), lambda: made)
+    total_of = objective(loss) if microbatches == 1 else _noting_meeting(objective(loss), lambda: result)
     minimised = splitting_sequences(total_of, layout, batch_at=2)
     norms_by_name = norms_of(norms)
 
@@ -360,17 +360,17 @@ def make_step(
         grads, metrics, model_state = mean_gradients(
             total, trained, state.model_state, batch, key, microbatches, at_once=is_pipeline
         )
-        before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
+        old_opt_state = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
         with kept_complex(), jax.named_scope("optimizer"):  # a row of `meshwright trace`
-            updates, opt_state = updated(only.optimizer, grads, before, trained, metrics["loss"])
+            updates, opt_state = updated(only.optimizer, grads, old_opt_state, trained, metrics["loss"])
             _check_updates(trained, updates)
             params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(global_norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, with_skipped(metrics, updates, before, opt_state)
+        return new, with_skipped(metrics, updates, old_opt_state, opt_state)
 
-    made = Step(
+    result = Step(
         step,
         layout,
         microbatches=microbatches,
@@ -378,18 +378,18 @@ def make_step(
         optimizer=optimizer,
         compiler_options=compiler_options,
     )
-    made.minimised = "loss"
-    return made
+    result.minimised = "loss"
+    return result
 
 
-def _noting_meeting(objective: Objective, made: Callable[[], Step]) -> Objective:
+def _noting_meeting(objective: Objective, step_of: Callable[[], Step]) -> Objective:
     """Return an objective that notes in the step, when it is traced, whether rows of the batch meet in it."""
 
     def total(*arguments: Any) -> Any:
         jaxpr, out = jax.make_jaxpr(objective, return_shape=True)(*arguments)
         start = len(jax.tree.leaves(arguments[:2]))
         of_batch = slice(start, start + len(jax.tree.leaves(arguments[2])))
-        made().meeting = meeting(jaxpr, of_batch, slice(1))
+        step_of().meeting = meeting(jaxpr, of_batch, slice(1))
         return jax.tree.unflatten(jax.tree.structure(out), evaluate(jaxpr, jax.tree.leaves(arguments), bind))
 
     return total
@@ -407,7 +407,9 @@ def _check_updates(params: PyTree, updates: PyTree) -> None:
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:
-    taken = [name for name in metrics if name in REPORTED]
-    if taken or not metrics:
-        found = f"a metric called {taken[0]!r}, but this name is reserved" if taken else "no metric"
-        raise UsageError(f"the step returned {found}.\n  Return at least one metric, such as 'loss'.")
+    reserved = [name for name in metrics if name in REPORTED]
+    if reserved or not metrics:
+        description = (
+            f"a metric called {reserved[0]!r}, but this name is reserved" if reserved else "no metric"
+        )
+        raise UsageError(f"the step returned {description}.\n  Return at least one metric, such as 'loss'.")

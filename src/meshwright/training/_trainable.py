@@ -78,16 +78,16 @@ UpdateRule = Literal["none", "optimizer", "state", "all"]
 
 @dataclass(frozen=True)
 class AllowedBy:
-    """A function that returns, for each array, whether the rules let `by` change it."""
+    """A function that returns, for each array, whether the rules let `updater` change it."""
 
-    by: UpdateRule
+    updater: UpdateRule
     rules: ByPath[UpdateRule]
 
     def __post_init__(self) -> None:
         self.table()
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct) -> bool:
-        return value_of(self.rules, name, "all") in (self.by, "all")
+        return value_of(self.rules, name, "all") in (self.updater, "all")
 
     def table(self) -> Table:
         return Table.of("update_rules", self.rules)
@@ -180,13 +180,13 @@ def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> di
     """
     only = as_trainable(optimizer)
     trained = tree.leaf_names({"params": only.split(variables["params"])[0]})
-    found = dict.fromkeys(tables_in(opt_state), trained)
+    names = dict.fromkeys(tables_in(opt_state), trained)
     if isinstance(only.trainable, AllowedBy):
-        found[only.trainable.table()] = tree.leaf_names(variables)
+        names[only.trainable.table()] = tree.leaf_names(variables)
     if isinstance(only.updatable, str):
         state = tree.leaf_names({"model_state": variables["model_state"]})
-        found[Table("updatable", (only.updatable,))] = state
-    return found
+        names[Table("updatable", (only.updatable,))] = state
+    return names
 
 
 def joined(trained: PyTree, frozen: PyTree) -> PyTree:
@@ -201,12 +201,12 @@ def _everything(name: str, x: jax.ShapeDtypeStruct) -> bool:
 def _chosen(chosen: Chosen, prefix: str, arrays: PyTree) -> PyTree:
     """Return a tree of booleans with the structure of `arrays`: True where an array is chosen."""
 
-    def one(name: str, x: Any) -> bool:
+    def is_chosen(name: str, x: Any) -> bool:
         if isinstance(chosen, str):
             return compiled(chosen)(f"{prefix}/{name}") is not None
         return chosen(f"{prefix}/{name}", jax.ShapeDtypeStruct(x.shape, x.dtype))
 
-    return tree.map_named(one, arrays)
+    return tree.map_named(is_chosen, arrays)
 
 
 def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:

@@ -11,6 +11,8 @@ from meshwright import processes
 
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
 _PROCESSES = Path(processes.__file__).parent
+_READERS = {"_heartbeat.py", "_sensors.py", "_slow.py", "_verdict.py"}
+"""Files of `processes` that look at other processes, and do not wait for them."""
 _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _OTHERS = f"{_PYTHON}site-packages"
 
@@ -22,8 +24,7 @@ def is_waiting(frame: FrameType | None) -> bool:
     if frame is None:
         return False
     file = frame.f_code.co_filename
-    # Folders inside of `processes` look at other processes, and do not wait for them.
-    return file.startswith(_JAX) or Path(file).parent == _PROCESSES
+    return file.startswith(_JAX) or (Path(file).parent == _PROCESSES and Path(file).name not in _READERS)
 
 
 def _is_pythons(path: str) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from meshwright.checkpoints._arrays._cast import converted
 from meshwright.errors import UsageError
 
 Index = tuple[slice, ...]
@@ -94,6 +93,9 @@ class LazyArray:
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the array in another dtype, lazily. Reading a value that does not fit is a `UsageError`."""
+        # Casts load JAX, for which the list of runs does not wait.
+        from meshwright.checkpoints._arrays._cast import converted
+
         target = np.dtype(dtype)
         return self.with_values(lambda part: converted("an array", part, target), target)
 

@@ -10,14 +10,16 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
 
 from meshwright.checkpoints._arrays._chunks import grid, row_major
 from meshwright.checkpoints._arrays._lazy import Index, LazyArray
 from meshwright.errors import UsageError
+
+if TYPE_CHECKING:  # the list of runs reads layouts, and does not wait for JAX
+    from jax.sharding import Sharding
 
 Holders = tuple[frozenset[int], ...]
 
@@ -185,9 +187,7 @@ def _cut(
     return _merged(shape, chunk_shape, holders, dtype.itemsize)
 
 
-def _holders_of_shards(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...], chunk_shape: tuple[int, ...]
-) -> Holders:
+def _holders_of_shards(sharding: "Sharding", shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Holders:
     holders: list[set[int]] = [set() for _ in range(math.prod(grid(shape, chunk_shape)))]
     for device, index in sharding.devices_indices_map(shape).items() if holders else ():
         holders[chunk_number(index, shape, chunk_shape)].add(device.process_index)

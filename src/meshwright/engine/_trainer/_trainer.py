@@ -202,7 +202,7 @@ class Trainer(Generic[Params]):
         return int(self.state.step)
 
     @explained
-    @processes.shared_work()
+    @processes.collective()
     def fit(
         self,
         train_examples: Any,
@@ -298,14 +298,14 @@ class Trainer(Generic[Params]):
         given = with_full_names({key: value for key, value in locals().items() if key != "self"})
         call = call_of(self._recipe, given, has_directory=self._place.directory is not None)
         given = {key: value for key, value in given.items() if key not in _NO_SETTINGS}
-        with processes.sharing_errors():
+        with processes.broadcasting_errors():
             processes.compare("the trainer's settings", lambda: self._settings | comparable_settings(given))
             place = self._place.open(call.needs_workdir)
             described = lambda: self._described + describe({"fit": given})  # noqa: E731
             return fit(self._recipe, self._progress, call, lambda: self.state, place, described)
 
     @explained
-    @processes.shared_work()
+    @processes.collective()
     def evaluate(
         self,
         examples: Any,

@@ -73,13 +73,13 @@ def _cpu_digest() -> str:
 
 
 def _opened(directory: str | Path) -> str:
-    place = local_path(directory, "Give a local directory.")
+    path = local_path(directory, "Give a local directory.")
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _delete_unfinished(place)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _delete_unfinished(path)
     except OSError as error:
         raise UsageError(f"compile_cache: cannot keep compiled programs in {directory}: {error}.") from None
-    return str(place.absolute())
+    return str(path.absolute())
 
 
 def _delete_unfinished(directory: Path) -> None:
@@ -113,13 +113,13 @@ def _is_whole(entry: Path) -> bool:
 
 def _delete_oldest(directory: Path) -> None:
     """Delete the entries that were not read for longest, until the others take no more than the limit."""
-    found = [(max(seen.st_atime, seen.st_mtime), seen.st_size, path) for path, seen in _entries(directory)]
-    left = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if left <= _MAX_BYTES:
+    entries = [(max(stat.st_atime, stat.st_mtime), stat.st_size, path) for path, stat in _entries(directory)]
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if total <= _MAX_BYTES:
             return
         path.unlink(missing_ok=True)
-        left -= size
+        total -= size
 
 
 def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:

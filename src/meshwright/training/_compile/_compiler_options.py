@@ -31,7 +31,9 @@ def check_compiler_options(options: CompilerOptions, devices: Sequence[jax.Devic
     """
     if not options:
         return
-    device = next((each for each in devices if each.process_index == jax.process_index()), devices[0])
+    device = next(
+        (candidate for candidate in devices if candidate.process_index == jax.process_index()), devices[0]
+    )
     try:
         _small_program(device).compile(compiler_options=dict(options))  # type: ignore[arg-type]
     except jax.errors.JaxRuntimeError as error:
@@ -57,5 +59,5 @@ def _hint() -> str:
 
 
 def _small_program(device: jax.Device) -> jax.stages.Lowered:
-    here = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
-    return jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((1,), np.float32, sharding=here))
+    sharding = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+    return jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((1,), np.float32, sharding=sharding))

@@ -43,15 +43,15 @@ def compiled_or_kept(
     """Return the compiled program, and whether it was read from the compile cache."""
     entry = _entry(options, text, devices)
     if entry is None:
-        before = getattr(_hits, "number", 0)
+        hits_before = getattr(_hits, "number", 0)
         compiled = compiled_with(lowered, options)
-        return compiled, getattr(_hits, "number", 0) > before
+        return compiled, getattr(_hits, "number", 0) > hits_before
     with contextlib.suppress(FileNotFoundError):
         try:
-            kept = serialize_executable.deserialize_and_load(
+            program = serialize_executable.deserialize_and_load(
                 entry.read_bytes(), lowered.in_tree, lowered.out_tree
             )
-            return kept, True
+            return program, True
         except FileNotFoundError:
             raise
         except _UNREADABLE as error:
@@ -67,9 +67,9 @@ def _entry(options: CompilerOptions, text: str, devices: Sequence[jax.Device]) -
     is_ours = jax.process_index() > 0 and devices[0].platform == "cpu"
     if not (directory and is_ours) or "callback" in text:  # a callback is a function of this very process
         return None
-    here = jax.process_index(), [device.id for device in devices], os.environ.get("XLA_FLAGS")
+    devices_key = jax.process_index(), [device.id for device in devices], os.environ.get("XLA_FLAGS")
     versions = jax.__version__, metadata.version("jaxlib")
-    key = repr((versions, here, sorted(options.items()), text))
+    key = repr((versions, devices_key, sorted(options.items()), text))
     return Path(directory, OTHERS, f"step-{hashlib.sha256(key.encode()).hexdigest()}-cache")
 
 
