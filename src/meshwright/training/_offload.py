@@ -5,6 +5,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright.base._internal import PyTree
 from meshwright.errors import UsageError
+from meshwright.parallel._internal import SPLITTING_STATE
 
 
 def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
@@ -31,5 +32,5 @@ def _check_memory(kind: str, device: jax.Device) -> None:
         raise UsageError(
             f"the optimizer's state cannot be kept in memory {kind!r}: {device.platform} "
             f"({device.device_kind}) has {', '.join(kinds)}.\n  Keep it on the devices: leave out "
-            "`offload_opt_state`, and shard it further (fsdp) if it does not fit."
+            f"`offload_opt_state`. If it does not fit, take {SPLITTING_STATE}."
         )
