@@ -3,20 +3,25 @@
 import argparse
 import re
 from collections.abc import Callable
+from textwrap import indent
 from typing import Any, NoReturn
 
 from meshwright.errors import InputError, UsageError
+from meshwright.parallel._internal import described
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """A command's result: an exit code; or a text, the same as a JSON document, and the exit code if not 0."""
 Run = Callable[[argparse.Namespace], Result]
 
-SETTINGS = """settings: key=value or --key value
+SETTINGS = f"""settings: key=value or --key value
   A setting changes a parameter of the function or, if it has none of that
   name, a field of the experiment that the function returns:
     max_steps=2000  input.batch_size=128  mesh=data=-1,fsdp=4  workdir=runs/other
   --settings FILE reads settings from a YAML file, with nested or dotted keys.
   Settings on the command line win over those from files.
+
+axes of a mesh:
+{indent(described(), "  ")}
 """
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import LayoutError, UsageError
-from meshwright.parallel._internal import PIPELINE, Layout
+from meshwright.parallel._internal import Layout
 
 
 def shardings_of(state: PyTree, layout: Layout) -> PyTree:
@@ -33,7 +33,7 @@ def shardings_of(state: PyTree, layout: Layout) -> PyTree:
 
 def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
     """Return a global batch, of arrays or structs, as structs with the batch sharding of `layout`."""
-    sharding, stages = layout.batch_sharding, layout.mesh.shape.get(PIPELINE, 1)
+    sharding, stages = layout.batch_sharding, layout.num_stages
     # The rows of a microbatch are not split over the stages, but those of a batch are.
     rows = layout.batch_ways // math.gcd(layout.batch_ways, stages)
     ways = math.lcm(rows * microbatches, layout.batch_ways)

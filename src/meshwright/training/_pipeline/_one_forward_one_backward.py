@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from meshwright.parallel._internal import MICROBATCH, PIPELINE
+from meshwright.parallel._internal import layers_of_stage, split_over_stages
+from meshwright.program._internal import jaxprs
 from meshwright.training._pipeline._cut import Cut
 from meshwright.training._pipeline._outside import Outside
-from meshwright.training._pipeline._ring import num_layers, plain
+from meshwright.training._pipeline._ring import plain
 from meshwright.training._pipeline._schedule import OneForwardOneBackward
 from meshwright.training._pipeline._stage import Operands, Stage
-from meshwright.training._pipeline._stage_arrays import along, put, sent_on, split_over_stages, swapped, taken
+from meshwright.training._pipeline._stage_arrays import along, over_microbatches, put, sent_on, swapped, taken
 
 _NUM_INPUT_GROUPS = 3
 """The number of groups of which a stage keeps inputs: 3 p - 1 microbatches are in flight."""
@@ -71,7 +72,7 @@ def loss_and_gradients(
 ) -> tuple[list[Any], list[Any]]:
     """Return the outputs of an objective, summed over microbatches, and the gradient of the first of them."""
     stage = Stage(cut)
-    each = num_layers(cut.scan.params["length"], schedule.stages)
+    each = layers_of_stage(jaxprs.num_turns(cut.scan), schedule.stages)
     outside = Outside(cut, stage, weights, pieces, schedule)
     shared = dict(zip(cut.shared, map(plain, cut.shared_operands(weights)), strict=True))
     layers = {
@@ -230,7 +231,7 @@ class _Ticks:
         return forward(self._shared, self._layers, state, own)
 
     def _on_stages(self, one: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
-        with_name = jax.vmap(one, in_axes, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)
+        with_name = over_microbatches(one, in_axes)
         scope = f"busy_{self._schedule.microbatches}_of_{self._schedule.ticks}_ticks"
         return jax.named_scope(scope)(with_name)
 

@@ -1,17 +1,17 @@
 """The loss before and after a stack of layers, for groups of microbatches: one on each device of the axis."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from meshwright.parallel._internal import MICROBATCH, PIPELINE
+from meshwright.parallel._internal import split_over_stages
 from meshwright.training._pipeline._cut import Cut
 from meshwright.training._pipeline._ring import plain
 from meshwright.training._pipeline._schedule import OneForwardOneBackward
 from meshwright.training._pipeline._stage import Operands, Stage
-from meshwright.training._pipeline._stage_arrays import along, split_over_stages
+from meshwright.training._pipeline._stage_arrays import along, over_microbatches
 
 
 class Outside:
@@ -39,7 +39,7 @@ class Outside:
         def one(piece: list[Any]) -> list[Any]:
             return [plain(x) for x in self._cut.own_operands(self._all_weights, piece)]
 
-        found = dict(zip(self._cut.own, _by_microbatch(one)(self._group(g)), strict=True))
+        found = dict(zip(self._cut.own, over_microbatches(one)(self._group(g)), strict=True))
         found = jax.tree.map(split_over_stages, found)
         own = {i: self._by_stage(found[i]) for i in self._stage.own_of_layers}
         return {i: found[i] for i in self._stage.moving}, own
@@ -62,7 +62,7 @@ class Outside:
             return outputs, pull(is_real.astype(value.dtype))
 
         by_microbatch = [self._by_microbatch(x) for x in aux]
-        outputs, found = _by_microbatch(one)(self._group(g), state, by_microbatch, is_real)
+        outputs, found = over_microbatches(one)(self._group(g), state, by_microbatch, is_real)
         of_weights, of_state, of_aux = found
         outputs = [jnp.where(along(is_real, x), x, 0).sum(0).astype(x.dtype) for x in outputs]
         return outputs, (of_weights, of_state, {j: self._by_stage(x) for j, x in of_aux.items()})
@@ -82,7 +82,7 @@ class Outside:
             return pull(gradients)[0]
 
         gradients = {i: x for i, x in {**state, **own}.items() if i in trained}
-        return _by_microbatch(one)(self._group(g), gradients)
+        return over_microbatches(one)(self._group(g), gradients)
 
     def _with(self, weights: list[Any]) -> list[Any]:
         """Return all weights, with those in place that are differentiated."""
@@ -101,7 +101,3 @@ class Outside:
     def _by_microbatch(self, x: Any) -> Any:
         """Return [p stages, p microbatches, L / p, ...] as [p microbatches, L, ...]."""
         return split_over_stages(x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:]))
-
-
-def _by_microbatch(one: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.vmap(one, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)

@@ -24,13 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwright.errors import AxisError
-from meshwright.parallel._internal import MICROBATCH, PIPELINE, indivisible
-from meshwright.program._internal import CALLS, bind, equations, evaluate, jaxprs_in, scan_counts
-from meshwright.training._pipeline._stage_arrays import along, num_stages, sent_on, split_over_stages
+from meshwright.parallel._internal import layers_of_stage, split_over_stages, stage_ways
+from meshwright.program._internal import bind, evaluate, jaxprs, without_checkpoints
+from meshwright.training._pipeline._stage_arrays import along, over_microbatches, sent_on
 
-CHECKPOINTS = ("checkpoint", "remat", "remat2")
-"""The names that `jax.checkpoint` has in a jaxpr."""
+# Of these is `x[round, layer]` made, a copy of the weights of one layer.
 _COPIES = ("dynamic_slice", "gather", "squeeze", "reshape", "broadcast_in_dim")
 
 
@@ -190,7 +188,7 @@ def pipelined_scan(
     eqn: Any, operands: Sequence[Any], batched: Sequence[bool], microbatches: int, rounds: int
 ) -> list[Any]:
     """Return the results of a scan over layers for all microbatches, [places, ...], by a ring of stages."""
-    scan = _Scan(eqn, operands, batched, Ring(num_stages(), microbatches, rounds))
+    scan = _Scan(eqn, operands, batched, Ring(stage_ways(), microbatches, rounds))
     out, aux = run_stages(scan.ring, scan.state, scan.stage)
     return [*out[: scan.num_carry], *map(scan.in_place, aux)]
 
@@ -199,12 +197,12 @@ class _Scan:
     """A scan over layers, cut into stages."""
 
     def __init__(self, eqn: Any, operands: Sequence[Any], batched: Sequence[bool], ring: Ring) -> None:
-        self.eqn, self.ring = eqn, ring
-        num_consts, self.num_carry = scan_counts(eqn)
+        self.ring, scan = ring, jaxprs.scan_of(eqn)
+        self.body, self.num_carry, num_consts = scan.body, scan.num_carry, scan.num_consts
         self.keys = [key_type(var.aval) for var in eqn.invars]
-        self.each = num_layers(eqn.params["length"], ring.stages, ring.rounds)
+        self.each = layers_of_stage(len(scan.turns), ring.stages, ring.rounds)
         numbers = [plain(x) for x in operands]
-        first, last = num_consts, num_consts + self.num_carry
+        first, last = num_consts, scan.num_whole
         carry = [
             x if is_batched else jnp.broadcast_to(x, (ring.places, *x.shape))
             for x, is_batched in zip(numbers[first:last], batched[first:last], strict=True)
@@ -229,7 +227,7 @@ class _Scan:
 
     def stage(self, round_of: Any, microbatch_of: Any, state: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return the state after one stage on each device."""
-        of_all = jax.vmap(self._one_stage, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)
+        of_all = over_microbatches(self._one_stage)
         return of_all(round_of, microbatch_of, state, self.xs)
 
     def _one_stage(self, q: Any, i: Any, state: list[Any], xs: dict[int, Any]) -> tuple[list[Any], list[Any]]:
@@ -259,17 +257,15 @@ class _Scan:
             x if key is None else jax.random.wrap_key_data(x, impl=key)
             for x, key in zip(operands, self.keys, strict=True)
         ]
-        results = _without_checkpoints if self.ring.rounds > 1 else bind
-        return [plain(x) for x in evaluate(self.eqn.params["jaxpr"], arguments, results)]
+        results = without_checkpoints if self.ring.rounds > 1 else bind
+        return [plain(x) for x in evaluate(self.body, arguments, results)]
 
     @property
     def policy(self) -> Any:
         """The policy of the block's own `jax.checkpoint`; all values are kept if it has none."""
-        checkpoints = (
-            eqn for eqn in equations(self.eqn.params["jaxpr"]) if eqn.primitive.name in CHECKPOINTS
-        )
-        first = next(checkpoints, None)
-        return jax.checkpoint_policies.everything_saveable if first is None else first.params["policy"]
+        first = next(filter(jaxprs.is_checkpoint, jaxprs.equations(self.body)), None)
+        everything = jax.checkpoint_policies.everything_saveable
+        return everything if first is None else jaxprs.checkpoint_of(first).policy
 
     def in_place(self, aux: Any) -> Any:
         """Return [stages, rounds, places, layers, ...] as [places, L, ...], in the order of the ring."""
@@ -282,15 +278,6 @@ def _without_copies(policy: Any) -> Any:
     if policy is None:
         return None
     return lambda primitive, *rest, **more: primitive.name not in _COPIES and policy(primitive, *rest, **more)
-
-
-def _without_checkpoints(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-    """Return the results of an equation of a block; its own `jax.checkpoint` is left out."""
-    within = (each for jaxpr in jaxprs_in(eqn.params) for each in equations(jaxpr))
-    is_around = eqn.primitive.name in CALLS and any(each.primitive.name in CHECKPOINTS for each in within)
-    if is_around or eqn.primitive.name in CHECKPOINTS:
-        return evaluate(eqn.params["jaxpr"], operands, _without_checkpoints)
-    return bind(eqn, operands)
 
 
 def _summed(x: Any) -> tuple[Any, ...]:
@@ -309,13 +296,6 @@ _of_sum.defvjp(
     lambda x, wide=None: (x, wide is None),
     lambda is_alone, g: (g, None) if is_alone else (None, g.astype(jnp.float32)),
 )
-
-
-def num_layers(total: int, stages: int, rounds: int = 1) -> int:
-    """Return the number of layers of a stage."""
-    if total % (stages * rounds):
-        raise AxisError(indivisible(total, stages, rounds), PIPELINE)
-    return total // (stages * rounds)
 
 
 def key_type(aval: Any) -> Any:

@@ -8,12 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree
-from meshwright.parallel._internal import PIPELINE
-
-
-def num_stages() -> int:
-    """Return the size of the axis `pipeline` of the surrounding step's mesh."""
-    return jax.sharding.get_abstract_mesh().shape[PIPELINE]
+from meshwright.parallel._internal import MICROBATCH, PIPELINE, split_over_stages, stage_ways
 
 
 def along(mask: Any, x: Any) -> Any:
@@ -21,9 +16,9 @@ def along(mask: Any, x: Any) -> Any:
     return jnp.asarray(mask).reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def split_over_stages(x: Any) -> Any:
-    """Return an array whose first dimension is split over the stages, and others as XLA likes."""
-    return jax.lax.with_sharding_constraint(x, P(PIPELINE, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+def over_microbatches(one: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+    """Return a function of one microbatch for several, side by side, each on the devices of a stage."""
+    return jax.vmap(one, in_axes, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)
 
 
 def sent_on(x: Any, distance: int = 1) -> Any:
@@ -31,7 +26,7 @@ def sent_on(x: Any, distance: int = 1) -> Any:
 
     A `jnp.roll` would do the same, but its gradient would be sent as two arrays.
     """
-    stages = num_stages()
+    stages = stage_ways()
 
     def sent(part: Any) -> Any:
         return jax.lax.ppermute(part, PIPELINE, [(i, (i + distance) % stages) for i in range(stages)])
