@@ -13,15 +13,15 @@ import jax
 
 from meshwright.errors import UsageError, did_you_mean
 from meshwright.program._internal import (
-    CALLS,
     Operation,
     Program,
-    bind,
-    equations,
+    bind_body,
     evaluate,
-    is_stack,
+    jaxprs,
     program_of,
+    replacing,
     walk,
+    without_checkpoints,
 )
 
 LAYERS = "layers:"
@@ -101,9 +101,6 @@ def remat_policy(policy: str) -> RematPolicy:
     )
 
 
-_CHECKPOINTS = ("checkpoint", "remat", "remat2")
-
-
 def with_layer_policy(
     function: Callable[..., Any], policy: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
@@ -134,15 +131,15 @@ def layers_of(jaxpr: Any, num_weights: int) -> frozenset[int]:
     """Return the identities of a jaxpr's equations that compute layers; there may be none."""
     program = program_of(jaxpr)
     scans = frozenset(id(operation.eqn) for operation in _scans_over_weights(program, num_weights))
-    return scans or frozenset(id(eqn) for eqn in _outside_loops(jaxpr) if eqn.primitive.name in _CHECKPOINTS)
+    return scans or frozenset(id(eqn) for eqn in _outside_loops(jaxpr) if jaxprs.is_checkpoint(eqn))
 
 
 def _scans_over_weights(program: Program, num_weights: int) -> Iterator[Operation]:
     weights, others = set(program.inputs[:num_weights]), set(program.inputs[num_weights:])
     for operation in program.operations:
         stacked = {tie.source for tie in operation.entering if tie.source_stacked} & weights - others
-        has_products = any("dot_general" in inner.kind for body in operation.bodies for inner in walk(body))
-        if operation.kind == "scan" and stacked and has_products:
+        has_products = any(inner.primitive.product for body in operation.bodies for inner in walk(body))
+        if jaxprs.is_scan(operation.eqn) and stacked and has_products:
             yield operation
         for variables in (weights, others):
             if not variables.isdisjoint(operation.inputs):
@@ -150,57 +147,35 @@ def _scans_over_weights(program: Program, num_weights: int) -> Iterator[Operatio
 
 
 def _outside_loops(jaxpr: Any) -> Iterator[Any]:
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for eqn in jaxprs.opened(jaxpr).eqns:
         yield eqn
-        if eqn.primitive.name in CALLS:
-            yield from _outside_loops(eqn.params["jaxpr"])
+        if jaxprs.is_call(eqn):
+            yield from _outside_loops(jaxprs.body_of(eqn))
 
 
 def _changed(layers: frozenset[int], policy: Callable[..., Any]) -> Callable[[Any, list[Any]], Sequence[Any]]:
     """Return the function of an equation and its operands that computes layers with the policy."""
 
-    def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-        if id(eqn) in layers:
-            return _layer(eqn, operands, policy)
-        if eqn.primitive.name in CALLS and any(
-            id(inner) in layers for inner in equations(eqn.params["jaxpr"])
-        ):
-            return _inner(eqn, operands, results)
-        return bind(eqn, operands)
+    def is_layer(eqn: Any) -> bool:
+        return id(eqn) in layers
 
+    def changed(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        if is_layer(eqn):
+            return _layer(eqn, operands, policy)
+        body = jaxprs.body_of(eqn)  # that of `mw.nn.layers`, which stays a call
+        return bind_body(eqn, operands, lambda *inputs: evaluate(body, inputs, results))
+
+    results = replacing(
+        lambda eqn: is_layer(eqn) or (jaxprs.is_stack(eqn) and jaxprs.holds(eqn, is_layer)), changed
+    )
     return results
 
 
-def _inner(
-    eqn: Any, operands: list[Any], results: Callable[[Any, list[Any]], Sequence[Any]]
-) -> Sequence[Any]:
-    """Return the results of a call whose jaxpr is changed; that of `mw.nn.layers` stays a call."""
-    jaxpr = eqn.params["jaxpr"]
-    if not is_stack(eqn):
-        return evaluate(jaxpr, operands, results)
-    avals = [var.aval for var in jaxpr.jaxpr.invars]
-    changed_jaxpr = jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, results))(*avals)
-    return bind(eqn, operands, {"jaxpr": changed_jaxpr})
-
-
 def _layer(eqn: Any, operands: list[Any], policy: Callable[..., Any]) -> Sequence[Any]:
-    jaxpr, params = eqn.params["jaxpr"], eqn.params
     # No common subexpressions can be shared between the iterations of a scan, so only others prevent it.
-    prevent_cse = params.get("prevent_cse", False)
+    prevent_cse = jaxprs.is_checkpoint(eqn) and jaxprs.checkpoint_of(eqn).prevent_cse
+    body = jaxprs.body_of(eqn)
     keeping = jax.checkpoint(
-        lambda *inputs: evaluate(jaxpr, inputs, _without_checkpoints), policy=policy, prevent_cse=prevent_cse
+        lambda *inputs: evaluate(body, inputs, without_checkpoints), policy=policy, prevent_cse=prevent_cse
     )
-    if eqn.primitive.name in _CHECKPOINTS:
-        return keeping(*operands)
-    avals = [var.aval for var in jaxpr.jaxpr.invars]
-    return bind(eqn, operands, {"jaxpr": jax.make_jaxpr(keeping)(*avals)})
-
-
-def _without_checkpoints(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-    """Return the results of an equation in a layer; the model's own `jax.checkpoint` is left out."""
-    name, inner = eqn.primitive.name, eqn.params.get("jaxpr")
-    if name in _CHECKPOINTS or (
-        name in CALLS and any(x.primitive.name in _CHECKPOINTS for x in _outside_loops(inner))
-    ):
-        return evaluate(eqn.params["jaxpr"], operands, _without_checkpoints)
-    return bind(eqn, operands)
+    return keeping(*operands) if jaxprs.is_checkpoint(eqn) else bind_body(eqn, operands, keeping)

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright.base._internal import PyTree, Table, compiled, documented, tree, value_of
 from meshwright.errors import UsageError
+from meshwright.parallel._internal import SPLITTING_STATE
 from meshwright.training._by_path import ByPath, tables_in
 
 Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
@@ -260,5 +261,5 @@ def _check_memory(kind: str, device: jax.Device) -> None:
         raise UsageError(
             f"the optimizer's state cannot be kept in memory {kind!r}: {device.platform} "
             f"({device.device_kind}) has {', '.join(kinds)}.\n  Keep it on the devices: leave out "
-            "`offload_opt_state`, and shard it further (fsdp) if it does not fit."
+            f"`offload_opt_state`. If it does not fit, take {SPLITTING_STATE}."
         )
