@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 from meshwright.base._internal import open_ordinary
 from meshwright.errors import UsageError
-from meshwright.processes._proc import LockOwner, is_alive, read_owner, this_machine, this_process
+from meshwright.processes._proc import is_alive, read_owner, this_machine, this_process
 from meshwright.processes._progress import is_launched
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -81,7 +81,9 @@ def lock_directory(file: Path) -> DirectoryLock:
     except UsageError:
         if not is_launched():
             raise
-    _tell_of_waiting(file)
+    owner = read_owner(_read(_owner_file(file)) or "") or "another process"
+    waiting = "%s is in use by %s, perhaps of an earlier start that is ending: waiting up to %g s for it"
+    log.warning(waiting, file.parent, owner, WAIT_SECONDS)
     give_up = time.monotonic() + WAIT_SECONDS
     while True:
         time.sleep(_POLL_SECONDS)
@@ -194,19 +196,16 @@ def _remove_dead(file: Path, text: str, has_lock: bool) -> None:
     try:
         if _read(path) == text:
             path.unlink()
-            _warn_of_other_machine(file, owner)
+            if owner is not None and owner.machine != this_machine():
+                log.warning(
+                    "%s was locked by %s, which did not unlock it. Either that process was killed, or it is "
+                    "still running, and the locks of this file system work on one machine only: then stop "
+                    "one of the two.",
+                    file.parent,
+                    owner,
+                )
     finally:
         permit.unlink(missing_ok=True)
-
-
-def _warn_of_other_machine(file: Path, owner: LockOwner | None) -> None:
-    if owner is not None and owner.machine != this_machine():
-        log.warning(
-            "%s was locked by %s, which did not unlock it. Either that process was killed, or it is still "
-            "running, and the locks of this file system work on one machine only: then stop one of the two.",
-            file.parent,
-            owner,
-        )
 
 
 def _is_dead(text: str, has_lock: bool) -> bool:
@@ -217,15 +216,6 @@ def _is_dead(text: str, has_lock: bool) -> bool:
     if owner.locked and has_lock:
         return True
     return owner.machine == this_machine() and not is_alive(owner)
-
-
-def _tell_of_waiting(file: Path) -> None:
-    log.warning(
-        "%s is in use by %s, perhaps of an earlier start that is ending: waiting up to %g s for it",
-        file.parent,
-        read_owner(_read(_owner_file(file)) or "") or "another process",
-        WAIT_SECONDS,
-    )
 
 
 def _owner_file(file: Path) -> Path:

@@ -1,8 +1,8 @@
 """Readings of this machine and its devices: memory, use, temperature, clocks, errors and traffic.
 
-Linux tells of the host in `/proc` and `/sys`, NVIDIA's management library of GPUs, libtpu's SDK of TPUs, and
-JAX of the memory of devices. Nothing here keeps a thread or talks to other machines. To add a source, add a
-function that returns numbers by name, and call it in `machine_reader`.
+The sources are `/proc` and `/sys` of Linux, NVIDIA's management library, libtpu's SDK, and JAX for the
+memory of devices. Nothing here keeps a thread or talks to other machines. To add a source, add a function
+that returns numbers by name, and call it in `machine_reader`.
 """
 
 import importlib
@@ -56,12 +56,7 @@ def machine_reader(clock: Callable[[], float] = time.monotonic) -> Reader:
 
 
 def worst(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return one reading of several devices or machines: the worst value of each name.
-
-    Example:
-      >>> mw.processes._internal.worst([{"megahertz/device": 1980.0}, {"megahertz/device": 345.0}])
-      {'megahertz/device': 345.0}
-    """
+    """Return one reading of several devices or machines: the worst value of each name."""
     worst_values: dict[str, float] = {}
     for reading in readings:
         for name, value in reading.items():

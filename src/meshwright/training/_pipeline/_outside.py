@@ -1,4 +1,4 @@
-"""What is before and after a stack of layers, for groups of microbatches: one on each device of the axis."""
+"""The loss before and after a stack of layers, for groups of microbatches: one on each device of the axis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from meshwright.training._pipeline._stage_arrays import along, over_microbatches
 
 
 class Outside:
-    """What is before and after the stack."""
+    """The parts of the loss before and after the stack."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Outside:
         self.weights = [weights[i] for i in cut.weights_outside]
         """The weights that have a gradient here."""
 
-    def before(self, g: Any) -> tuple[Operands, Operands]:
-        """Return what a group's microbatches bring: what moves, and what they have for each layer.
+    def operands_of(self, g: Any) -> tuple[Operands, Operands]:
+        """Return the moving operands of a group's microbatches, and their operands for each layer.
 
         After the last group these are those of the last.
         """
@@ -44,17 +44,15 @@ class Outside:
         own = {i: self._by_stage(found[i]) for i in self._stage.own_of_layers}
         return {i: found[i] for i in self._stage.moving}, own
 
-    def after(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
-        """Return the outputs of a group, summed, and the gradients of `weights`, of what moved and of
-        `aux`.
-        """
+    def outputs_of(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
+        """Return the outputs of a group, summed, and the gradients of `weights`, the state and `aux`."""
         stage, places = self._stage, g * self._schedule.stages + jnp.arange(self._schedule.stages)
         is_real = places < self._schedule.microbatches
 
         def one(piece: list[Any], state: Operands, aux: list[Any], is_real: Any) -> Any:
             def total(weights: list[Any], of_state: Operands, of_aux: Operands) -> Any:
-                known = {**dict(enumerate(aux)), **of_aux}
-                results = stage.results({**state, **of_state}, [known[j] for j in range(len(aux))])
+                all_aux = {**dict(enumerate(aux)), **of_aux}
+                results = stage.results({**state, **of_state}, [all_aux[j] for j in range(len(aux))])
                 outputs = self._cut.outputs(self._with(weights), piece, results)
                 return outputs[0], outputs
 
@@ -92,8 +90,8 @@ class Outside:
         return [new.get(i, x) for i, x in enumerate(self._all_weights)]
 
     def _group(self, g: Any) -> list[Any]:
-        at = jnp.clip(g, 0, self._schedule.groups - 1)
-        return [jax.lax.dynamic_index_in_dim(x, at, keepdims=False) for x in self._pieces]
+        index = jnp.clip(g, 0, self._schedule.groups - 1)
+        return [jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for x in self._pieces]
 
     def _by_stage(self, x: Any) -> Any:
         """Return [p microbatches, L, ...] as [p stages, p microbatches, L / p, ...]."""
