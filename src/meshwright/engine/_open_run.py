@@ -15,7 +15,7 @@ from meshwright.engine._ledger import LedgerKeeper
 from meshwright.engine._machines import Machines
 from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
-from meshwright.engine._settings import Saving, Settings
+from meshwright.engine._settings import Save, Settings, as_casts
 from meshwright.errors import UsageError
 from meshwright.observe._internal import Console, sync_jsonl
 from meshwright.processes import _internal as processes
@@ -84,20 +84,20 @@ def open_run(
             return
         with errors_naming("workdir"):
             warn = settings.say or line_printer(console, logging.WARNING)
-            has_checkpoints = settings.saving is not None and settings.saving.directory is None
+            has_checkpoints = settings.save is not None and settings.save.directory is None
             directory, upload = stack.enter_context(
                 open_directory(settings.place, warn, shared=has_checkpoints)
             )
         record = stack.enter_context(Record(directory, settings))
         ledger = stack.enter_context(LedgerKeeper(directory, watch.clock))
-        if checkpoints is not None and settings.saving is not None:
+        if checkpoints is not None:
 
             def keep_reports() -> None:  # a run that continues from the checkpoint needs all reports so far
                 sync_jsonl(directory / "metrics.jsonl")
                 upload()
 
             checkpoints.before_commit = keep_reports
-            _open_checkpoints(checkpoints, settings.saving.field, target, warn, stack)
+            _open_checkpoints(checkpoints, target, warn, stack)
         stack.enter_context(log_file(directory))
         stack.enter_context(compiled_programs(settings.compile.cache))
         machines = _on_board(settings, settings.place, watch, warn, stack)
@@ -113,7 +113,7 @@ def _on_board(
     stack: contextlib.ExitStack,
 ) -> Machines:
     """Read the machine and, if there is a watchdog, tell on the board where this process stands."""
-    chosen, seconds = settings.watchdog, settings.reporting.machine_seconds
+    chosen, seconds = settings.watchdog, settings.logging.machine_seconds
     if chosen is None or chosen.learned == "ignore":
         return stack.enter_context(Machines(seconds, watch.clock))
     directory = board_directory(place)
@@ -145,14 +145,13 @@ def _opened_before(
 
 def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
     """Return the checkpoints of a run, which are not open yet; None if it saves none."""
-    saving = settings.saving
-    if saving is None or settings.place is None:
+    if settings.save is None or settings.place is None:
         return None
-    with errors_naming(f"{saving.field}.directory"):
-        checkpoints = _checkpoints_at(settings.place, saving)
-    with errors_naming(f"{saving.field}.names"):
+    with errors_naming("save.directory"):
+        checkpoints = _checkpoints_at(settings.place, settings.save)
+    with errors_naming("save.names"):
         _check_can_continue(checkpoints.left_out(target))
-    with errors_naming(f"{saving.field}.cast"):
+    with errors_naming("save.cast"):
         checkpoints.check(target)
     checkpoints.check_state = check_finite(optimizer, checkpoints.settled)
     return checkpoints
@@ -160,16 +159,15 @@ def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Ch
 
 def _open_checkpoints(
     checkpoints: Checkpoints,
-    field: str,
     target: TrainState,
     warn: Callable[[str], None],
     stack: contextlib.ExitStack,
 ) -> None:
-    with errors_naming(f"{field}.directory"):
+    with errors_naming("save.directory"):
         stack.enter_context(checkpoints)
     if checkpoints.tier:
         checkpoints.tier.tell = lambda text: warn(f"  ! {text}")
-        with errors_naming(f"{field}.memory"):
+        with errors_naming("save.memory"):
             checkpoints.check_memory(target)
 
 
@@ -190,17 +188,17 @@ def _check_can_continue(left_out: set[str]) -> None:
         )
 
 
-def _checkpoints_at(place: str, saving: Saving) -> Checkpoints:
+def _checkpoints_at(place: str, save: Save) -> Checkpoints:
     try:
         return Checkpoints(
-            saving.directory or join(place, "checkpoints"),
-            keep=saving.keep,
-            cast=saving.cast,
-            names=saving.names,
-            host_nbytes=saving.host_nbytes,
-            memory=saving.memory,
+            save.directory or join(place, "checkpoints"),
+            keep=save.keep,
+            cast=as_casts(save.cast),
+            names=save.names,
+            host_nbytes=save.host_nbytes,
+            memory=save.memory,
         )
     except UsageError as error:
-        if saving.directory is None:
+        if save.directory is None:
             raise UsageError(f"{error}\n  Give another directory for the checkpoints of {place}.") from None
         raise

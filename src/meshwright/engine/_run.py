@@ -158,7 +158,7 @@ def _state_before(
 
 
 def _stopping(settings: Settings, opened: OpenRun, evaluate: Evaluations) -> Stopping:
-    when, every = settings.stop, settings.reporting.every
+    when, every = settings.stop, settings.logging.every
     until = deadline(when.max_seconds, opened.started, when.job_margin_seconds, opened.say)
     return Stopping(opened.signals, when.early, until, every, evaluate.history)
 
@@ -216,7 +216,7 @@ def _resumed(
     checkpoints = opened.checkpoints
     if checkpoints is None:
         return fresh()
-    keeps = settings.saving is None or settings.saving.keeps_position
+    keeps = settings.save is None or settings.save.data_position
     state = checkpoints.resume(training.target, training.data if keeps else None, otherwise=fresh)
     for warning in checkpoints.passed_over:
         opened.say(f"  ✗ {warning}")

@@ -15,12 +15,12 @@ from meshwright.engine._errors import errors_naming
 from meshwright.engine._experiment._auto import automatic, settled
 from meshwright.engine._experiment._builders import noted_sources
 from meshwright.engine._experiment._evaluations import evaluations_of
-from meshwright.engine._experiment._experiment import Experiment, as_casts
+from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._experiment._function import EvaluationFunction
 from meshwright.engine._experiment._parts import Parts, batch_sharding, data_of, mesh_of, on_hardware
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._run import run_engine
-from meshwright.engine._settings import Reporting, Saving, Settings
+from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import hardware, mesh_rule
@@ -113,26 +113,13 @@ def on_devices(experiment: Experiment) -> Experiment:
 
 def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Settings:
     """Return the settings of the run of an experiment."""
-    save, given = experiment.save, experiment.input
+    given = experiment.input
     return Settings(
         place=experiment.workdir,
         described=lambda: describe(experiment),
-        saving=Saving(
-            when=save.when,
-            keep=save.keep,
-            directory=save.directory,
-            cast=as_casts(save.cast),
-            names=save.names,
-            host_nbytes=save.host_nbytes,
-            memory=save.memory,
-            keeps_position=save.data_position,
-        ),
-        reporting=Reporting(
-            every=experiment.logging.every,
-            per_second={given.item: given.batch_size * given.items_per_example},
-            trackers=experiment.logging.trackers,
-            machine_seconds=experiment.logging.machine_seconds,
-        ),
+        save=experiment.save,
+        logging=experiment.logging,
+        per_second={given.item: given.batch_size * given.items_per_example},
         stop=experiment.stop,
         spikes=experiment.spikes,
         profile=experiment.profile,

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from meshwright.engine._deployer._deployer import Deployer
 from meshwright.engine._evaluation._means import Scores
 from meshwright.engine._evaluations import EvaluationPart
 from meshwright.engine._run import run_engine
-from meshwright.engine._settings import Reporting, Saving, Settings
+from meshwright.engine._settings import Save, Settings
 from meshwright.engine._trainer._arguments import Call
 from meshwright.engine._trainer._calls import CallData, Finished, Position, digest_of
 from meshwright.engine._trainer._epochs import Epochs
@@ -93,25 +93,18 @@ def _settings_for(
 ) -> Settings:
     deployer, schedule, data = recipe.deployer, call.schedule, calls.epochs
     ended = lambda: {EPOCH: float(data.epoch + 1)} if data.at_end_of_epoch() else {}  # noqa: E731
-    saving = Saving(
-        schedule.saves(data),
-        schedule.keeps(),
-        memory=call.memory,
-        is_tried=True,
-        marks=ended,
-        keep_field="best",
-    )
+    save = Save(when=schedule.saves(data), keep=schedule.keeps(), memory=call.memory)
+    is_saved = place is not None and not deployer.loops.is_in_round
     return Settings(
         place=place,
         described=described,
-        saving=saving if place and not deployer.loops.is_in_round else None,
-        reporting=Reporting(
-            every=call.logging.every,
-            per_second={"examples": call.batch_size},
-            trackers=[deployer.track, *call.logging.trackers],
-            machine_seconds=call.logging.machine_seconds,
-            learning_rate=_learning_rate(recipe),
-        ),
+        save=save if is_saved else None,
+        marks=ended,
+        tries_saving=True,
+        keep_field="best",
+        logging=replace(call.logging, trackers=(deployer.track, *call.logging.trackers)),
+        per_second={"examples": call.batch_size},
+        learning_rate=_learning_rate(recipe),
         stop=call.stop,
         profile=call.profile,
         watchdog=call.watchdog,
