@@ -1,8 +1,8 @@
 """What automatic sharding makes devices say to each other: bytes of collectives, from compiled programs.
 
 Each model's loss and gradients are compiled for eight virtual CPU devices, at 2, 4 and 8 model shards,
-from structs: nothing is computed. Compared are Megatron's rules written by hand, `mw.auto` with the loss
-and from shapes alone, and redco's rules. The bar: traced at most 1.05 × the bytes of rules by hand.
+from structs: nothing is computed. Compared are Megatron's rules written by hand, `mw.infer_rules` with the
+loss and from shapes alone, and redco's rules. The bar: traced at most 1.05 × the bytes of rules by hand.
 """
 
 import argparse
@@ -85,8 +85,8 @@ def candidates(case: Case, mesh: jax.sharding.Mesh, *, redco: bool) -> dict[str,
 
     found = {
         "by hand": by(*case.rules),
-        "traced": by(mw.auto(case.params, case.loss, case.batch)),
-        "from shapes": by(mw.auto(case.params)),
+        "traced": by(mw.infer_rules(case.params, case.loss, case.batch)),
+        "from shapes": by(mw.infer_rules(case.params)),
     }
     return found | ({"redco": redco_shardings(case.params, mw.Layout(mesh))} if redco else {})
 

@@ -24,7 +24,7 @@ import optax
 from benchmarks.models import mixture
 
 import meshwright as mw
-from meshwright.base._shown import human_bytes
+from meshwright.base._numbers import human_bytes
 from meshwright.lm._models import decoder
 from meshwright.plan._changes import Change
 

@@ -88,7 +88,7 @@ def of_arrays(size: int, folder: Path) -> dict[str, Act]:
         "Layout.shardings": lambda: layout.shardings(target.params),
         "Layout.explain": lambda: layout.explain(target.params),
         "describe_state, state_sizes": lambda: (describe_state(target), state_sizes(target)),
-        "mw.auto": lambda: mw.auto(target.params, loss, BATCH, jax.random.key(0)),
+        "mw.infer_rules": lambda: mw.infer_rules(target.params, loss, BATCH, jax.random.key(0)),
         "trace a step": lambda: mw.make_step(loss, tx, layout).trace(target, BATCH),
         "trace a step, norms of all": lambda: norms.trace(target, BATCH),
         "save": save,
@@ -179,7 +179,7 @@ def of_axes(size: int, folder: Path) -> dict[str, Act]:
 
 
 PROCESS = (
-    "import jax; from meshwright.processes import _internal as processes; processes.start(); "
+    "import jax; from meshwright.processes import _internal as processes; processes.start_processes(); "
     "processes.gather(1); processes.agree(1)"
 )
 

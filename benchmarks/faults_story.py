@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.base._tables import aligned
+from meshwright.base._text import aligned
 from meshwright.checkpoints._directory import complete_steps, step_name
 from meshwright.errors import EXIT_AGAIN
 from meshwright.observe._jsonl import read_jsonl

@@ -872,7 +872,7 @@ def block_of_experts_that_draws():
 def another_first_state_on_process_1():
     program = """
         import os, jax.numpy as jnp, meshwright as mw, numpy as np, optax
-        mw.parallel.start()
+        mw.parallel.start_processes()
         start = [np.full(4, float(os.environ["JAX_PROCESS_ID"]), np.float32)]
         loss = lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean()
         mw.run(mw.Experiment(
@@ -1181,7 +1181,7 @@ def leaving_while_imported():
     "::test_by_default_a_run_says_which_process_is_stopped_before_jax_ends_the_others",
 )
 def order_by_default():
-    timeout = inspect.signature(mw.parallel.start).parameters["heartbeat_timeout_seconds"].default
+    timeout = inspect.signature(mw.parallel.start_processes).parameters["heartbeat_timeout_seconds"].default
     told = f"told of a stopped process after {mw.Watchdog().shortest_seconds:g} s"
     return f"{told}, aborted by JAX after {timeout / 2:g} to {timeout} s"
 

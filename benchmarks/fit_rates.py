@@ -80,7 +80,9 @@ def mfu_of(run: Run) -> Callable[[dict[str, float]], float]:
 
     site.step_time = heard
     try:
-        devices = mw.plan.plan(experiment_of(run), run.on, compiled=False, rates=rates_of(run)).num_devices
+        devices = mw.plan.plan_step(
+            experiment_of(run), run.on, compiled=False, rates=rates_of(run)
+        ).num_devices
     finally:
         site.step_time = step_time
     (products, other, exchanges, rates), more = asked[-1]

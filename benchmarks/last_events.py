@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from meshwright.base._tables import aligned
+from meshwright.base._text import aligned
 
 STEPS = 12
 EXPERIMENT = f"""

@@ -80,7 +80,7 @@ def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *,
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
     console = mw.observe.Console(10**6, file=nowhere)
     events = opened.enter_context(mw.observe.tensorboard(directory))
-    signals = opened.enter_context(mw.parallel.signals())
+    signals = opened.enter_context(mw.parallel.stop_signals())
     data, state = program.batches(copies=copies), program.state()
     log = mw.observe.logger(
         mw.observe.tee(mw.observe.jsonl(directory / "metrics.jsonl"), events, console),

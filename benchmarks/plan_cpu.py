@@ -89,7 +89,7 @@ def compare(on: str, mesh: str, *, num_steps: int = STEPS, **settings: int) -> N
 
     timed()
     before = timed()
-    planned = plan.plan(experiment, on, compiled=False).time.seconds
+    planned = plan.plan_step(experiment, on, compiled=False).time.seconds
     print(planned, (before + timed()) / 2)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.planted import slow_and_stuck_faults, wrong_numbers_faults
 
-from meshwright.base._tables import aligned
+from meshwright.base._text import aligned
 
 FAULTS = (*slow_and_stuck_faults.FAULTS, *wrong_numbers_faults.FAULTS)
 TINY = ("idle_axis",)

@@ -170,7 +170,7 @@ def main() -> None:
 
 def shown(half: str, run: Run) -> float:
     """Print the plan of a run in one line, and return its MFU."""
-    plan = mw.plan.plan(experiment_of(run), run.on, compiled=False, rates=rates_of(run))
+    plan = mw.plan.plan_step(experiment_of(run), run.on, compiled=False, rates=rates_of(run))
     seconds = plan.time.seconds * with_idle_stages(run)
     mfu = published_mfu(run, seconds, plan.num_devices * run.stages)
     title = f"{half:<7}{run.size} T{run.length} {run.on} {run.mesh}"

@@ -1,4 +1,4 @@
-"""Hooks of `make docs`: sources as pages, the table of public names, and names without a docstring.
+"""Hooks of `make docs`: sources as pages, tables of public names, and names without a docstring.
 
 Pages link to files of the repository beside `docs/`, as `../examples/digits.py`. On the site these files are
 pages of their own, so that no link leaves it.
@@ -9,12 +9,11 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-import griffe
-from mkdocs.structure.files import File, InclusionLevel
-
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?!\w+:|#|<)([^)#\s]+)(#[^)\s]*)?", re.MULTILINE)
-TABLE = "<!-- names -->"
+TABLE, UNPROVEN_TABLE = "<!-- names -->", "<!-- unproven -->"
+UNPROVEN = re.compile(r"^ *Unproven: (never run .+\.)$", re.MULTILINE)
+"""The line of a docstring that says on which hardware or cluster a name never ran."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "sh"}
 log = logging.getLogger("mkdocs.hooks.site")
 
@@ -34,6 +33,8 @@ def on_files(files, config):
 
 def generated(config, uri):
     """Return a page that is reached by links, not from the nav."""
+    from mkdocs.structure.files import File, InclusionLevel  # a test imports this file without MkDocs
+
     return File.generated(config, uri, content=text_of(uri, config), inclusion=InclusionLevel.NOT_IN_NAV)
 
 
@@ -45,7 +46,10 @@ def on_page_markdown(markdown, page, config, files):
         target = page_of(uri, found[2])
         return f"{found[1]}{relative(target, uri)}{found[3] or ''}" if target else found[0]
 
-    return LINK.sub(link, markdown).replace(TABLE, names_table() if TABLE in markdown else "")
+    markdown = LINK.sub(link, markdown)
+    if TABLE in markdown:
+        return markdown.replace(TABLE, names_table()).replace(UNPROVEN_TABLE, unproven_table(docstrings()))
+    return markdown
 
 
 def text_of(uri, config):
@@ -93,8 +97,27 @@ def names_table():
     return "\n".join(rows)
 
 
+def docstrings():
+    """Return the docstring of each public name of all packages, by `mw.package.name`."""
+    package = loaded()
+    doors = {f"mw.{name}": package[name] for name in map(str, package.exports) if package[name].is_module}
+    names = [
+        (path, door, str(name))
+        for path, door in ({"mw": package} | doors).items()
+        for name in door.exports or ()
+    ]
+    members = {f"{path}.{name}": door[name] for path, door, name in names}
+    return {name: member.docstring.value for name, member in members.items() if member.docstring}
+
+
+def unproven_table(texts):
+    """Return a table of the names whose docstrings say that they never ran on what they are for."""
+    rows = [f"| `{name}` | {line[1]} |" for name, text in texts.items() for line in UNPROVEN.finditer(text)]
+    return "\n".join(["| name | |", "|---|---|", *rows])
+
+
 def address(package, name):
-    """Return where the reference explains a name of the package: in the room that it comes from."""
+    """Return where the reference explains a name of the package: in the package that it comes from."""
     found = package[name]
     return found.path if found.is_module else found.target_path
 
@@ -105,6 +128,8 @@ _PACKAGE = []
 def loaded():
     """Return the package as griffe reads it from its sources."""
     if not _PACKAGE:
+        import griffe
+
         _PACKAGE.append(griffe.load("meshwright", search_paths=[ROOT / "src"], resolve_aliases=True))
     return _PACKAGE[0]
 
@@ -118,7 +143,7 @@ def on_pre_build(config):
 
 
 def undocumented(module):
-    """Yield the public names of a room, and the methods of its classes, that have no docstring."""
+    """Yield the public names of a package, and the methods of its classes, that have no docstring."""
     for name, member in module.members.items():
         if not member.is_public or (found := member.final_target if member.is_alias else member).is_module:
             continue

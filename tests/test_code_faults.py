@@ -28,37 +28,37 @@ FAULTS = {
         "checkpoints/_directory.py",
         "for path in temporaries(directory):\n            _remove",
         "for path in []:\n            _remove",
-        "checkpoint/test_checkpoints.py::test_what_killed_runs_left_is_removed_when_the_next_run_opens",
+        "checkpoints/test_checkpoints.py::test_what_killed_runs_left_is_removed_when_the_next_run_opens",
     ),
     "chunks may lie behind the end of their file": Fault(
         "checkpoints/_format/_manifest.py",
         'not 0 <= offset <= files[file]["bytes"] - size',
         "not 0 <= offset",
-        "checkpoint/test_crafted.py::test_a_manifest_that_cannot_be_is_damage_in_every_way_to_it",
+        "checkpoints/test_crafted.py::test_a_manifest_that_cannot_be_is_damage_in_every_way_to_it",
     ),
     "the newest checkpoint counts as a multiple only": Fault(
         "checkpoints/_retention.py",
         "if step == newest or step not in forced",
         "if step not in forced",
-        "checkpoint/test_retention.py::test_always_does_not_count_what_it_keeps",
+        "checkpoints/test_retention.py::test_always_does_not_count_what_it_keeps",
     ),
     "parts of an array are cut out at the wrong rows": Fault(
         "checkpoints/_format/_read.py",
         "joint[first - rows[0][0] : last - rows[0][0]]",
         "joint[first:last]",
-        "checkpoint/test_read.py::test_parts_that_begin_in_the_middle_are_those_of_the_whole",
+        "checkpoints/test_read.py::test_parts_that_begin_in_the_middle_are_those_of_the_whole",
     ),
     "fillers of the last batch count": Fault(
         "data/_padded.py",
         "place((rows < len(ids)).astype(np.float32))",
         "place((rows >= 0).astype(np.float32))",
-        "evaluation/test_evaluator.py::test_every_example_counts_once_and_padding_never",
+        "engine/evaluation/test_evaluator.py::test_every_example_counts_once_and_padding_never",
     ),
     "a run that continues reads its data from the beginning": Fault(
         "data/_batches.py",
         "Position(int(epoch), int(samples), inner)",
         "Position(int(epoch), 0, inner)",
-        "input/test_batches.py::test_after_any_crashes_and_resizes_every_sample_is_read_exactly_once_in_order",
+        "data/test_batches.py::test_after_any_crashes_and_resizes_every_sample_is_read_exactly_once_in_order",
     ),
     "a launch ends with a signal's number": Fault(
         "launch/_summary.py",
@@ -70,31 +70,31 @@ FAULTS = {
         "processes/_heartbeat/_look.py",
         'STOPPED if state_of(entry.pid) in ("T", "t") else None',
         'STOPPED if state_of(entry.pid) == "t" else None',
-        "board/test_board.py::test_linux_tells_of_a_process_that_was_stopped",
+        "processes/heartbeat/test_board.py::test_linux_tells_of_a_process_that_was_stopped",
     ),
     "a step in memory counts that a host lacks": Fault(
         "checkpoints/_host_memory/_complete_steps.py",
         "[each.get(str(step)) for each in held]",
         "[each[str(step)] for each in held if str(step) in each]",
-        "checkpoint/test_memory.py::test_complete_is_what_every_process_has_of_one_start",
+        "checkpoints/test_memory.py::test_complete_is_what_every_process_has_of_one_start",
     ),
     "an object that is too long is taken for whole": Fault(
         "base/_storage/_object_file.py",
         "if nbytes != self.nbytes:",
         "if nbytes < self.nbytes:",
-        "checkpoint/test_store_damage.py::test_damage_is_always_found_and_named",
+        "checkpoints/test_store_damage.py::test_damage_is_always_found_and_named",
     ),
     "the files of a foreign checkpoint in a store have other names": Fault(
         "checkpoints/_formats/readers/_seqax.py",
         'key.removeprefix(directory.key).lstrip("/")',
         "key.removeprefix(directory.key)",
-        "formats/readers/test_laws.py::test_a_store_is_read_as_a_directory_is",
+        "checkpoints/formats/readers/test_laws.py::test_a_store_is_read_as_a_directory_is",
     ),
     "heads are cut in two": Fault(
         "parallel/_attention.py",
         "part // head_size if part % head_size == 0 else 1 for part in parts",
         "part for part in parts",
-        "sharding/test_known_models.py::test_shapes_and_names_tell_the_specs_of_a_known_model",
+        "parallel/test_known_models.py::test_shapes_and_names_tell_the_specs_of_a_known_model",
     ),
     "a ring attends to later positions": Fault(
         "nn/_ring.py",
@@ -112,7 +112,7 @@ FAULTS = {
         "training/_pipeline/_one_forward_one_backward.py",
         "jnp.where(t == p - 1, x, y), second, now.queue",
         "jnp.where(t == p, x, y), second, now.queue",
-        "train/test_one_forward_one_backward.py::test_updates_and_metrics_are_those_of_one_device[pipeline=2-3]",
+        "training/test_one_forward_one_backward.py::test_updates_and_metrics_are_those_of_one_device[pipeline=2-3]",
     ),
     "a NaN is traced on to the infinity that it is made of": Fault(
         "debug/_origin.py",
@@ -124,13 +124,13 @@ FAULTS = {
         "debug/_findings.py",
         "_first_batch(a, killed)",
         "_first_batch(a, again)",
-        "replay/test_verify_resume.py::test_each_experiment_tells_one_cause",
+        "debug/test_verify_resume.py::test_each_experiment_tells_one_cause",
     ),
     "the beginning of a text that ends an answer is sent": Fault(
         "lm/_server/_answers.py",
         "held = 0 if is_last else max(",
         "held = 0 if self._unsent else max(",
-        "server/test_answers.py::test_a_text_is_cut_before_its_first_end_however_it_comes",
+        "lm/server/test_answers.py::test_a_text_is_cut_before_its_first_end_however_it_comes",
     ),
     "memory of a plan is never let go": Fault(
         "plan/_estimate/_liveness.py",
@@ -148,8 +148,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_the_text_that_is_changed_is_in_its_file_once(fault):
+def test_the_text_that_is_changed_is_in_its_file_once_and_the_test_is_there(fault):
     assert (PACKAGE / fault.file).read_text().count(fault.text) == 1
+    file, _, name = fault.test.partition("::")
+    assert f"\ndef {name.partition('[')[0]}(" in (ROOT / "tests" / file).read_text()
 
 
 @pytest.mark.nightly

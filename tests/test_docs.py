@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
+from scripts import site_hooks
 
 import meshwright as mw
 from data.loaders import DataLoader
@@ -24,6 +25,7 @@ from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS
 
 ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "src/meshwright").rglob("*.py"))
 
 
 def test_the_program_in_the_readme_runs_and_is_short(tmp_path):
@@ -72,6 +74,25 @@ def test_each_door_has_a_page_in_the_reference():
     doors = {name for name in mw.__all__ if inspect.ismodule(getattr(mw, name))}
     pages = {path.stem for path in (ROOT / "docs/reference").glob("*.md")} - {"index"}
     assert pages == doors
+
+
+def public_docstrings():
+    doors = {"mw": mw} | {f"mw.{name}": getattr(mw, name) for name in mw.__all__ if name in PACKAGES}
+    members = {f"{path}.{name}": getattr(door, name) for path, door in doors.items() for name in door.__all__}
+    return {name: inspect.getdoc(member) or "" for name, member in members.items() if callable(member)}
+
+
+def test_the_table_of_unproven_names_has_each_that_its_docstring_calls_so():
+    texts = public_docstrings()
+    named = re.findall(r"^\| `([\w.]+)` \| never run .+\. \|$", site_hooks.unproven_table(texts), re.M)
+    assert "mw.nn.attention" in named
+    assert named == [name for name, text in texts.items() if "nproven" in text]
+
+
+def test_no_other_name_is_called_unproven():
+    marked = [line for path in SOURCES for line in path.read_text().splitlines() if "Unproven" in line]
+    named = [text for text in public_docstrings().values() if "Unproven" in text]
+    assert len(marked) == len(named)
 
 
 def test_every_claim_is_shown_by_a_file():
@@ -145,8 +166,8 @@ def test_the_example_of_mesh_rules_applies_as_it_stands(tmp_path):
 
 def test_planning_is_where_its_page_says():
     page = (ROOT / "docs/plan.md").read_text()
-    assert "`meshwright.plan.plan(experiment" in page
-    assert callable(mw.plan.plan)
+    assert "`meshwright.plan.plan_step(experiment" in page
+    assert callable(mw.plan.plan_step)
 
 
 def test_the_snippets_about_data_run():

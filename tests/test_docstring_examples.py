@@ -2,8 +2,10 @@
 
 import doctest
 import pkgutil
+import shutil
 import types
 from importlib import import_module
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +47,35 @@ EXAMPLES = {
 }
 
 
+TESTS = Path(__file__).parent
+FOLDERS = {"llama": TESTS / "lm/models/golden/llama", "adapter": TESTS / "lm/tuning/golden/llama"}
+"""The folders of Hugging Face's files that examples name."""
+TESTED_ELSEWHERE = {
+    # A checkpoint of TensorFlow, which only TensorFlow writes.
+    "mw.checkpoints.open_tensorflow": "checkpoints/formats/readers/test_t5.py",
+    # A cluster, which `make test-clusters` starts.
+    "mw.launch.launch_ray": "clusters/test_ray.py",
+    # Packages of others, and what they evaluate on; they are not installed, or load for seconds.
+    "mw.lm.lm_eval": "lm/generation/test_harness.py",
+    "mw.lm.task_scores": "lm/generation/golden/harness/make.py",
+    "mw.observe.clearml": "observe/test_trackers.py",
+    "mw.observe.mlflow": "observe/test_trackers.py",
+    "mw.observe.trackio": "observe/test_trackers.py",
+    "mw.observe.wandb": "observe/test_wandb.py",
+    # A whole run.
+    "mw.lm.tune": "lm/tuning/test_tune.py",
+    "mw.lm.write_best": "lm/tuning/test_tune.py",
+}
+"""The public names whose examples are shown and not run, and the file that runs them."""
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_in_a_docstring_runs_and_prints_what_it_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     example = EXAMPLES[name]
+    for folder, source in FOLDERS.items():
+        if f'"{folder}"' in example.docstring:
+            shutil.copytree(source, folder)
     example.globs.update(NAMES)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     output = []
@@ -56,6 +83,14 @@ def test_an_example_in_a_docstring_runs_and_prints_what_it_says(name, tmp_path, 
     assert not failed, "".join(output)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name.count(".") == 1])
-def test_a_public_class_or_function_shows_an_example(name):
-    assert FINDER.find(PUBLIC[name], name)[0].examples
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_class_or_function_shows_an_example_that_runs(name):
+    examples = FINDER.find(PUBLIC[name], name)[0].examples
+    runs = [example for example in examples if not example.options.get(doctest.SKIP)]
+    assert examples
+    assert bool(runs) != (name in TESTED_ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", TESTED_ELSEWHERE)
+def test_a_name_whose_example_is_not_run_is_in_the_file_that_runs_it(name):
+    assert name.rpartition(".")[2] in (TESTS / TESTED_ELSEWHERE[name]).read_text()

@@ -64,7 +64,7 @@ class MissingError(Exception):
 
 
 def public_functions():
-    """Yield the public functions and classes of all rooms and the methods of these classes, by name."""
+    """Yield the public functions and classes of all doors and the methods of these classes, by name."""
     for module in MODULES:
         for name in module.__all__:
             value = getattr(module, name)

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.types
 PROGRAM = (Path(__file__).parent / "typed/program.py").read_text()
 MISTAKES = {
     "name": ("mw.Experiment(", "mw.Experimnt("),
-    "room": ("mw.checkpoints.best", "mw.checkpoints.best"),
-    "name_in_a_room": ("mw.checkpoints.best", "mw.checkpoints.bets"),
+    "package": ("mw.checkpoints.best", "mw.checkpoints.best"),
+    "name_in_a_package": ("mw.checkpoints.best", "mw.checkpoints.bets"),
     "type": ("max_steps=4", 'max_steps="4"'),
     "argument": ("batch_size=16", "batchsize=16"),
     "field": ("outcome.seconds", "outcome.second"),

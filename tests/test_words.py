@@ -47,10 +47,10 @@ def of_class(where, kind):
 def public():
     """Return, by where it is, each name of an argument, a field or a method."""
     found = {}
-    for room in DOORS:
-        module = import_module(f"meshwright.{room}")
+    for door in DOORS:
+        module = import_module(f"meshwright.{door}")
         for name in getattr(module, "__all__", ()):
-            value, where = getattr(module, name), f"{room}.{name}"
+            value, where = getattr(module, name), f"{door}.{name}"
             if inspect.isclass(value):
                 found |= of_class(where, value)
             elif callable(value):
@@ -104,7 +104,7 @@ def test_files_of_a_run_are_the_words_of_the_table(run):
 
 
 def is_there(path):
-    """Return whether `mw` has what a dotted path names, as far as it names rooms, classes and functions."""
+    """Return whether `mw` has what a dotted path names, as far as it names modules, classes and functions."""
     found = mw
     for name in path.split(".")[1:]:
         if not (inspect.ismodule(found) or inspect.isclass(found)):

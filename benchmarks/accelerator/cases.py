@@ -151,7 +151,7 @@ def step(size: str, length: int, remat: str) -> dict[str, Any]:
 
     seconds, devices = median_seconds(run), list(parts.layout.mesh.devices.flat)
     counted = count_flops(parts.step.jaxpr)
-    planned = mw.plan.plan(experiment, mw.plan._internal.hardware_here(), compiled=False)
+    planned = mw.plan.plan_step(experiment, mw.plan._internal.hardware_here(), compiled=False)
     return {
         "batch_size": experiment.input.batch_size,
         "num_params": planned.num_params,

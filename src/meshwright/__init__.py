@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshwright.engine._trainer._trainer import Trainer
     from meshwright.errors import MeshwrightError
     from meshwright.observe._mean import Mean
-    from meshwright.parallel._auto import auto
+    from meshwright.parallel._infer_rules import infer_rules
     from meshwright.parallel._layout import Layout
     from meshwright.parallel._mesh import make_mesh
     from meshwright.training._loop import fit
@@ -67,7 +67,6 @@ __all__ = [
     "Trainer",
     "Watchdog",
     "__version__",
-    "auto",
     "batches",
     "checkpoints",
     "data",
@@ -77,6 +76,7 @@ __all__ = [
     "evaluate",
     "fit",
     "functional",
+    "infer_rules",
     "launch",
     "lm",
     "make_mesh",

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tensorboardX.record_writer import masked_crc32c as byte_by_byte
 
-from meshwright.base._crc32c import masked_crc32c
+from meshwright.base._checksums import masked_crc32c
 
 
 @pytest.mark.parametrize("data", [b"", b"123456789", bytes(32), bytes(range(256)) * 5])

@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.base._documents import DEEPEST, check_depth, parse_json, parse_object
+from meshwright.base._files import DEEPEST, check_depth, parse_json, parse_object
 from meshwright.errors import MeshwrightError, UsageError, printable
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from meshwright.base._durable import open_ordinary
+from meshwright.base._files import open_ordinary
 from meshwright.processes._lock import is_locked, lock_directory
 
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 from rich.table import Table
 
-from meshwright.base._lines import print_line
+from meshwright.base._text import print_line
 from meshwright.observe._console import Console
 
 TWO_THREADS = """
 import sys, threading
-from meshwright.base._lines import print_line
+from meshwright.base._text import print_line
 def write(out, text):
     for _ in range(5000):
         print_line(text, out)
@@ -38,7 +38,7 @@ def test_lines_of_two_threads_stay_whole_without_a_buffer():
 
 def test_a_process_without_stderr_goes_on():
     program = (
-        "import sys; from meshwright.base._lines import print_line; "
+        "import sys; from meshwright.base._text import print_line; "
         "print_line('lost', sys.stderr); print('on')"
     )
     assert output_of("sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, program) == "on\n"

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from meshwright.base._open_files import allow_files_of
+from meshwright.base._files import allow_files_of
 from meshwright.cli import main
 from meshwright.errors import UsageError
 from meshwright.processes import _start

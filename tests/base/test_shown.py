@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.base._shown import human_bytes
+from meshwright.base._numbers import human_bytes
 from meshwright.errors import UsageError
 from meshwright.observe._histogram import Histogram
 from meshwright.observe._mean import Mean

@@ -117,7 +117,7 @@ PROGRAM = """
 import json, pathlib, sys
 from meshwright.processes import _internal as processes
 
-cluster = processes.start(timeout_seconds=400)
+cluster = processes.start_processes(timeout_seconds=400)
 me = cluster.process_id
 from meshwright import Checkpoints
 from meshwright.errors import UsageError

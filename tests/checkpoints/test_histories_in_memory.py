@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.base._durable import write_whole
+from meshwright.base._files import write_whole
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._format._commit import commit
 from meshwright.checkpoints._host_memory import _checkpoints as _tier

@@ -268,7 +268,7 @@ import jax, numpy as np
 import meshwright as mw
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-mw.parallel.start()
+mw.parallel.start_processes()
 sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), P("x"))
 target = {"x": jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)}
 ones = jax.make_array_from_callback((8,), sharding, lambda index: np.ones(8, np.float32)[index])

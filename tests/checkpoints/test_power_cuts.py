@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from meshwright.base._durable import write_whole
+from meshwright.base._files import write_whole
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._directory import remove_step, saved_steps
 from meshwright.checkpoints._format import _commit

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from crash.faults import before_line, refused
-from meshwright.base._crc32 import crc32, joined
+from meshwright.base._checksums import crc32, joined
 from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._format._layout import layouts

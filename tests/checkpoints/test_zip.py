@@ -1,6 +1,6 @@
 import zipfile
 
-from meshwright.base._crc32 import crc32
+from meshwright.base._checksums import crc32
 from meshwright.checkpoints._format._container import central_directory, local_header, placed
 
 

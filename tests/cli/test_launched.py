@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import sys, time
 time.sleep(1)
-from meshwright.cli._start_time import launched_at
+from meshwright.processes._internal import launched_at
 print(time.monotonic() - launched_at())
 """
 

@@ -13,7 +13,7 @@ from clusters.pods import python_environ
 from clusters.slurm import missing
 
 pytestmark = pytest.mark.clusters
-START = "from meshwright.processes import _internal as processes; processes.start(timeout_seconds=15)"
+START = "import meshwright as mw; mw.parallel.start_processes(timeout_seconds=15)"
 TRAIN = """
 import sys
 from meshwright.cli import main

@@ -21,7 +21,7 @@ _ANNOUNCED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link
 _SILENT = ("fsync", "write", "pwrite", "pwritev", "posix_fallocate")
 """Functions of `os` that no hook hears of."""
 
-_ROOM = str(Path(meshwright.checkpoints.__file__).parent)
+_CHECKPOINTS = str(Path(meshwright.checkpoints.__file__).parent)
 
 _CLONE_NEWNS, _MNT_DETACH = 0x20000, 2
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 0x20, 0x1000, 0x4000, 0x40000
@@ -62,7 +62,7 @@ def _is_pipe(descriptor: int) -> bool:
 
 @contextmanager
 def before_line(number: int, act: Callable[[], object]):
-    """Call `act` before a line of the room that this thread runs, counted from 0. It may raise.
+    """Call `act` before a line of `checkpoints` that this thread runs, counted from 0. It may raise.
 
     Not before `with`, as that line is run once more at the end of its block: there Python lets no
     signal come between the block and the release of a lock, and neither may we.
@@ -72,7 +72,7 @@ def before_line(number: int, act: Callable[[], object]):
 
     def trace(frame, event, _):
         path = frame.f_code.co_filename
-        if not path.startswith(_ROOM):
+        if not path.startswith(_CHECKPOINTS):
             return None
         if event != "line" or linecache.getline(path, frame.f_lineno).lstrip().startswith("with "):
             return trace

@@ -54,7 +54,7 @@ def _join(program, address, number, tell):
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": str(number),
     }
-    processes.start(timeout_seconds=400)
+    processes.start_processes(timeout_seconds=400)
     program(tell)
 
 

@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.processes import _internal as processes
 
 where, me = Path(sys.argv[1]), int(os.environ["JAX_PROCESS_ID"])
-processes.start()
+processes.start_processes()
 LENGTHS = [1 + i % 8 for i in range(40)]
 TEXTS = [{"x": np.full(n, 1 + i, np.float32), "id": np.int32(i)} for i, n in enumerate(LENGTHS)]
 said = {}

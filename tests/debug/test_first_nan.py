@@ -1,5 +1,7 @@
 """The first NaN of a run is traced to its operation, line, layer, examples and devices."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from benchmarks.planted import nans
 
 import meshwright as mw
+from meshwright.debug._words import _MODELS, _STEP
 from meshwright.engine._skipped_batches import position_of_data
 from meshwright.errors import DivergedError
 
@@ -58,6 +61,11 @@ def test_what_the_run_chose_for_auto_is_taken_again(tmp_path):
     mw.run(described(tmp_path, seed=seed, microbatches=4, max_steps=2))
     assert mw.debug.first_nan(described(tmp_path, seed=seed, microbatches="auto"), until=8).step == 5
     assert mw.debug.first_nan(described(tmp_path, seed=seed, microbatches=1), until=8) is None
+
+
+def test_the_files_by_which_lines_are_told_apart_are_there():
+    assert Path(_STEP).is_file()
+    assert all(Path(folder).is_dir() for folder in _MODELS)
 
 
 def test_a_key_data_of_the_position_is_taken_apart_only_where_the_run_has_put_it():

@@ -1,4 +1,4 @@
-"""A run with all rooms open and randomness in each step, that ends itself or takes long when told to."""
+"""A run with all parts open and randomness in each step, that ends itself or takes long when told to."""
 
 import contextlib
 import os

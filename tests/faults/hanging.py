@@ -125,7 +125,7 @@ def main(said: str) -> None:
     """
     run, what, who, steps, at = json.loads(said)
     jax.config.update("jax_platforms", "cpu")
-    mw.parallel.start()
+    mw.parallel.start_processes()
     if jax.process_index() == who:
         FAULT.append(what)
     mw.run(experiment(run, steps, at))

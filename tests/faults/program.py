@@ -1,4 +1,4 @@
-"""A run of several processes with all rooms open, into which one fault is built: what, where, and in whom."""
+"""A run of several processes with all parts open, into which one fault is built: what, where, and in whom."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def main(said: str) -> None:
     """Play what is said in JSON."""
     run, what, where, who = json.loads(said)
     jax.config.update("jax_platforms", "cpu")
-    mw.parallel.start(timeout_seconds=400)
+    mw.parallel.start_processes(timeout_seconds=400)
     is_it = os.environ["JAX_PROCESS_ID"] == str(who)
     if is_it:
         ARMED.append(lambda: act(what, Path(run, "acted")))

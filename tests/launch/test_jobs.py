@@ -103,7 +103,7 @@ def test_what_is_submitted_is_a_file_of_the_scheduler(tmp_path, capfd, monkeypat
 def test_without_ray_the_extra_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["launch", "ray", "-n", "2", "--", "python", "train.py"]) == 2
-    assert 'pip install "meshwright[ray]"' in capsys.readouterr().err
+    assert "pip install 'meshwright[ray]'" in capsys.readouterr().err
 
 
 def test_a_job_may_have_the_name_of_a_command(capsys):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from launch.test_local import python
-from meshwright.launch._scratch import scratch
+from meshwright.launch._local import scratch
 
 MADE = """
 import os, signal
-from meshwright.launch._scratch import scratch
+from meshwright.launch._local import scratch
 kept = scratch()
 print(kept.name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -40,7 +40,7 @@ def test_directories_of_those_that_live_and_of_others_stay(temporary, monkeypatc
             path.mkdir()
         with scratch() as second:
             assert {*temporary.iterdir()} == {Path(mine), Path(second), elsewhere, earlier}
-        monkeypatch.setattr("meshwright.launch._scratch.birth_of", lambda pid: "0")
-        monkeypatch.setattr("meshwright.launch._scratch.os.getuid", lambda: 12345)
+        monkeypatch.setattr("meshwright.launch._local.birth_of", lambda pid: "0")
+        monkeypatch.setattr("meshwright.launch._local.os.getuid", lambda: 12345)
         with scratch():
             assert Path(mine).exists()  # it is another user's

@@ -170,7 +170,7 @@ def test_rules_are_those_that_are_found_through_all_logits():
 
     def split(function):
         loss = lambda params, batch: function(batch["hidden"], params["head"], labels, weights)
-        rules = mw.auto({"head": head}, loss, {"hidden": hidden})
+        rules = mw.infer_rules({"head": head}, loss, {"hidden": hidden})
         return mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (rules,)).spec("head", head)
 
     assert split(by_chunks) == split(by_definition) == jax.P(None, "tensor")

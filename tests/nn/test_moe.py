@@ -402,7 +402,7 @@ def test_experts_are_in_the_stages_of_a_pipeline():
 def test_rules_are_found_in_a_loss_that_is_traced_on_its_mesh(mesh):
     params, tokens = jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((16, 6), jnp.int32)
     with mw.parallel._internal.in_mesh(mw.make_mesh(mesh)):
-        rule = mw.auto(params, loss, {"tokens": tokens})
+        rule = mw.infer_rules(params, loss, {"tokens": tokens})
     layout = mw.Layout(mw.make_mesh("data=2,expert=2,tensor=2"), (rule,))
     specs = {name: layout.spec(name, x) for name, x in mw.base._internal.named_leaves(params).items()}
     columns = jax.P(None, "expert", None, "tensor")

@@ -251,7 +251,7 @@ def test_a_tracker_that_is_not_installed_is_the_users_mistake(monkeypatch, tmp_p
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with pytest.raises(UsageError, match="wandb is not installed"), ExitStack() as opened:
+    with pytest.raises(UsageError, match="the package wandb, which is not installed"), ExitStack() as opened:
         open_trackers(opened, partial(wandb, project="x"), tell=print)
 
 

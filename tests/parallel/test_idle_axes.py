@@ -96,7 +96,7 @@ def test_an_experiment_and_its_plan_are_refused_alike(tmp_path):
     with pytest.raises(LayoutError, match="'sequence' of size 4 only repeats"):
         mw.engine.compile_ahead(described("sequence=4,fsdp=2", str(tmp_path)))
     with pytest.raises(LayoutError, match="'sequence' of size 4 only repeats"):
-        plan.plan(described("sequence=4,fsdp=2", str(tmp_path)), "h100:1x8", compiled=False)
+        plan.plan_step(described("sequence=4,fsdp=2", str(tmp_path)), "h100:1x8", compiled=False)
 
 
 def trainer(deployer):

@@ -175,7 +175,7 @@ SHARDS = (2, 4, 8)
 @pytest.mark.parametrize("model", ZOO)
 def test_shapes_and_names_tell_the_specs_of_a_known_model(model):
     params = ZOO[model]()
-    rule = mw.auto(params)
+    rule = mw.infer_rules(params)
     assert [broken(LAWS[model], params, rule, shards) for shards in SHARDS] == [{}, {}, {}]
     mesh, leaves = mw.make_mesh("tensor=8"), mw.base._internal.named_leaves(params)
     large = {name: x for name, x in leaves.items() if x.size > 2**16}
@@ -199,5 +199,5 @@ TRACED_LAWS = {
 @pytest.mark.parametrize("model", sorted(CASES.keys() - {"lstm"}))  # its specs depend on the other axes
 def test_a_trace_tells_the_specs_of_a_known_model(model):
     case = CASES[model]()
-    rule = mw.auto(case.params, case.loss, case.batch)
+    rule = mw.infer_rules(case.params, case.loss, case.batch)
     assert [broken(TRACED_LAWS[model], case.params, rule, shards) for shards in SHARDS] == [{}, {}, {}]

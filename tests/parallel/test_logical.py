@@ -41,7 +41,7 @@ def test_a_table_of_ones_own_may_give_several_mesh_axes():
 
 def test_metadata_come_before_what_is_inferred():
     params = {"up": struct(512, 2048), "down": struct(2048, 512)}
-    rules = (mw.parallel.logical({"up": ("mlp", "embed")}), mw.auto(params))
+    rules = (mw.parallel.logical({"up": ("mlp", "embed")}), mw.infer_rules(params))
     placed = mw.Layout(mw.make_mesh("tensor=8"), rules).shardings(params)
     assert (placed["up"].spec, placed["down"].spec) == (P("tensor"), P("tensor"))
 

@@ -45,7 +45,7 @@ def loss(params, batch, *, remat=False):
 
 
 def layout_for(params, loss, batch=BATCH, mesh="data=2,tensor=4"):
-    return mw.Layout(mw.make_mesh(mesh), (mw.auto(params, loss, batch),))
+    return mw.Layout(mw.make_mesh(mesh), (mw.infer_rules(params, loss, batch),))
 
 
 def constraints(loss, params=PARAMS, batch=BATCH, layout=None):
@@ -153,7 +153,7 @@ def recurrent(params, batch):
         (mw.parallel.match("gate", "tensor", "fsdp"), mw.parallel.match("new|in|out", "fsdp")),
         None,
     ],
-    ids=["split twice", "in other orders", "auto"],
+    ids=["split twice", "in other orders", "inferred"],
 )
 def test_the_gradients_of_a_recurrent_network_are_those_of_one_device(rules):
     size, rng = 256 if rules is None else 32, np.random.default_rng(0)
@@ -161,7 +161,7 @@ def test_the_gradients_of_a_recurrent_network_are_those_of_one_device(rules):
     params = {name: jnp.asarray(rng.normal(size=x) / size**0.5, jnp.float32) for name, x in shapes.items()}
     batch = {"x": rng.normal(size=(16, 8, size)).astype(np.float32)}
     mesh, tx = mw.make_mesh("data=2,fsdp=2,tensor=2"), optax.sgd(1.0)
-    layout = mw.Layout(mesh, (mw.auto(params, recurrent, batch),) if rules is None else rules)
+    layout = mw.Layout(mesh, (mw.infer_rules(params, recurrent, batch),) if rules is None else rules)
     state = mw.training.init_state(lambda key: params, tx, 0, layout)
     new = jax.device_get(mw.make_step(recurrent, tx, layout)(state, batch)[0].params)
     slopes = jax.jit(jax.grad(recurrent))(params, batch)

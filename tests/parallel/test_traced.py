@@ -19,7 +19,7 @@ def struct(*shape):
 
 
 def specs(params, function, *arguments, mesh="data=2,tensor=4"):
-    rule = mw.auto(params, function, *arguments)
+    rule = mw.infer_rules(params, function, *arguments)
     placed = mw.Layout(mw.make_mesh(mesh), (rule,)).shardings(params)
     return {name: sharding.spec for name, sharding in mw.base._internal.named_leaves(placed).items()}
 
@@ -240,7 +240,7 @@ def looked_up(p, x):
 
 def groups(params, function, *arguments):
     """The group of each dimension of the parameters."""
-    known = mw.auto(params, function, *arguments).structure.dims
+    known = mw.infer_rules(params, function, *arguments).structure.dims
     return {name: [dim.group for dim in dims] for name, dims in known.items()}
 
 
@@ -261,7 +261,7 @@ def test_a_lookup_in_each_of_several_tables_keeps_them_apart():
         return jnp.einsum("hnk,hkd->nd", each, params["out"]).sum()
 
     params = {"tables": struct(H, V, K), "out": struct(H, K, D)}
-    rule = mw.auto(params, loss, jax.ShapeDtypeStruct((H, 16), jnp.int32))
+    rule = mw.infer_rules(params, loss, jax.ShapeDtypeStruct((H, 16), jnp.int32))
     first = [rule.structure.dims[name][0].kind for name in params]
     assert first == ["experts", "experts"]
 

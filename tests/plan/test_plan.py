@@ -44,12 +44,12 @@ def experiment(**more):
 def planned(on="cpu:8", **more):
     if not more:
         return usual(on)
-    return plan.plan(experiment(**more), on, compiled=on.startswith("cpu"), rates=ROUND)
+    return plan.plan_step(experiment(**more), on, compiled=on.startswith("cpu"), rates=ROUND)
 
 
 @functools.cache
 def usual(on):
-    return plan.plan(experiment(), on, compiled=on.startswith("cpu"), rates=ROUND)
+    return plan.plan_step(experiment(), on, compiled=on.startswith("cpu"), rates=ROUND)
 
 
 def test_a_device_holds_its_share_of_parameters_and_optimizer():
@@ -98,7 +98,7 @@ def test_nothing_is_allocated_or_written(tmp_path):
 
 def test_without_a_compiler_it_is_estimated_and_says_what_to_install(monkeypatch):
     monkeypatch.setattr("meshwright.plan._topology.GPU_PLUGINS", ("no_such_plugin",))
-    found = plan.plan(experiment(), "h100:1x8")
+    found = plan.plan_step(experiment(), "h100:1x8")
     assert not found.compiled
     assert "meshwright[cuda13]" in found.notes[-1]
     assert "meshwright[cuda13]" in plan.described(found)
@@ -124,7 +124,9 @@ def test_a_product_without_tiles_is_compiled_without_triton_and_the_plan_says_so
 
 def test_a_checkpoint_costs_what_its_dtypes_take():
     whole, narrow = (
-        plan.plan(experiment(save=mw.Save(cast=cast)), "h100:4x2", compiled=False, bandwidth=1e3).checkpoint
+        plan.plan_step(
+            experiment(save=mw.Save(cast=cast)), "h100:4x2", compiled=False, bandwidth=1e3
+        ).checkpoint
         for cast in ((), "bfloat16")
     )
     assert whole.nbytes == 3 * 2 * 4 * 1024 * 4 + 12
@@ -167,7 +169,7 @@ def test_gradients_of_each_microbatch_are_no_sign_of_activations_split_wrongly()
 @pytest.mark.parametrize("bandwidth", [0, -1e9, math.inf, math.nan])
 def test_a_bandwidth_that_no_host_has_is_refused(bandwidth):
     with pytest.raises(UsageError, match="--bandwidth 1"):
-        plan.plan(experiment(), "h100:8", bandwidth=bandwidth)
+        plan.plan_step(experiment(), "h100:8", bandwidth=bandwidth)
 
 
 def test_activations_that_are_summed_over_the_batch_are_told_of():

@@ -400,6 +400,6 @@ def main(cases, folder):
 
 
 if __name__ == "__main__":
-    mw.parallel.start()
+    mw.parallel.start_processes()
     SHARED = Path(mw.processes._internal.agree(tempfile.mkdtemp()))
     main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

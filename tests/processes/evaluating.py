@@ -37,7 +37,7 @@ def error(params, batch):
 
 
 def main(workdir, *failing):
-    mw.parallel.start()
+    mw.parallel.start_processes()
     mw.run(
         mw.Experiment(
             workdir=workdir,

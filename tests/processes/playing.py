@@ -49,7 +49,7 @@ def play(workdir, dies_in):
 
 
 if __name__ == "__main__":
-    mw.parallel.start(timeout_seconds=400)
+    mw.parallel.start_processes(timeout_seconds=400)
     workdir, result, dies_in = sys.argv[1:]
     found = play(workdir, int(dies_in))
     if mw.parallel.is_lead():

@@ -95,7 +95,7 @@ import meshwright as mw
 names = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 address, count, me = (os.environ[name] for name in names)
 jax.distributed.initialize(address, int(count), int(me), cluster_detection_method="deactivate")
-mw.parallel.start()
+mw.parallel.start_processes()
 mw.processes._internal.compare("what all say", lambda: {"word": "the same"})
 if me == "1":
     with mw.processes._internal.sharing_errors():
@@ -108,7 +108,7 @@ import os
 me = os.environ["JAX_PROCESS_ID"]
 os.environ["XLA_FLAGS"] = f"--xla_dump_to=/tmp/{me} --xla_cpu_enable_fast_math={'ft'[int(me)]}"
 from meshwright.processes import _internal as processes
-processes.start()
+processes.start_processes()
 """
 
 
@@ -146,7 +146,7 @@ FAILING = """
 import os
 from meshwright.processes import _internal as processes
 
-processes.start()
+processes.start_processes()
 me = os.environ["JAX_PROCESS_ID"]
 on_all, on_lead = processes.on_all, processes.on_lead
 acts = (lambda: {}["x"] if me == "1" else 0, lambda: open("/not/there") if me == "1" else 0, lambda: {}["y"])

@@ -161,7 +161,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("environ", "expected"), SAID.values(), ids=SAID.keys())
 def test_the_environment_says_who_the_peers_are(environ, expected):
-    found = processes.detect(environ)
+    found = processes.detect_processes(environ)
     assert (
         found.source,
         found.coordinator,
@@ -174,22 +174,23 @@ def test_the_environment_says_who_the_peers_are(environ, expected):
 @pytest.mark.parametrize(("environ", "complaint"), REFUSED.values(), ids=REFUSED.keys())
 def test_half_an_answer_is_refused_by_name(environ, complaint):
     with pytest.raises(UsageError, match=complaint):
-        processes.detect(environ)
+        processes.detect_processes(environ)
 
 
 def test_arguments_come_before_all_variables():
-    found = processes.detect(TRIO | TORCHRUN, coordinator="other:2", process_id=0, local_device_ids=[1])
+    arguments = {"coordinator": "other:2", "process_id": 0, "local_device_ids": [1]}
+    found = processes.detect_processes(TRIO | TORCHRUN, **arguments)
     assert found.source == "arguments and JAX_* variables"
     assert (found.coordinator, found.num_processes, found.process_id) == ("other:2", 4, 0)
     assert found.local_device_ids == (1,)
 
 
 def test_one_process_by_argument_is_alone_whatever_the_environment_says():
-    assert processes.detect(TORCHRUN, num_processes=1).num_processes == 1
+    assert processes.detect_processes(TORCHRUN, num_processes=1).num_processes == 1
 
 
 def test_the_reason_is_a_sentence_for_people():
-    assert processes.detect(STEP).reason == "task 3 of 4 on 2 node(s) from n01, in SLURM job 4097"
+    assert processes.detect_processes(STEP).reason == "task 3 of 4 on 2 node(s) from n01, in SLURM job 4097"
 
 
 @st.composite

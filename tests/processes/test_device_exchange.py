@@ -50,7 +50,7 @@ def run(name, max_steps=3, factor=1.0):
 address, count, me, other, directory = sys.argv[1:]
 sys.addaudithook(refuse)
 jax.distributed.initialize(address, int(count), int(me), cluster_detection_method="deactivate")
-mw.parallel.start()
+mw.parallel.start_processes()
 is_other = me == other
 print("equal:", int(run("equal").step), flush=True)
 try:

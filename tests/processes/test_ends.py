@@ -50,7 +50,7 @@ def by_loop():
     data = ({"x": place(np.ones((4, 8), np.float32))} for _ in range(length // 4))
     return int(mw.fit(mw.make_step(loss, optimizer, layout), state, data, max_steps=100).step)
 
-mw.parallel.start()
+mw.parallel.start_processes()
 kinds = {"experiment": by_experiment, "trainer": by_trainer, "loop": by_loop}
 for kind in asked.split(","):
     print(f"reached step {kinds[kind]()} of {kind}")
@@ -102,7 +102,7 @@ def take_all():
     with mw.batches(lambda epoch: broken(), 2, sharding, epochs=1) as data:
         return len(list(data))
 
-mw.parallel.start()
+mw.parallel.start_processes()
 try:
     take_all()
 except Exception as error:
@@ -113,7 +113,7 @@ print("went on")
 
 
 def test_an_error_where_the_examples_end_elsewhere_reaches_all(python, tmp_path):
-    program = PROGRAM.partition("mw.parallel.start()")[0] + CAUGHT
+    program = PROGRAM.partition("mw.parallel.start_processes()")[0] + CAUGHT
     exit_code, out = launched(python, tmp_path, "", "4", "4", program=program)
     assert exit_code == 0, out
     assert "[0] OSError: the disk is gone" in out

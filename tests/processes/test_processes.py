@@ -18,7 +18,7 @@ from meshwright.processes import _internal as processes
 
 os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
 where, number, then = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-cluster = processes.start(timeout_seconds=400)
+cluster = processes.start_processes(timeout_seconds=400)
 me = cluster.process_id
 said = {
     "agree": processes.agree({"from": me, "text": "x" * 1000 * me}),
@@ -34,7 +34,7 @@ if then == "before":
 if then == "before" and me == 1:
     os.kill(os.getpid(), number)
     time.sleep(1.5)  # JAX looks once a second
-with processes.signals() as signals:
+with processes.stop_signals() as signals:
     for step in range(1001, 1_000_000):
         processes.barrier(f"step {step}")
         if then == "during" and me == 1 and step == 1003:
@@ -135,7 +135,7 @@ LATE = """
 import os, signal, time
 from meshwright.processes import _internal as processes
 
-if processes.start(timeout_seconds=400).process_id == 0:
+if processes.start_processes(timeout_seconds=400).process_id == 0:
     processes.barrier("the last step")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(2.5)  # JAX looks once a second; the other process leaves

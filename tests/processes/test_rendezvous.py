@@ -124,6 +124,14 @@ def test_a_line_that_comes_in_drops_has_a_time_limit_as_a_whole():
         assert line.result() is None
 
 
+@pytest.mark.parametrize("sent", [b"no JSON\n", b"[" * 4000 + b"\n"], ids=["text", "deep"])
+def test_what_is_no_line_of_a_message_is_none(sent):
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.sendall(sent)
+        assert _sockets.read_line(reader, 10) is None
+
+
 @pytest.mark.parametrize(
     ("address", "host"),
     [

@@ -9,7 +9,7 @@ from meshwright.processes import _internal as processes
 
 
 def test_one_process_starts_without_ado():
-    assert processes.start(num_processes=1).num_processes == 1
+    assert processes.start_processes(num_processes=1).num_processes == 1
     assert not jax.distributed.is_initialized()
 
 
@@ -28,7 +28,7 @@ def test_one_process_has_nobody_to_abandon():
 def test_starting_too_late_is_refused_before_others_wait():
     jax.devices()
     with pytest.raises(UsageError, match="comes too late"):
-        processes.start(coordinator="127.0.0.1:1", num_processes=2, process_id=0)
+        processes.start_processes(coordinator="127.0.0.1:1", num_processes=2, process_id=0)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_starting_too_late_is_refused_before_others_wait():
     ],
 )
 def test_a_launcher_that_needs_a_package_says_which(python, environ, package):
-    program = "from meshwright.processes import _internal as processes; processes.start()"
+    program = "from meshwright.processes import _internal as processes; processes.start_processes()"
     ended = subprocess.run(
         [*python, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True
     )
@@ -50,7 +50,7 @@ def test_a_launcher_that_needs_a_package_says_which(python, environ, package):
 def test_a_missing_process_is_an_error_and_not_an_abort(python):
     program = """
 from meshwright.processes import _internal as processes
-processes.start(coordinator="127.0.0.1:0", num_processes=2, process_id=0, timeout_seconds=0.1)
+processes.start_processes(coordinator="127.0.0.1:0", num_processes=2, process_id=0, timeout_seconds=0.1)
 """
     ended = subprocess.run([*python, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 6

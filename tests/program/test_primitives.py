@@ -87,7 +87,7 @@ PARAMS = {"up": struct(*UP), "down": struct(*DOWN)}
 
 def test_a_primitive_that_is_taught_in_the_table_is_known_to_all_who_read_programs(monkeypatch):
     monkeypatch.setitem(TABLE, "mixed", TABLE["dot_general"])
-    rule, mesh = mw.auto(PARAMS, two_layers, struct(8, 64)), mw.make_mesh("data=2,tensor=4")
+    rule, mesh = mw.infer_rules(PARAMS, two_layers, struct(8, 64)), mw.make_mesh("data=2,tensor=4")
     specs = {name: rule(name, x, mesh) for name, x in PARAMS.items()}
     assert specs == {"up": P(None, "tensor"), "down": P("tensor", None)}
     counted = flops(two_layers, PARAMS, struct(8, 64))

@@ -18,9 +18,9 @@ def fake_step(state, batch):
     return TrainState(state.step + 1, {}, (), state.seed), {}
 
 
-def run(steps, data=None, start=0, **rooms):
+def run(steps, data=None, start=0, **functions):
     return fit(
-        fake_step, state_at(start), iter(range(1000)) if data is None else data, max_steps=steps, **rooms
+        fake_step, state_at(start), iter(range(1000)) if data is None else data, max_steps=steps, **functions
     )
 
 
@@ -47,13 +47,13 @@ def test_it_ends_when_the_data_ends():
     assert int(run(steps=100, data=iter(range(5))).step) == 5
 
 
-def test_every_room_is_told_when_it_is_over():
+def test_every_function_is_told_when_it_is_over():
     seen = []
     run(steps=3, save=lambda tick, *_: seen.append((tick.step, tick.last)))
     assert seen == [(1, False), (2, False), (3, False), (3, True)]
 
 
-def test_rooms_are_called_in_the_order_of_the_page():
+def test_functions_are_called_in_the_order_of_the_page():
     seen = []
 
     @contextmanager

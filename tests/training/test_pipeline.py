@@ -44,7 +44,7 @@ def test_updates_with_inferred_rules_and_tensor_are_those_of_one_device(schedule
     def updated(sizes, **settings):
         mesh = mw.make_mesh(sizes, jax.devices()[: math.prod(sizes.values())])
         with mw.parallel._internal.in_mesh(mesh):
-            layout = mw.Layout(mesh, (mw.auto(params, of_decoder, batch),))
+            layout = mw.Layout(mesh, (mw.infer_rules(params, of_decoder, batch),))
         step = mw.make_step(of_decoder, optax.sgd(1.0), layout, microbatches=2, **settings)
         state, metrics = step(mw.training.state_from(params, optax.sgd(1.0), 0, layout), batch)
         return jax.device_get(state.params), float(metrics["loss"])

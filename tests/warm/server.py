@@ -109,7 +109,7 @@ def configure(name, text):
 if __name__ == "__main__":
     del sys.path[0]  # this folder, which is none of the programs'
     for name in mw.__all__:
-        getattr(mw, name)  # which imports the room that it is from
+        getattr(mw, name)  # which imports the module that it is from
     gc.freeze()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # programs are killed in every way
     # Workers of pytest ignore Ctrl-C, and so would all that they start.

@@ -9,31 +9,42 @@ if TYPE_CHECKING:
     from meshwright.base import _protobufs as protobufs
     from meshwright.base import _tree as tree
     from meshwright.base._arguments import by_name, declares, in_order, num_required, spelled
+    from meshwright.base._checksums import crc32, joined, masked_crc32c
     from meshwright.base._collector import collector_paused
-    from meshwright.base._crc32 import crc32, joined
-    from meshwright.base._crc32c import masked_crc32c
     from meshwright.base._description import Difference
     from meshwright.base._docstrings import documented
-    from meshwright.base._documents import (
+    from meshwright.base._extras import import_extra, not_installed
+    from meshwright.base._files import (
+        advice,
+        allow_files_of,
         check_depth,
         check_unicode,
+        fsync_directory,
+        make_directory,
         open_file,
+        open_ordinary,
         parse_json,
         parse_object,
         read_file,
-    )
-    from meshwright.base._durable import (
-        fsync_directory,
-        make_directory,
-        open_ordinary,
         write_one_of_many,
         write_whole,
     )
-    from meshwright.base._lines import print_line
-    from meshwright.base._open_files import advice, allow_files_of
+    from meshwright.base._numbers import (
+        FORMAT,
+        duration,
+        human_bytes,
+        local_time,
+        mesh_text,
+        mesh_words,
+        milliseconds,
+        number,
+        seconds_text,
+        sparkline,
+        utc_time,
+    )
     from meshwright.base._patterns import OptionalPattern, Table, compiled, judge, optional, value_of
     from meshwright.base._protobufs import messages
-    from meshwright.base._shown import human_bytes, mesh_of, mesh_text, size_text, values_of
+    from meshwright.base._shown import mesh_of, size_text, values_of
     from meshwright.base._storage._copies import local_copy, put_at, put_file_at, read_text
     from meshwright.base._storage._mirror import mirrored
     from meshwright.base._storage._object_file import (
@@ -44,12 +55,16 @@ if TYPE_CHECKING:
         put_parts,
         wrong_objects,
     )
-    from meshwright.base._storage._of_user import check_owned, user_cache
     from meshwright.base._storage._path import Directory, ObjectPath, check_address, location, read_each
-    from meshwright.base._storage._permission import telling_unreadable
-    from meshwright.base._storage._place import is_address, is_file_name, join, local_path
-    from meshwright.base._tables import aligned, screen_width, shortened, wrapped
-    from meshwright.base._times import FORMAT, local_time, utc_time
+    from meshwright.base._storage._place import (
+        check_owned,
+        is_address,
+        is_file_name,
+        join,
+        local_path,
+        user_cache,
+    )
+    from meshwright.base._text import aligned, print_line, screen_width, shortened, wrapped
     from meshwright.base._tree import (
         PyTree,
         abstract,

@@ -1,24 +1,15 @@
-"""Short texts about arrays, meshes and sizes, for the `repr` of metrics, states and checkpoints."""
+"""Short texts about arrays, for the `repr` of metrics, states and checkpoints."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from meshwright.base._numbers import human_bytes, mesh_text
+
 PyTree = Any
-
-
-def human_bytes(num_bytes: float) -> str:
-    """Return a size in binary units: `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            whole = unit == "B" or num_bytes >= 100
-            return f"{num_bytes:.0f} {unit}" if whole else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} TiB"
 
 
 def size_text(tree: PyTree) -> str:
@@ -31,11 +22,6 @@ def size_text(tree: PyTree) -> str:
     are_structs = arrays and all(isinstance(x, jax.ShapeDtypeStruct) for x in arrays)
     kind = ("struct", "structs") if are_structs else ("array", "arrays")
     return f"{_counted(len(arrays), *kind)} of {human_bytes(nbytes)}"
-
-
-def mesh_text(sizes: Mapping[str, int]) -> str:
-    """Return the sizes of a mesh's axes as `mw.make_mesh` reads them: `data=2,fsdp=4`."""
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def mesh_of(tree: PyTree) -> str | None:

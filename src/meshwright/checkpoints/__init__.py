@@ -3,9 +3,9 @@
 _checkpoints, _saving, …   saving in the background, continuing, and retention
 _host_memory/              checkpoints in the memory of hosts
 _format/                   our format
-_arrays/                   named arrays that are read in parts, matched with a state and restored onto any
-mesh _formats/                  checkpoints of other systems: a reader is a file in `_formats/readers`, and an
-entry of `READERS`
+_arrays/                   named arrays, read in parts, matched with a state, restored onto any mesh
+_formats/                  checkpoints of other systems: a reader is a file in `_formats/readers`, and an
+                           entry of `READERS`
 """
 
 from typing import TYPE_CHECKING
@@ -14,8 +14,8 @@ from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.checkpoints._arrays._diff import diff
+    from meshwright.checkpoints._arrays._export_input import renamed
     from meshwright.checkpoints._arrays._lazy import LazyArray, concatenate, stack
-    from meshwright.checkpoints._arrays._naming import renamed
     from meshwright.checkpoints._arrays._restore import load, load_lazily, restore_lazily
     from meshwright.checkpoints._arrays._source import Source
     from meshwright.checkpoints._arrays._transforms import as_source, cast, subtree

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 from meshwright.base._internal import Directory, location, tree
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._arrays._cast import Casts, cast_dtypes, cast_leaves
-from meshwright.checkpoints._arrays._export_input import Names
+from meshwright.checkpoints._arrays._export_input import Names, left_out, named_back, renamed
 from meshwright.checkpoints._arrays._keys import keys_as_data, saved_structs
-from meshwright.checkpoints._arrays._naming import left_out, named_back, renamed
 from meshwright.checkpoints._arrays._restore import compare_source, read_for
 from meshwright.checkpoints._arrays._transforms import cast_back
 from meshwright.checkpoints._format._read import NativeSource

@@ -18,8 +18,8 @@ from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
 from meshwright.cli._signals import STOPPED, end_at_once
-from meshwright.cli._start_time import launched_at
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, OF_THE_MACHINE, Interrupted, MeshwrightError
+from meshwright.processes._internal import launched_at
 
 __all__ = ["main"]
 

@@ -110,7 +110,7 @@ def _processes() -> str:
     """Return the launcher that the environment variables name, after all its processes have come."""
     from meshwright.processes import _internal as processes
 
-    cluster = processes.start(timeout_seconds=_JOIN_SECONDS)
+    cluster = processes.start_processes(timeout_seconds=_JOIN_SECONDS)
     come = f"; all {cluster.num_processes} have come" if cluster.num_processes != 1 else ""
     return f"{cluster.reason}{come}"
 

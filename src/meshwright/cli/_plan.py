@@ -32,41 +32,41 @@ def plan(options: argparse.Namespace) -> Result:
             "devices can have. Leave out one of the two."
         )
     os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX loads, so that it does not look for accelerators
-    from meshwright.plan import _internal as room
+    from meshwright.plan import _internal as planning
 
-    hardware = room.hardware_named(options.on)
+    hardware = planning.hardware_named(options.on)
     if hardware.chip.target is None:
         use_fake_devices(hardware.num_devices)
     site = _site(options, hardware)
     if options.compile_to:
-        made = room.changed(site.experiment, json.loads(options.changes))
+        made = planning.changed(site.experiment, json.loads(options.changes))
         site = dataclasses.replace(site, experiment=made)
         Path(options.compile_to).write_text(json.dumps(dataclasses.asdict(site.compile())), encoding="utf-8")
         return EXIT_DONE
     if options.search:
         return _searched(site, options)
-    return _told(site, room.planned(site, None if options.traced else lambda: _compiled(options, {})))
+    return _told(site, planning.planned(site, None if options.traced else lambda: _compiled(options, {})))
 
 
 def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
     from meshwright.engine import _internal as experiment
-    from meshwright.plan import _internal as room
+    from meshwright.plan import _internal as planning
 
     made = build(load(options.target), options.settings, experiment.Experiment)
-    return room.site_of(made, hardware, bandwidth=options.bandwidth * 1e9)
+    return planning.site_of(made, hardware, bandwidth=options.bandwidth * 1e9)
 
 
 def _compiled(options: argparse.Namespace, changes: "Settings") -> "Compiled":
     """Return the result of a compiler that ran in a child process, with some changes of the experiment."""
-    from meshwright.plan import _internal as room
+    from meshwright.plan import _internal as planning
 
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "compiled.json"
         command = _command(options, changes, file)
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if file.exists():
-            return room.compiled_from(json.loads(file.read_text("utf-8")))
-    raise room.NotCompiledError(_reason(done))
+            return planning.compiled_from(json.loads(file.read_text("utf-8")))
+    raise planning.NotCompiledError(_reason(done))
 
 
 def _command(options: argparse.Namespace, changes: "Settings", file: Path) -> list[str]:
@@ -87,29 +87,29 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _told(site: "Site", made: "Plan") -> Result:
-    from meshwright.plan import _internal as room
+    from meshwright.plan import _internal as planning
 
     document = _document(made)
     if made.memory.fits:
-        return _fitted(room.described(made)), document
-    changes = room.cheapest_changes(site)
+        return _fitted(planning.described(made)), document
+    changes = planning.cheapest_changes(site)
     document["changes"] = [_changed(change) for change in changes]
-    text = f"{room.described(made)}\n\n{room.described_changes(changes)}"
+    text = f"{planning.described(made)}\n\n{planning.described_changes(changes)}"
     return _fitted(text), document, EXIT_FAILED
 
 
 def _searched(site: "Site", options: argparse.Namespace) -> Result:
-    from meshwright.plan import _internal as room
+    from meshwright.plan import _internal as planning
 
-    found, note = room.search(site), []
-    missing = room.missing_compiler(site.hardware)
+    found, note = planning.search(site), []
+    missing = planning.missing_compiler(site.hardware)
     if not options.traced and missing:
         note = [f"all is estimated: install {missing} to compile the best for this hardware"]
     elif not options.traced:
-        found = room.with_finalists(site, found, lambda changes: _compiled(options, changes))
+        found = planning.with_finalists(site, found, lambda changes: _compiled(options, changes))
     fits = any(change.plan.memory.fits for change in found)
     document = {"tried": [_changed(change) for change in found]}
-    text = "\n\n".join([room.described_search(found), *note, *site.ruled])
+    text = "\n\n".join([planning.described_search(found), *note, *site.ruled])
     return _fitted(text), document, EXIT_DONE if fits else EXIT_FAILED
 
 

@@ -5,7 +5,7 @@ import contextlib
 
 from meshwright.base._internal import join, local_copy, screen_width
 from meshwright.cli._train import Result
-from meshwright.report import _internal as room
+from meshwright.report import _internal as pages
 
 COMPARISON = "comparison.html"
 
@@ -13,17 +13,17 @@ COMPARISON = "comparison.html"
 def report(options: argparse.Namespace) -> Result:
     """Write the page and print a summary of it."""
     with contextlib.ExitStack() as copied:
-        runs = [room.read_run(copied.enter_context(local_copy(place)), place) for place in options.runs]
+        runs = [pages.read_run(copied.enter_context(local_copy(place)), place) for place in options.runs]
         if len(runs) == 1:
-            to = options.to or join(options.runs[0], room.PAGE)
-            room.write_page(runs[0], to)
-            text, document = room.summary(runs[0], width=screen_width()), room.document(runs[0])
+            to = options.to or join(options.runs[0], pages.PAGE)
+            pages.write_page(runs[0], to)
+            text, document = pages.summary(runs[0], width=screen_width()), pages.document(runs[0])
         else:
             to = options.to or COMPARISON
-            room.write_comparison(runs, to)
-            found = room.compare(runs)
+            pages.write_comparison(runs, to)
+            found = pages.compare(runs)
             text, document = (
-                room.comparison_text(found, width=screen_width()),
-                room.comparison_document(found),
+                pages.comparison_text(found, width=screen_width()),
+                pages.comparison_document(found),
             )
     return f"{text}\n\n{to}", {"report": to, **document}

@@ -88,7 +88,7 @@ def made(
     from meshwright.engine._internal import Experiment
     from meshwright.processes import _internal as processes
 
-    processes.start()
+    processes.start_processes()
     with processes.shared_work(), processes.sharing_errors():
         function = load(target)
         if check is not None:

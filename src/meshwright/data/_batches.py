@@ -17,14 +17,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.base._internal import PyTree, explained
-from meshwright.data._agreed import in_step
 from meshwright.data._batched import Batched
 from meshwright.data._collate import Collate
 from meshwright.data._device import local_rows, placing
 from meshwright.data._facts import facts_of
+from meshwright.data._kinds import Source
 from meshwright.data._mixture import Mixture
-from meshwright.data._prefetch import read_ahead
-from meshwright.data._protocol import Source
+from meshwright.data._prefetch import in_step, read_ahead
 from meshwright.data._reading import reader, shapes_of, shapes_text, without
 from meshwright.data._samples import leave, readable_again, samples_of, shares
 from meshwright.data._source import PartSource, num_examples, num_threads_for
@@ -85,7 +84,7 @@ class Batches:
     def __next__(self) -> PyTree:
         """Return the next global batch: NumPy arrays in one process, global JAX arrays in several."""
         started = time.perf_counter()
-        with jax.profiler.TraceAnnotation("input wait"):  # the name that the room `profile` looks for
+        with jax.profiler.TraceAnnotation("input wait"):  # the name that `observe` looks for in profiles
             batch, self._position = self._peeked or self._read()
         self._peeked = self._source = None
         self.wait_seconds += time.perf_counter() - started

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.data._protocol import Source
+from meshwright.data._kinds import Source
 from meshwright.data._source import Part, as_source, num_examples, rows_of
 from meshwright.processes import _internal as processes
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from meshwright.data._samples import num_epochs_of, of_epoch, readable_again
     from meshwright.data._source import as_source, num_examples, read_rows
     from meshwright.data._tokens._chat import Chat, Encoded, chat
-    from meshwright.data._tokens._folder import end_tokens
-    from meshwright.data._tokens._known_keys import check_keys
+    from meshwright.data._tokens._folder import check_keys, end_tokens
 else:
     __getattr__, __dir__ = lazy_names(__name__)

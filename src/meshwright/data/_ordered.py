@@ -9,8 +9,7 @@ import numpy as np
 from meshwright.base._internal import PyTree
 from meshwright.data._batched import Batched, Cursor
 from meshwright.data._bucketed import Bucketed
-from meshwright.data._kinds import by_epoch, is_indexed, iterated
-from meshwright.data._loaders import check_not_batched
+from meshwright.data._kinds import by_epoch, check_not_batched, is_indexed, iterated
 from meshwright.data._source import Arrays, Part, as_source, num_examples
 from meshwright.data._stretches import Iterated
 from meshwright.errors import ExamplesError, InputError

@@ -10,12 +10,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.base._internal import PyTree
-from meshwright.data._agreed import in_step
 from meshwright.data._batched import Batched
 from meshwright.data._collate import Collate
 from meshwright.data._device import local_rows, placing
 from meshwright.data._ordered import each_example, ordered
-from meshwright.data._prefetch import read_ahead
+from meshwright.data._prefetch import in_step, read_ahead
 from meshwright.data._reading import reader
 from meshwright.data._source import num_examples, num_threads_for
 from meshwright.errors import ExamplesError

@@ -1,10 +1,16 @@
-"""Reading ahead in threads, with results in an order that does not depend on the threads."""
+"""Reading ahead in threads, with results in an order that does not depend on the threads.
 
+With several processes, results are used only after all processes have one.
+"""
+
+import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
+
+from meshwright.processes import _internal as processes
 
 READ_AHEAD = 3  # results: the one asked for and two more
 
@@ -47,3 +53,20 @@ def _in_threads(
             yield done
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
+
+
+def in_step(results: Iterator[T], about: str, description: Callable[[T], str]) -> Iterator[T]:
+    """Yield `results`, each after all processes have one. Otherwise a process with more would wait for
+    ever.
+    """
+    result: list[T] = []
+
+    def next_description() -> dict[str, str]:
+        result[:] = itertools.islice(results, 1)
+        return {"next": description(result[0]) if result else "none are left"}
+
+    while True:
+        processes.compare(about, next_description)
+        if not result:
+            return
+        yield result[0]

@@ -18,12 +18,10 @@ from meshwright.data._batched import Batched, Once, check_readable_again
 from meshwright.data._bucketed import Bucketed
 from meshwright.data._buckets import Buckets
 from meshwright.data._counted import CountedRows, CountedSamples
-from meshwright.data._kinds import by_epoch, is_indexed, iterated
-from meshwright.data._loaders import check_not_batched
+from meshwright.data._kinds import Source, by_epoch, check_not_batched, is_indexed, iterated
 from meshwright.data._mapped import MappedIterable, seeded
 from meshwright.data._mixture import MixedSamples, Mixture
 from meshwright.data._order import Order
-from meshwright.data._protocol import Source
 from meshwright.data._source import Part, as_source, unreadable
 from meshwright.data._stretches import Indexed, Iterated, Position, Ready, Stretch, as_json
 from meshwright.data._text import Text

@@ -8,9 +8,7 @@ import numpy as np
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.data._collate import Collate, check_numbers, collated, stack
-from meshwright.data._kinds import is_indexed
-from meshwright.data._loaders import check_not_batched
-from meshwright.data._protocol import Source, VectorSource
+from meshwright.data._kinds import Source, VectorSource, check_not_batched, is_indexed
 from meshwright.errors import ExamplesError
 
 

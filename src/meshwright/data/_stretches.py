@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from meshwright.data._batched import Batched, Cursor
+from meshwright.data._kinds import Source
 from meshwright.data._mapped import Mapped, MappedIterable
 from meshwright.data._order import Order
-from meshwright.data._protocol import Source
 from meshwright.data._source import Arrays, Part
 from meshwright.errors import ExamplesError, InputError
 

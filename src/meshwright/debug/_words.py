@@ -13,10 +13,10 @@ import meshwright
 from meshwright.debug._origin import Given, Origin
 
 _OURS = str(Path(meshwright.__file__).parent)
-_MODELS = tuple(f"{_OURS}/{room}/" for room in ("models", "demo"))
-"""Rooms whose lines are those of a model."""
+_MODELS = tuple(f"{_OURS}/{folder}/" for folder in ("lm/_models", "cli/demo"))
+"""Folders whose lines are those of a model."""
 _LIBRARY = sysconfig.get_paths()["stdlib"]
-_STEP = f"{_OURS}/train/_step.py"
+_STEP = f"{_OURS}/training/_step.py"
 
 _ACTS = {
     "log": "the logarithm of {0}",

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshwright.observe._internal import duration
+from meshwright.base._internal import duration
 from meshwright.processes import _internal as processes
 
 

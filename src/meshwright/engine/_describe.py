@@ -29,6 +29,11 @@ def describe(described: Any) -> str:
 
     Args:
       described: An `Experiment`, or a dictionary of settings.
+
+    Example:
+      >>> print(mw.engine.describe({"input": {"batch_size": 64}, "optimizer": optax.scale(-0.1)}), end="")
+      input.batch_size = 64
+      optimizer = optax.scale(step_size=-0.1)
     """
     rows = itertools.islice(_rows("", described, ()), MAX_ROWS)
     return "".join(f"{path} = {text}\n" for path, text in rows)

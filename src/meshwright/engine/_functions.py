@@ -1,4 +1,4 @@
-"""Adapters from users' functions, which name the arguments they want, to the functions that rooms call."""
+"""Adapters from users' functions, which name the arguments they want, to the functions that packages call."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

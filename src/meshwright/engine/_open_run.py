@@ -70,7 +70,7 @@ def open_run(
     detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
     checkpoints = checkpoints_for(settings, target, optimizer)
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(processes.signals())
+        signals = stack.enter_context(processes.stop_signals())
         if settings.place is None:
             record, ledger = stack.enter_context(Record(None, settings)), LedgerKeeper(None, watch.clock)
             yield OpenRun(None, console, checkpoints, signals, record, watch, ledger, say, detail, started)

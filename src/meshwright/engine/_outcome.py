@@ -5,15 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.base._internal import documented
-from meshwright.observe._internal import json_number, number
+from meshwright.base._internal import documented, number
+from meshwright.observe._internal import json_number
 from meshwright.training._internal import TrainState
 
 
 @documented
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run: its last step and state, its scores, and the time that it took."""
+    """The outcome of a run: its last step and state, its scores, and the time that it took.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.training.state_from({"w": jnp.ones(2)}, optax.sgd(0.1), 0, layout)
+      >>> mw.engine.Outcome(step=100, scores={"test/loss": 0.5}, seconds=2.0, state=state).summary()
+      {'step': 100, 'scores': {'test/loss': 0.5}, 'seconds': 2.0}
+    """
 
     step: int
     """The number of updates, including those of earlier attempts."""

@@ -44,6 +44,11 @@ def when_evaluated(*evaluations: str) -> WhenEvaluated:
 
     Args:
       evaluations: The names of the evaluations.
+
+    Example:
+      >>> due = mw.engine.when_evaluated("test")
+      >>> due(100, {"test/loss": 0.5}), due(150, {"loss": 0.4})
+      (True, False)
     """
     return WhenEvaluated(evaluations)
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 import meshwright
-from meshwright.base._internal import parse_object, read_file, tree
+from meshwright.base._internal import mesh_text, parse_object, read_file, tree
 from meshwright.engine._training import Training
 
 PROGRAMS = "programs.json"
@@ -46,7 +46,7 @@ def _known_by(training: Training) -> str:
     """Return the kind of a program: everything besides the code and settings that its text depends on."""
     leaves = tree.named_leaves(training.batch)
     shapes = ", ".join(f"{name or 'batch'} {x.dtype}{list(x.shape)}" for name, x in leaves.items())
-    mesh = ",".join(f"{axis}={size}" for axis, size in training.layout.mesh.shape.items())
+    mesh = mesh_text(training.layout.mesh.shape)
     device = training.layout.mesh.devices.flat[0].device_kind
     return f"meshwright {meshwright.__version__}, jax {jax.__version__}, {device}, mesh {mesh}, {shapes}"
 

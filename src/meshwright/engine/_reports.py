@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 
 import meshwright
+from meshwright.base._internal import mesh_words
 from meshwright.engine._evaluations import Evaluations, seconds_of
 from meshwright.engine._messages import line_printer
 from meshwright.engine._open_run import OpenRun
@@ -41,7 +42,7 @@ def heading(settings: Settings, mesh: jax.sharding.Mesh) -> tuple[str, str]:
     """Return two lines for the screen: the versions and the run, and the devices and the mesh."""
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-    axes = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    axes = mesh_words(mesh.shape)
     versions = f"meshwright {meshwright.__version__} · jax {jax.__version__}"
     place = "" if settings.place is None else f" · run {settings.place}"
     return f"{versions}{place}", f"{processes}, {devices} · mesh {axes}{settings.remark}"

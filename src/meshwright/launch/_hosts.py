@@ -20,11 +20,10 @@ from meshwright.errors import EXIT_PEERS, UsageError
 from meshwright.launch import _follow
 from meshwright.launch._lead import Leader, Phase, Wanted
 from meshwright.launch._link import Member, Seat, listening, own_address, split
-from meshwright.launch._local import GRACE_SECONDS, Here, check_command, free_port
+from meshwright.launch._local import GRACE_SECONDS, Here, check_command, free_port, scratch
 from meshwright.launch._members import LOST_SECONDS, End, Order, Status
 from meshwright.launch._output import Output
 from meshwright.launch._restarts import Restarts
-from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import (
     Attempt,
     Running,

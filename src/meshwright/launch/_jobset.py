@@ -4,7 +4,7 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/
 
 Each replica is a Job with the same number of pods, for example the machines of one TPU slice. JAX's
 variables are in the manifest, so pods need neither the package `kubernetes` nor rights to read the cluster.
-With several replicas no field of Kubernetes is the number of a process; `process.start` computes it from
+With several replicas no field of Kubernetes is the number of a process; `start_processes` computes it from
 JOB_COMPLETION_INDEX, MESHWRIGHT_JOB_INDEX and MESHWRIGHT_PODS_PER_JOB.
 
 A JobSet learns the reason and the message of a Job's failure. A rule of the Job for pods fails it with the

@@ -5,7 +5,6 @@ Nothing that arrives is executed, and a line that is not one of these messages e
 
 import contextlib
 import errno
-import os
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from meshwright.launch import _follow, _lead
 from meshwright.launch._follow import Agent
 from meshwright.launch._lead import Leader, Phase
 from meshwright.launch._members import BEAT_SECONDS, LOST_SECONDS, Order, Status
+from meshwright.processes._internal import address_towards, send_at_once, split_address
 
 _STATUS, _ORDER = TypeAdapter(Status), TypeAdapter(Order)
 _LONGEST_LINE = 1 << 20
@@ -34,7 +34,7 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"launch hosts: --at is {address!r}; expected HOST:PORT, such as node1:29400.")
-    return host.strip("[]"), int(port)
+    return split_address(address)
 
 
 class Seat:
@@ -98,10 +98,7 @@ class Seat:
     def _answer(self, status: Status) -> None:
         """Send the order to an agent without waiting. If it does not fit, the next status gets another."""
         line = _ORDER.dump_json(_lead.order(self.leader, status)) + b"\n"
-        peer = self._connected[status.agent]
-        with contextlib.suppress(OSError):
-            if os.write(peer.fileno(), line) < len(line):  # `send` would wait by the time limit
-                peer.shutdown(socket.SHUT_RDWR)
+        send_at_once(self._connected[status.agent], line)
 
 
 class Member:
@@ -186,9 +183,7 @@ def own_address(at: tuple[str, int]) -> str:
     """Return the address of this machine from which packets go to the leader; that of its name if unknown."""
     try:
         family, _, _, _, address = socket.getaddrinfo(*at, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing
-            return probe.getsockname()[0]
+        return address_towards(address, family)
     except OSError:
         return socket.gethostname()
 

@@ -1,16 +1,22 @@
 """Start the processes of a run on this machine, and start them again after a failure.
 
 The processes find each other by the environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-JAX_PROCESS_ID.
+JAX_PROCESS_ID. Meanwhile the launcher reads the board of the run, and so sees processes that cannot speak.
+Temporary directories are named `meshwright-launch-MACHINE-PID-BIRTH-…`, which says whose each is.
 """
 
 import contextlib
+import hashlib
 import os
 import random
+import re
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +24,10 @@ from pathlib import Path
 from meshwright.base._internal import local_path
 from meshwright.errors import UsageError
 from meshwright.launch._child import Child
-from meshwright.launch._look_out import looking_out
 from meshwright.launch._precompile import at_lowest_priority, compiling_ahead
 from meshwright.launch._process import News, Show
-from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, say, supervise
+from meshwright.processes._internal import Entry, LookOut, Seen, birth_of, here, look, read_entries, verdict
 
 GRACE_SECONDS = 12
 """Default time from SIGTERM to SIGKILL. With the killing it is below 15 s; most platforms allow 30 s."""
@@ -188,3 +193,55 @@ def _own_devices(place: int, devices_per_process: int | None) -> dict[str, str]:
         return {}
     first = place * devices_per_process
     return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(first, first + devices_per_process)))}
+
+
+_LOOK_SECONDS = 1.0
+"""The longest time between two readings of the board. It is read as often as it is written."""
+
+
+@contextlib.contextmanager
+def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Show where all processes stand when one of them stands still for longer than is usual for the run."""
+    over = threading.Event()
+    thread = threading.Thread(target=_look_out, args=(progress, say, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event) -> None:
+    watched, seconds = LookOut(), _LOOK_SECONDS
+    pointer = progress.with_name(f"{progress.name}.board")
+    while not over.wait(seconds):
+        with contextlib.suppress(OSError):
+            board = Path(pointer.read_text("utf-8"))
+            entries = read_entries(board)
+            seconds = min((entry.beat_seconds for entry in entries.values()), default=_LOOK_SECONDS)
+            if late := watched.late(entries, time.monotonic()):
+                seen = look(board)
+                if not over.is_set() and any(_is_still(late, each) for each in seen):
+                    say(f"the run stands still:\n{verdict(seen)}")
+
+
+def _is_still(late: Mapping[int, Entry], seen: Seen) -> bool:
+    """Return whether a process that was late has not gone on since."""
+    before = late.get(seen.process)
+    return before is not None and seen.entry is not None and seen.entry.turns == before.turns
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """Return a new temporary directory, after those of this user's launchers that were killed are removed.
+
+    A process of another machine or container, which may share the temporary directory, cannot be seen from
+    here, so those of others stay.
+    """
+    host, pid, birth, namespace = here()
+    mine = f"meshwright-launch-{hashlib.sha256(f'{host} {namespace}'.encode()).hexdigest()[:8]}-"
+    for path in Path(tempfile.gettempdir()).glob(f"{mine}*"):
+        owner = re.match(r"(\d+)-(\d+)-", path.name.removeprefix(mine))
+        if owner and birth_of(int(owner[1])) != owner[2] and path.lstat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f"{mine}{pid}-{birth}-")

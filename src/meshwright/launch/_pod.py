@@ -17,10 +17,9 @@ from meshwright.base._internal import ObjectPath, location, print_line
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.launch._child import Child
 from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
-from meshwright.launch._local import check_command
+from meshwright.launch._local import check_command, scratch
 from meshwright.launch._members import End
 from meshwright.launch._process import News
-from meshwright.launch._scratch import scratch
 from meshwright.launch._summary import has_failed
 from meshwright.launch._supervise import say
 

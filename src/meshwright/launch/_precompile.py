@@ -1,7 +1,7 @@
 """Compiling ahead for a start with one process fewer, while the run trains.
 
 Processes of the same program start at the lowest priority. They connect, compile the step into the cache, and
-end; see `processes/_only_compile.py`. The run asks for them when its own step is compiled and the cache is
+end; see `processes/_progress.py`. The run asks for them when its own step is compiled and the cache is
 on.
 """
 

@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from meshwright.base._internal import local_path
+from meshwright.base._internal import import_extra, local_path
 from meshwright.errors import EXIT_CTRL_C, Interrupted, UsageError
 from meshwright.launch._child import LAST_LINES, Child
-from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress
+from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress, scratch
 from meshwright.launch._output import shown
 from meshwright.launch._process import News, Process, Show
-from meshwright.launch._scratch import scratch
 from meshwright.launch._supervise import check, supervise
 
 _POLL_SECONDS = 0.2
@@ -53,6 +52,8 @@ def launch_ray(
     nodes, and the run directory must be on a disk that all nodes see, or in a store. If `ray.init` was called
     before, that cluster is used. Call this on the main thread.
 
+    Unproven: never run on more than one machine.
+
     Args:
       command: The program and its arguments.
       num_processes: The number of processes. Ray spreads them over the nodes as far as it can.
@@ -71,6 +72,10 @@ def launch_ray(
 
     Raises:
       UsageError: Ray is not installed, there is no cluster, or it does not have the resources in time.
+
+    Example:
+      >>> mw.launch.launch_ray(["python", "train.py"], 4, gpus_per_process=1)  # doctest: +SKIP
+      0
     """
     check(grace_seconds, num_processes, restarts, min_processes)
     directory = local_path(logs) if logs else None
@@ -89,10 +94,7 @@ def launch_ray(
 
 def _connected(address: str | None) -> Any:
     """Return the module `ray`, connected to a cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise UsageError('launch ray: Ray is not installed. Run `pip install "meshwright[ray]"`.') from None
+    ray = import_extra("ray", extra="ray", what="launch ray")
     if not ray.is_initialized():
         try:
             ray.init(address=address or "auto", log_to_driver=False)

@@ -50,6 +50,8 @@ def attention(
     memory grows with the length and not with its square, in the gradient too. Blocks that the mask hides
     from all queries are not computed. A query that sees no key gives 0.
 
+    Unproven: never run on GPUs and TPUs, where it takes kernels of their own.
+
     Args:
       q: [B, T, N, H], the queries of N heads.
       k: [B, S, K, H], the keys. K must divide N. N / K heads of queries share one head of keys and values.

@@ -54,6 +54,8 @@ def moe(
     `top_k` is less than the size of the axis. Other axes split tokens, and `fsdp` and `tensor` the experts,
     as in any layer. Values are those of one device.
 
+    Unproven: never run on GPUs and TPUs, where its products are others.
+
     Args:
       block: What an expert computes, `(weights, rows, dot) -> rows`, written as for one expert: `dot(rows,
         weights["up"])` is its product. A bias of an expert is the product of ones with `b[:, None]`. It may

@@ -18,6 +18,12 @@ class Routing:
     """How a router spread its tokens over the experts. All values are float32 and over the whole batch.
 
     It is a pytree, so it may be the `aux` of `mw.nn.layers`, which stacks those of all layers.
+
+    Example:
+      >>> ones, load = jnp.ones(()), jnp.array([0.7, 0.3])
+      >>> routing = mw.nn.Routing(balance_loss=ones, z_loss=ones, load=load, dropped=0 * ones)
+      >>> routing.balanced_bias(jnp.zeros(2), rate=0.5).tolist()
+      [-0.5, 0.5]
     """
 
     balance_loss: jax.Array

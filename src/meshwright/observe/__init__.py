@@ -2,7 +2,8 @@
 
 _mean, _kinds, …           values that a step reports
 _console, _jsonl, …        writers, one file for each: a context manager that yields a function of a step and
-its values _events                    TensorBoard's files, read without TensorFlow
+                           its values
+_events                    TensorBoard's files, read without TensorFlow
 _profile/                  profiles of some steps, and the time in them
 """
 

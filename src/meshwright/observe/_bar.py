@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from meshwright.observe._numbers import number
+from meshwright.base._internal import number
 
 T = TypeVar("T")
 

@@ -27,6 +27,10 @@ def clearml(**init: Any) -> Generator[Writer, None, None]:
 
     Raises:
       UsageError: The package clearml is not installed.
+
+    Example:
+      >>> with mw.observe.clearml(project_name="digits", task_name="7") as write:  # doctest: +SKIP
+      ...     write(50, {"loss": 0.5})
     """
     package = installed("clearml", "Task")
     # By default it reports from a forked process, which JAX's threads may not survive.

@@ -1,9 +1,9 @@
 """Progress of a run on the screen.
 
-On a terminal it is a panel (`_panel.py`), redrawn in place. In a notebook it is one line, replaced in place
-(`_notebook.py`). In a pipe, a file or a CI log, where nothing can
-be redrawn, each report is one line that makes sense alone. The first step has a line, too, as soon as its
-metrics are known:
+On a terminal it is a panel (`_panel.py`), redrawn in place. In a notebook it is one line, replaced in place;
+IPython is no dependency, but taken from `sys.modules`, as a notebook's kernel has imported it. In a pipe, a
+file or a CI log, where nothing can be redrawn, each report is one line that makes sense alone. The first step
+has a line, too, as soon as its metrics are known:
 
     2026-11-20T18:20:01 step=50/900 loss=1.235 examples_per_second=41300 input_wait=0.03 left=0:00:12
 """
@@ -12,13 +12,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from meshwright.base._internal import local_time, print_line
+from meshwright.base._internal import duration, local_time, number, print_line
 from meshwright.errors import printable
 from meshwright.observe._kinds import Values, numbers
-from meshwright.observe._notebook import NotebookLine, in_notebook
-from meshwright.observe._numbers import duration, number
 from meshwright.observe._progress import Progress, loss_first
 from meshwright.processes._internal import Tick
 
@@ -156,3 +154,26 @@ def _shown(values: Values) -> dict[str, float]:
 def _is_time(drawn_at: float, now: float) -> bool:
     # Written such that a clock that is set back cannot stop the panel.
     return not 0 <= now - drawn_at < _REDRAW_SECONDS
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookLine:
+    """A line of a cell's output that each call replaces."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __call__(self, text: str) -> None:
+        """Show `text` in place of the text before."""
+        content = {"text/plain": text}
+        if self._handle is None:
+            display = sys.modules["IPython"].display
+            self._handle = display.display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)

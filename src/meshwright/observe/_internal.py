@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from meshwright.observe._log import Log, logger
     from meshwright.observe._mean import Mean, widened
     from meshwright.observe._mlflow import mlflow
-    from meshwright.observe._numbers import duration, number
-    from meshwright.observe._profile._exchanges import exchange_seconds
-    from meshwright.observe._profile._measure import summarize
+    from meshwright.observe._profile._measure import exchange_seconds, summarize
     from meshwright.observe._profile._scopes import ScopeTimes
     from meshwright.observe._profile._summary import DeviceTimes, Summary
     from meshwright.observe._profile._trace import Trace, tracer

@@ -29,6 +29,10 @@ def mlflow(**start_run: Any) -> Generator[Writer, None, None]:
 
     Raises:
       UsageError: The package mlflow is not installed.
+
+    Example:
+      >>> with mw.observe.mlflow(run_name="digits-7") as write:  # doctest: +SKIP
+      ...     write(50, {"loss": 0.5})
     """
     package = installed("mlflow", "start_run")
     run_id, client = package.start_run(**start_run).info.run_id, package.MlflowClient()

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.observe._numbers import duration, number, sparkline
+from meshwright.base._internal import duration, number, sparkline
 from meshwright.observe._progress import Progress, loss_first
 
 _NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"

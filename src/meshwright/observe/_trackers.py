@@ -1,14 +1,13 @@
 """Trackers: writers to other services. Their packages are optional, and their failures do not end a run."""
 
 import functools
-import importlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, cast
 
-from meshwright.base._internal import num_required
+from meshwright.base._internal import import_extra, not_installed, num_required
 from meshwright.errors import UsageError
 from meshwright.observe._histogram import Histogram
 from meshwright.observe._kinds import Image, Values, as_float
@@ -116,12 +115,8 @@ def installed(package: str, attribute: str) -> Any:
     The attribute tells the package from a folder of the same name, such as runs of a tracker leave behind:
     Python can import those, too.
     """
-    try:
-        found = importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        found = None
-    if not hasattr(found, attribute):
-        raise UsageError(f"{package} is not installed.\n  Install it: pip install 'meshwright[{package}]'.")
-    return found
+    tracker = f"mw.observe.{package}"
+    module = import_extra(package, extra=package, what=tracker)
+    if not hasattr(module, attribute):
+        raise not_installed(package, extra=package, what=tracker)
+    return module

@@ -21,6 +21,10 @@ def trackio(**init: Any) -> Generator[Writer, None, None]:
 
     Raises:
       UsageError: The package trackio is not installed.
+
+    Example:
+      >>> with mw.observe.trackio(project="digits") as write:  # doctest: +SKIP
+      ...     write(50, {"loss": 0.5})
     """
     package = installed("trackio", "init")
     run = package.init(**init)

@@ -21,6 +21,10 @@ def wandb(**init: Any) -> Generator[Writer, None, None]:
 
     Raises:
       UsageError: The package wandb is not installed.
+
+    Example:
+      >>> with mw.observe.wandb(project="digits", mode="offline") as write:  # doctest: +SKIP
+      ...     write(50, {"loss": 0.5})
     """
     package = installed("wandb", "init")
     run, program_ends = package.init(**init), False

@@ -2,7 +2,7 @@
 
 _mesh, _mesh_rules         meshes from text, and settings by hardware
 _rules, _layout            rules for the names of parameters, and the sharding of each array
-_auto, _trace, …           rules that are inferred from a loss
+_infer_rules, _trace, …    rules that are inferred from a loss
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from meshwright.parallel._logical import logical
     from meshwright.parallel._mesh_rules import apply_mesh_rules, hardware, override
     from meshwright.parallel._rules import fsdp, match, stages
-    from meshwright.processes._internal import barrier, detect, is_lead, signals, start
+    from meshwright.processes._internal import (
+        barrier,
+        detect_processes,
+        is_lead,
+        start_processes,
+        stop_signals,
+    )
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
@@ -30,7 +36,7 @@ __all__ = [
     "apply_mesh_rules",
     "barrier",
     "copy_to",
-    "detect",
+    "detect_processes",
     "embedding_lookup",
     "fsdp",
     "gather_sequence_dim",
@@ -45,7 +51,7 @@ __all__ = [
     "shard_batch_dim",
     "shard_sequence_dim",
     "shard_tensor_dim",
-    "signals",
     "stages",
-    "start",
+    "start_processes",
+    "stop_signals",
 ]

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
         shard_sequence_dim,
         shard_tensor_dim,
     )
-    from meshwright.parallel._auto import auto
     from meshwright.parallel._convolutions import adding_right, as_function, mended
     from meshwright.parallel._copies import compare_given, copy_to, move_to
     from meshwright.parallel._explain import device_bytes, explain
     from meshwright.parallel._foreign import as_arrays
     from meshwright.parallel._idle import check_axes, refused
+    from meshwright.parallel._infer_rules import infer_rules
     from meshwright.parallel._layout import (
         AXES,
         EXPERT,

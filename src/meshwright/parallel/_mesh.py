@@ -23,6 +23,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from meshwright.base._internal import mesh_text
 from meshwright.errors import AxisError, LayoutError, UsageError
 
 _SPLIT_RINGS = ("TPU v5 lite", "TPU v5e")
@@ -133,7 +134,7 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
         try:
             yield
         except ValueError as error:
-            sizes = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+            sizes = mesh_text(mesh.shape)
             if missing := _MISSING.match(str(error)):
                 raise AxisError(
                     f"the model splits an array over the mesh axis {missing[1]!r}, and the mesh {sizes} has "
@@ -238,7 +239,7 @@ def _parts(shape: str, num_devices: int, num_groups: int) -> tuple[dict[str, int
 
 def _filled(sizes: dict[str, int], count: int, things: str, has: str) -> dict[str, int]:
     """Return `sizes` with -1 filled in, so that their product is `count`."""
-    said = ",".join(f"{axis}={size}" for axis, size in sizes.items())
+    said = mesh_text(sizes)
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if not sizes or len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
         raise LayoutError(

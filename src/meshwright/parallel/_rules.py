@@ -147,8 +147,8 @@ def state_axes(mesh: Mesh, axis: str = "fsdp") -> list[tuple[str, ...]]:
 def stages(pattern: str = "layers/.*") -> Rule:
     """Return a rule that splits stacked layers, the first dimension, over the mesh axis `pipeline`.
 
-    On a mesh without the axis it decides nothing, so that a later rule does. `auto` finds stacked layers
-    itself.
+    On a mesh without the axis it decides nothing, so that a later rule does. `infer_rules` finds stacked
+    layers itself.
 
     Args:
       pattern: Regular expression for a whole name or its last components; see `meshwright.base._patterns`.

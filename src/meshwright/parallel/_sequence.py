@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.parallel._activations import in_microbatch
-from meshwright.parallel._auto import Auto
 from meshwright.parallel._factors import Factor
+from meshwright.parallel._infer_rules import InferredRule
 from meshwright.parallel._layout import PIPELINE, TENSOR, Layout, axes_of, canonical
 from meshwright.parallel._replay import Place, replayed
 from meshwright.parallel._trace import Walk
@@ -57,14 +57,15 @@ def splitting_sequences(
 ) -> Callable[..., Any]:
     """Return `function` with its activations split by position over the axis `tensor`.
 
-    Without that axis it is returned as it is. Without `auto` among the rules, or if the function itself
-    states a split over `tensor`, no activation is split. Some weights of loops are gathered; see `gathered`.
+    Without that axis it is returned as it is. Without `infer_rules` among the rules, or if the function
+    itself states a split over `tensor`, no activation is split. Some weights of loops are gathered; see
+    `gathered`.
     """
     ways = layout.mesh.shape.get(TENSOR, 1)
     others = [size for axis, size in layout.mesh.shape.items() if axis not in ("data", TENSOR)]
-    is_auto = any(isinstance(rule, Auto) for rule in layout.rules)
+    is_inferred = any(isinstance(rule, InferredRule) for rule in layout.rules)
     is_gathered = ways in others and layout.mesh.size > ways**2
-    if ways == 1 or not (is_auto or is_gathered):
+    if ways == 1 or not (is_inferred or is_gathered):
         return function
 
     def called(params: PyTree, *arguments: Any) -> Any:
@@ -73,7 +74,7 @@ def splitting_sequences(
         before = sum(len(jax.tree.leaves(each)) for each in (params, *arguments[: batch_at - 1]))
         batch = jax.tree.leaves(arguments[batch_at - 1])
         walked = _Places(traced.jaxpr, params, slice(before, before + len(batch)), layout)
-        places, specs = walked.found() if is_auto else {}, walked.gathered() if is_gathered else {}
+        places, specs = walked.found() if is_inferred else {}, walked.gathered() if is_gathered else {}
         if not places and not specs:
             return inner(params, *arguments)  # JAX does not trace it again
         weights = [

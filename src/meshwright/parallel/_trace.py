@@ -1,7 +1,7 @@
 """A walk that follows every dimension of a model through its program and takes notes.
 
 Dimensions that are added, contracted or reshaped into each other become one (`_factors.py`). The operation's
-rule says which dimensions correspond, see the room `program`. The notes record the weights that read and
+rule says which dimensions correspond, see the package `program`. The notes record the weights that read and
 write each dimension, and which dimensions are heads, experts, stacked layers or rows of tables.
 `_traced.py` turns them into the structure of a model. Names play no part.
 """

@@ -9,9 +9,9 @@ from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.plan._hardware import hardware_named
-    from meshwright.plan._plan import plan
+    from meshwright.plan._plan import plan_step
     from meshwright.plan._roofline import published_rates
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
-__all__ = ["hardware_named", "plan", "published_rates"]
+__all__ = ["hardware_named", "plan_step", "published_rates"]

@@ -8,6 +8,7 @@ found by its plan: see `AxisError`.
 import math
 from collections.abc import Iterator, Mapping
 
+from meshwright.base._internal import mesh_text
 from meshwright.parallel._internal import AXES, EXPERT, PIPELINE, SEQUENCE
 from meshwright.plan._hardware import Hardware
 
@@ -48,7 +49,7 @@ def mesh_of(sizes: Sizes, hardware: Hardware, fsdp: int | None = None) -> str:
     ways = ways_of(sizes, hardware)
     fsdp = ways if fsdp is None else fsdp
     whole = {**sizes, "data": ways // fsdp, "fsdp": fsdp}
-    return ",".join(f"{axis}={whole[axis]}" for axis in AXES if whole.get(axis, 1) > 1) or "data=1"
+    return mesh_text({axis: whole[axis] for axis in AXES if whole.get(axis, 1) > 1}) or "data=1"
 
 
 def divisors(number: int) -> list[int]:

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from meshwright.plan._estimate._traced import traced_costs
     from meshwright.plan._finalists import with_finalists
     from meshwright.plan._hardware import Hardware, hardware_here, hardware_named
-    from meshwright.plan._plan import plan, planned, site_of
+    from meshwright.plan._plan import plan_step, planned, site_of
     from meshwright.plan._remedies import remedies
     from meshwright.plan._roofline import Rates, StepTime
     from meshwright.plan._search import search
     from meshwright.plan._site import Compiled, NotCompiledError, Site, compiled_from
     from meshwright.plan._topology import missing_compiler
     from meshwright.plan._values import Memory, Plan
-    from meshwright.plan._words import described, described_changes, described_search, seconds
+    from meshwright.plan._words import described, described_changes, described_search
 else:
     __getattr__, __dir__ = lazy_names(__name__)

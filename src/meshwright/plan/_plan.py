@@ -1,4 +1,4 @@
-"""`plan`: the memory, network traffic and time of an experiment's step on hardware that you do not have."""
+"""The memory, network traffic and time of an experiment's step on hardware that you do not have."""
 
 import math
 import resource
@@ -21,7 +21,7 @@ HOST_BANDWIDTH = 1e9
 """Bytes per second that one host is assumed to write of a checkpoint."""
 
 
-def plan(
+def plan_step(
     experiment: Experiment,
     on: str | Hardware,
     *,
@@ -33,6 +33,8 @@ def plan(
 
     The experiment's mesh rules apply as they would on that hardware. No array of the state is allocated, and
     nothing runs on the hardware.
+
+    Unproven: never run beside a step on the GPUs and TPUs that it plans for.
 
     Args:
       experiment: The experiment to plan.
@@ -57,7 +59,7 @@ def plan(
       ...     input=mw.Input({"x": np.ones((64, 256), np.float32)}, batch_size=32),
       ...     max_steps=100,
       ... )
-      >>> planned = mw.plan.plan(experiment, "h100:8", compiled=False)
+      >>> planned = mw.plan.plan_step(experiment, "h100:8", compiled=False)
       >>> planned.num_devices, planned.num_params, planned.memory.fits
       (8, 16384, True)
     """

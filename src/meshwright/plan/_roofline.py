@@ -119,6 +119,8 @@ class StepTime:
 def published_rates(chip: Chip) -> Rates:
     """Return the speeds to expect of a chip, from its data sheet.
 
+    Unproven: never run beside a step on the GPUs and TPUs whose speeds it returns.
+
     Example:
       >>> from dataclasses import replace
       >>> rates = mw.plan.published_rates(mw.plan.hardware_named("h100:8").chip)

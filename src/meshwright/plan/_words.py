@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.base._internal import aligned, human_bytes
+from meshwright.base._internal import aligned, human_bytes, mesh_words, seconds_text
 from meshwright.plan._changes import Change
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.training._internal import OneForwardOneBackward, Ring
@@ -42,30 +42,14 @@ def described_search(found: Sequence[Change]) -> str:
     return "\n".join([head, *_table(best)])
 
 
-def seconds(value: float) -> str:
-    """Return a time as short text with a unit.
-
-    Example:
-      >>> mw.plan._internal.seconds(0.0123)
-      '12.3 ms'
-    """
-    if value >= 100:
-        return f"{value:.0f} s"
-    if value >= 1:
-        return f"{value:.3g} s"
-    if value >= 1e-3:
-        return f"{1e3 * value:.3g} ms"
-    return f"{1e6 * value:.3g} µs" if value >= 1e-6 or not value else "under 1 µs"
-
-
 def _heading(plan: Plan) -> list[str]:
-    axes = " × ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    took, memory = seconds_text(plan.planning_seconds), human_bytes(plan.planning_bytes)
     settings = " · ".join(f"{name} {value}" for name, value in plan.settings.items() if value is not None)
     how = "compiled for it" if plan.compiled else "estimated from the traced step"
     return [
-        f"{plan.hardware} · {plan.num_devices} devices · mesh {axes}",
+        f"{plan.hardware} · {plan.num_devices} devices · mesh {mesh_words(plan.mesh)}",
         f"{plan.num_params:,} parameters · {settings}",
-        f"{how} in {seconds(plan.planning_seconds)}, with {human_bytes(plan.planning_bytes)} of memory here",
+        f"{how} in {took}, with {memory} of memory here",
     ]
 
 
@@ -97,18 +81,24 @@ def _network(exchanges: Iterable[Exchange]) -> list[str]:
 
 def _time(plan: Plan) -> list[str]:
     time = plan.time
-    network = ", ".join(f"{'+'.join(axes)} {seconds(each)}" for axes, each in time.network.items())
+    network = ", ".join(f"{'+'.join(axes)} {seconds_text(each)}" for axes, each in time.network.items())
     mfu = "" if plan.mfu is None else f", model FLOPs utilisation {plan.mfu:.0%}"
     again = plan.hardware_flops / plan.model_flops - 1 if plan.model_flops else 0.0
     behind = f"  of {network}" if network else ""
     return [
-        f"A step takes {seconds(time.seconds)}{mfu}",
-        f"  {'products':<{COLUMN}}{seconds(time.compute):>10}  {plan.model_flops:.3g} FLOP"
+        f"A step takes {seconds_text(time.seconds)}{mfu}",
+        f"  {'products':<{COLUMN}}{seconds_text(time.compute):>10}  {plan.model_flops:.3g} FLOP"
         + (f", {again:.0%} computed twice" if again else ""),
-        f"  {'memory':<{COLUMN}}{seconds(time.memory):>10}"
-        + (f"  of which {seconds(time.hidden_memory)} beside the products" if time.hidden_memory else ""),
-        f"  {'network, not hidden':<{COLUMN}}{seconds(time.exposed):>10}{behind}",
-        *([f"  {'to and from the host':<{COLUMN}}{seconds(time.host):>10}  not hidden"] if time.host else []),
+        f"  {'memory':<{COLUMN}}{seconds_text(time.memory):>10}"
+        + (
+            f"  of which {seconds_text(time.hidden_memory)} beside the products" if time.hidden_memory else ""
+        ),
+        f"  {'network, not hidden':<{COLUMN}}{seconds_text(time.exposed):>10}{behind}",
+        *(
+            [f"  {'to and from the host':<{COLUMN}}{seconds_text(time.host):>10}  not hidden"]
+            if time.host
+            else []
+        ),
         f"  assuming {plan.assumptions}",
     ]
 
@@ -129,7 +119,7 @@ def _pipeline(schedule: Ring | OneForwardOneBackward) -> list[str]:
 
 def _checkpoint(plan: Plan) -> list[str]:
     cost = plan.checkpoint
-    each = f"{human_bytes(cost.host_nbytes)} per host: {seconds(cost.seconds)}"
+    each = f"{human_bytes(cost.host_nbytes)} per host: {seconds_text(cost.seconds)}"
     return [f"A checkpoint is {human_bytes(cost.nbytes)}, {each} at {cost.bandwidth / 1e9:.3g} GB/s"]
 
 
@@ -138,7 +128,7 @@ def _table(changes: Iterable[Change]) -> list[str]:
         (
             str(change),
             human_bytes(change.plan.memory.peak),
-            seconds(change.plan.time.seconds),
+            seconds_text(change.plan.time.seconds),
             _mfu(change.plan),
         )
         for change in changes

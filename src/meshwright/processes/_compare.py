@@ -10,17 +10,17 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from meshwright.errors import PeersError, UsageError
+from meshwright.processes._agree import failure_of
 from meshwright.processes._connect import connect_processes
 from meshwright.processes._differences import describe_difference, lines_of, shortened
 from meshwright.processes._environment import hardware
 from meshwright.processes._exchange import DeviceExchange, Exchange
-from meshwright.processes._failures import failure_of
 from meshwright.processes._member import member
 from meshwright.processes._program import program_text
 
@@ -258,3 +258,30 @@ def _lines(text: Text) -> Mapping[str, str]:
     if isinstance(text, str):
         return lines_of(text)
     return {name: shortened(value) for name, value in text.items()}
+
+
+T = TypeVar("T")
+
+
+def ending_together(results: Iterator[T], position: Callable[[T], tuple[int, int]]) -> Iterator[T]:
+    """Yield results, and check that they, and each epoch of them, end in the same batch on all processes.
+
+    Collective: all processes must read the same streams in the same order, on the main thread. At the end of
+    the results, this waits for the other processes.
+    """
+    watch = member.watch
+    if watch is None:  # this process is not connected to others
+        yield from results
+        return
+    stream, count, epoch = watch.streams.open(), 0, None
+    try:
+        with sharing_errors():
+            for count, result in enumerate(results, 1):
+                after = position(result)
+                watch.read(stream, count, [count, *after] if epoch not in (None, after[0]) else None)
+                epoch = after[0]
+                yield result
+            watch.read(stream, count, [count])
+            gather_on_hosts("the end of the examples", count)
+    finally:
+        watch.streams.close(stream)

@@ -18,7 +18,14 @@ from meshwright.processes._agree import agree, gather
 from meshwright.processes._connections import Connections
 from meshwright.processes._exchange import DeviceExchange, Exchange, LeadExchange, PeerExchange
 from meshwright.processes._peers import watch_peers
-from meshwright.processes._sockets import LINE_SECONDS, connect, first_lines, read_line, send_line
+from meshwright.processes._sockets import (
+    LINE_SECONDS,
+    address_towards,
+    connect,
+    first_lines,
+    read_line,
+    send_line,
+)
 
 _ARRIVE_SECONDS = 15
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -83,7 +90,6 @@ def _addresses(port: int) -> Sequence[str]:
     """Return the addresses at which other machines may reach this one, the most likely first."""
     found: list[str] = []
     for family, nobody in _ELSEWHERE:
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((nobody, 9))
-            found.append(probe.getsockname()[0])
+        with contextlib.suppress(OSError):
+            found.append(address_towards((nobody, 9), family))
     return [f"[{host}]:{port}" for host in [*found, socket.gethostname(), "127.0.0.1"]]

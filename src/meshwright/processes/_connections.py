@@ -7,7 +7,6 @@ other messages say how a process fares, and go to the one who watches (`_peers.p
 
 import contextlib
 import json
-import os
 import queue
 import selectors
 import socket
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Callable, KeysView, Mapping
 from typing import Any
 
-from meshwright.processes._sockets import stay_connected
+from meshwright.processes._sockets import line_of, send_at_once, stay_connected
 
 _SEND_SECONDS = 120
 """The seconds that the other side may take to read a message."""
@@ -61,19 +60,16 @@ class Connections:
     def send(self, number: int, message: Any) -> None:
         """Send a message of any length to a process."""
         with self._sending[number]:
-            self._sockets[number].sendall(_line(message))
+            self._sockets[number].sendall(line_of(message))
 
     def broadcast(self, message: Any, *, but: int | None = None) -> None:
         """Send a short message to all connected processes. Errors are ignored, and it never waits for
         long.
         """
-        line = _line(message)
+        line = line_of(message)
         for number in self.others - {but}:
             if self._sending[number].acquire(timeout=_BUSY_SECONDS):
-                with contextlib.suppress(OSError):
-                    # Not `send`, which waits by the socket's time limit; the descriptor itself never blocks.
-                    if os.write(self._sockets[number].fileno(), line) < len(line):
-                        self._sockets[number].shutdown(socket.SHUT_RDWR)  # half a line would be misread
+                send_at_once(self._sockets[number], line)
                 self._sending[number].release()
 
     def close(self) -> None:
@@ -136,7 +132,3 @@ def _received(peer: socket.socket) -> bytes | None:
         return b""
     except OSError:
         return None
-
-
-def _line(message: Any) -> bytes:
-    return json.dumps(message).encode() + b"\n"

@@ -2,7 +2,7 @@
 
 These are tried in order, and the first one that describes the processes is used:
 
-    arguments of `start`
+    arguments of `start_processes`
     JAX_COORDINATOR_ADDRESS [JAX_COORDINATOR_PORT]  JAX_NUM_PROCESSES  JAX_PROCESS_ID  JAX_LOCAL_DEVICE_IDS
     torchrun      MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK
     Open MPI      OMPI_COMM_WORLD_SIZE                            JAX finds the rest
@@ -20,8 +20,15 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.errors import UsageError
-from meshwright.processes._cluster import ALONE_HINT, Cluster, integer
-from meshwright.processes._launchers import cloud_tpu, kubernetes, open_mpi, torchrun
+from meshwright.processes._cluster import (
+    ALONE_HINT,
+    Cluster,
+    cloud_tpu,
+    integer,
+    kubernetes,
+    open_mpi,
+    torchrun,
+)
 from meshwright.processes._slurm import slurm
 
 _LAUNCHERS = (torchrun, open_mpi, slurm, cloud_tpu, kubernetes)
@@ -32,7 +39,7 @@ _VARIABLES = {
 }
 
 
-def detect(
+def detect_processes(
     environ: Mapping[str, str],
     *,
     coordinator: str | None = None,
@@ -42,15 +49,23 @@ def detect(
 ) -> Cluster:
     """Return the cluster that the arguments and the environment describe. It connects to nothing.
 
+    Unproven: never run on Cloud TPUs, in Kubernetes or under Open MPI.
+
     Args:
       environ: The environment variables.
-      coordinator: As in `start`.
-      num_processes: As in `start`.
-      process_id: As in `start`.
-      local_device_ids: As in `start`.
+      coordinator: As in `start_processes`.
+      num_processes: As in `start_processes`.
+      process_id: As in `start_processes`.
+      local_device_ids: As in `start_processes`.
 
     Raises:
       UsageError: A set of variables is incomplete, contradicts itself, or cannot be read.
+
+    Example:
+      >>> variables = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+      >>> cluster = mw.parallel.detect_processes(variables)
+      >>> cluster.coordinator, cluster.num_processes, cluster.process_id
+      ('n1:29500', 2, 1)
     """
     arguments = _known(
         coordinator=coordinator,

@@ -21,9 +21,8 @@ import jax
 
 from meshwright.base._internal import print_line
 from meshwright.errors import PeersError, ranges
-from meshwright.processes._agree import gather
+from meshwright.processes._agree import Failure, error_of, failure_of, gather
 from meshwright.processes._connections import Connections
-from meshwright.processes._failures import Failure, error_of, failure_of
 
 _LEAD_NOTICE_AFTER_SECONDS = 10
 _OTHERS_NOTICE_AFTER_SECONDS = 30

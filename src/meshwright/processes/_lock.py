@@ -27,10 +27,10 @@ from typing import BinaryIO
 
 from meshwright.base._internal import open_ordinary
 from meshwright.errors import UsageError
+from meshwright.processes._agree import on_lead
 from meshwright.processes._lock_owner import LockOwner, is_alive, read_owner, this_machine, this_process
 from meshwright.processes._member import close_in_forks
 from meshwright.processes._progress import is_launched
-from meshwright.processes._run_on import on_lead
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 

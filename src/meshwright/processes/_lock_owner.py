@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from meshwright.processes._proc import namespace, stat_of
+
 
 @dataclass(frozen=True)
 class LockOwner:
@@ -57,11 +59,8 @@ def is_alive(owner: LockOwner) -> bool:
 
 def _began(pid: int) -> str:
     """Return the start time of a process, "ended" for one that has ended, or "" if it is not known."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
+    if (fields := stat_of(pid)) is None:
         return ""
-    fields = stat.rpartition(")")[2].split()  # proc(5): the fields after the name of the program
     return "ended" if fields[0] in "ZX" else fields[19]
 
 
@@ -69,9 +68,9 @@ def this_machine() -> str:
     """Return a text that is the same for all processes that share one namespace of process ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
-        return socket.gethostname()
+        boot = ""
+    return f"{boot} {namespace()}" if boot and namespace() else socket.gethostname()
 
 
 def this_process(has_lock: bool) -> LockOwner:

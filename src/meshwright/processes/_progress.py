@@ -1,4 +1,4 @@
-"""What a launcher must know of a run: the newest step that is saved.
+"""What a launcher and a run tell each other: progress, the board, and starts that only compile.
 
 A launcher names a file in the environment variable MESHWRIGHT_PROGRESS. It starts a failed run again only
 while the step in this file grows, so that a run that always fails at the same place ends.
@@ -79,3 +79,12 @@ def _report(suffix: str, content: str) -> None:
         Path(temporary).replace(path)
     except OSError:
         return
+
+
+_ASKED_BY = "MESHWRIGHT_ONLY_COMPILE"
+"""The environment variable in which the launcher asks for it."""
+
+
+def only_compiles() -> bool:
+    """Return whether this process shall only compile."""
+    return bool(os.environ.get(_ASKED_BY))

@@ -29,7 +29,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Signals:
-    """The signals that this process has received, as `signals()` yields them."""
+    """The signals that this process has received, as `stop_signals()` yields them."""
 
     def __init__(self) -> None:
         self.interruption: Interrupted | None = None
@@ -89,12 +89,23 @@ class Signals:
 
 
 @contextmanager
-def signals() -> Iterator[Signals]:
+def stop_signals() -> Iterator[Signals]:
     """Handle SIGTERM and Ctrl-C in the block, and yield the signals that came.
 
     The handlers from before are restored afterwards. Python allows handlers on the main thread only. On
     another thread (in a notebook or a Ray worker), signals do what they did before; with several processes,
     JAX's preemption notice still works.
+
+    Example:
+      >>> import os, signal
+      >>> with mw.parallel.stop_signals() as signals:
+      ...     for step in range(1, 10):
+      ...         if step == 3:
+      ...             os.kill(os.getpid(), signal.SIGTERM)
+      ...         if signals.stop(step):
+      ...             break
+      >>> print(step, signals.interruption)
+      3 stopped by SIGTERM after step 3. Run the same command again to continue.
     """
     received = Signals()
     if threading.current_thread() is not threading.main_thread():

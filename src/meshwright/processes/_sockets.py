@@ -1,4 +1,4 @@
-"""Helpers for the TCP sockets between the processes of a run: to connect, and to exchange lines of JSON.
+"""TCP sockets between processes, and between launchers: their addresses, and messages as lines of JSON.
 
 Sockets connect directly to an address and use no proxy, whatever the environment says.
 """
@@ -6,12 +6,15 @@ Sockets connect directly to an address and use no proxy, whatever the environmen
 import contextlib
 import ipaddress
 import json
+import os
 import queue
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from meshwright.base._internal import parse_json
 
 LINE_SECONDS = 5
 """The seconds that a connected process may take to send one line."""
@@ -34,12 +37,35 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def address_towards(destination: tuple[Any, ...], family: int) -> str:
+    """Return the address of this machine from which packets go to a destination, a host and a port."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(destination)  # sends nothing
+        return probe.getsockname()[0]
+
+
+def line_of(message: Any) -> bytes:
+    """Return a message as a line of JSON."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def send_at_once(peer: socket.socket, line: bytes) -> None:
+    """Send a line without waiting for the other side to read. Errors of closed connections are ignored.
+
+    If there is no room for the line, the connection ends: half a line would be misread.
+    """
+    with contextlib.suppress(OSError):
+        # Not `send`, which waits by the socket's time limit; the descriptor itself never blocks.
+        if os.write(peer.fileno(), line) < len(line):
+            peer.shutdown(socket.SHUT_RDWR)
+
+
 def send_line(peers: Iterable[socket.socket], message: dict[str, Any]) -> None:
     """Send a message as one line of JSON to each of `peers`. Errors of closed connections are ignored."""
     for peer in peers:
         with contextlib.suppress(OSError):
             peer.settimeout(LINE_SECONDS)
-            peer.sendall(json.dumps(message).encode() + b"\n")
+            peer.sendall(line_of(message))
 
 
 def read_line(peer: socket.socket, timeout_seconds: float) -> Any:
@@ -51,7 +77,7 @@ def read_line(peer: socket.socket, timeout_seconds: float) -> Any:
             if not (received := peer.recv(1)):
                 break
             line += received
-        return json.loads(line)
+        return parse_json(line)
     except (OSError, ValueError):
         return None
 

@@ -10,11 +10,10 @@ import jax
 
 from meshwright.base._internal import allow_files_of, print_line
 from meshwright.errors import PeersError, UsageError
-from meshwright.processes._clocks import clock_warning
 from meshwright.processes._cluster import ALONE_HINT, Cluster
 from meshwright.processes._compare import compare, compare_over, is_connected, use_exchange
-from meshwright.processes._detect import detect
-from meshwright.processes._environment import software
+from meshwright.processes._detect import detect_processes
+from meshwright.processes._environment import clock_warning, software
 from meshwright.processes._leave import exit_after_uncaught_errors
 from meshwright.processes._peers import watch_peers
 from meshwright.processes._rendezvous import rendezvous, wait_for_coordinator
@@ -28,7 +27,7 @@ _PACKAGES = {"Kubernetes": "kubernetes", "Open MPI 5": "mpi4py"}
 """The packages that JAX needs to find the processes of these launchers."""
 
 
-def start(
+def start_processes(
     *,
     coordinator: str | None = None,
     num_processes: int | None = None,
@@ -40,8 +39,10 @@ def start(
     """Join the other processes of the run, and return the description of all. Collective.
 
     Call it before anything uses a device. Values that are not given are read from the environment (see
-    `detect`). With one process it joins nothing. A JAX runtime that is already initialised, for instance by
-    Ray, is used as it is.
+    `detect_processes`). With one process it joins nothing. A JAX runtime that is already initialised, for
+    instance by Ray, is used as it is.
+
+    Unproven: never run with more than four processes, or on more than one machine.
 
     Args:
       coordinator: The address of process 0, `host:port`, with a port that is free there.
@@ -57,13 +58,17 @@ def start(
       UsageError: The values are incomplete, a device was used before, or the processes have different
         versions or flags.
       PeersError: Some processes did not come. Every process that came raises this.
+
+    Example:
+      >>> mw.parallel.start_processes(num_processes=1).num_processes
+      1
     """
     if jax.distributed.is_initialized():
         if not is_connected():
             exit_after_uncaught_errors(jax.process_index())
             compare(_VERSIONS, software)
         return _as_initialised(Cluster("JAX", "the JAX runtime was initialised before"))
-    cluster = detect(
+    cluster = detect_processes(
         os.environ,
         coordinator=coordinator,
         num_processes=num_processes,
@@ -108,8 +113,8 @@ def _refuse_when_late() -> None:
         return
     except RuntimeError as error:
         raise UsageError(
-            "process.start() comes too late: JAX has already used its devices. Call it first, before code "
-            "that makes an array or calls jax.devices()."
+            "mw.parallel.start_processes() comes too late: JAX has already used its devices. Call it first, "
+            "before code that makes an array or calls jax.devices()."
         ) from error
 
 

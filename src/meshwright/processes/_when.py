@@ -18,7 +18,12 @@ from meshwright.processes._agree import agree
 @documented
 @dataclass(frozen=True)
 class Tick:
-    """A moment of the training loop: after an update, before the first one, or at the end."""
+    """A moment of the training loop: after an update, before the first one, or at the end.
+
+    Example:
+      >>> mw.engine.Tick(100, last=True).step
+      100
+    """
 
     step: int
     """Number of updates made so far; 0 before the first."""
@@ -135,6 +140,10 @@ def never(step: int) -> bool:
 
     Args:
       step: The step, which does not matter.
+
+    Example:
+      >>> mw.engine.never(100)
+      False
     """
     return False
 

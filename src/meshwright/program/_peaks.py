@@ -86,6 +86,8 @@ def peak_flops(device_kind: str, dtype: str = "bfloat16") -> float | None:
     float32 is multiplied as JAX does by default: as TF32 by NVIDIA's GPUs from Ampere on, in bfloat16 by TPUs
     (https://docs.jax.dev/en/latest/201/precision.html). A higher `precision` cannot reach this rate.
 
+    Unproven: never run on the GPUs and TPUs whose peaks it knows.
+
     Args:
       device_kind: `jax.Device.device_kind`, such as "NVIDIA H100 80GB HBM3".
       dtype: Name of the factors' dtype.

@@ -1,6 +1,7 @@
 """The table of JAX's primitives. To support a new one, add a line: no other file names primitives.
 
-`auto`, the counting of FLOPs and `plan` read the table. A line states only properties that are not default:
+`infer_rules`, the counting of FLOPs and `plan` read the table. A line states only properties that are not
+default:
 
     dimensions   the correspondence between the dimensions of operands and results, a rule of
                  `_dimensions.py`; by default they stay in place

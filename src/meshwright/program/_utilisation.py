@@ -51,14 +51,17 @@ def utilisation_on(
 def with_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]) -> Write:
     """Return a writer that adds `utilisation` to reports with `steps_per_second`.
 
-        step.compile(state, batch)
-        write = mw.observe.with_utilisation(write, mw.observe.count_flops(step.jaxpr), jax.devices())
-        mw.fit(step, ..., log=mw.observe.logger(write))
-
     Args:
       write: Writer that gets the extended reports.
-      counted: Operations of one step, over all devices.
+      counted: Operations of one step, over all devices: `mw.observe.count_flops(step.jaxpr)`.
       devices: The devices of the run, all of one kind.
+
+    Example:
+      >>> counted = mw.observe.flops(jnp.dot, jnp.ones((100, 100)), jnp.ones((100, 50)))
+      >>> show = lambda step, values: print(step, values)
+      >>> write = mw.observe.with_utilisation(show, counted, jax.devices()[:1])
+      >>> write(50, {"steps_per_second": 2e6})
+      50 {'steps_per_second': 2000000.0, 'tflops_per_device': 2.0}
     """
     return _WithUtilisation((write,), counted, devices)
 

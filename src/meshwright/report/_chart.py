@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from meshwright.base._internal import shortened
-from meshwright.observe._internal import number
+from meshwright.base._internal import number, shortened
 from meshwright.report._history import Best, Series
 from meshwright.report._html import Html, breakable, tag
 from meshwright.report._scale import Scale, scale_of, short

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import aligned, documented, wrapped
+from meshwright.base._internal import aligned, documented, number, wrapped
 from meshwright.errors import UsageError, printable
-from meshwright.observe._internal import json_number, number
+from meshwright.observe._internal import json_number
 from meshwright.report._history import Best
 from meshwright.report._run import Run
 from meshwright.report._summary import document

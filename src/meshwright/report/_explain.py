@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.base._internal import documented
+from meshwright.base._internal import documented, duration, milliseconds, number
 from meshwright.errors import InputError, printable
-from meshwright.observe._internal import Summary, duration, exchange_seconds, find_profiles, number, summarize
+from meshwright.observe._internal import Summary, exchange_seconds, find_profiles, summarize
 from meshwright.report._ledger import Ledger, saving_told
 from meshwright.report._run import Run
 
@@ -217,7 +217,8 @@ def _host(run: Run, ledger: Ledger | None, inside: _InStep | None) -> str:
 def _exchanges(inside: _InStep | None, planned: Planned | None) -> str:
     plan = ""
     if planned is not None and planned.axes_seconds:
-        plan = f"; planned are {', '.join(f'{axis} {_ms(x)}' for axis, x in planned.axes_seconds.items())}"
+        axes = ", ".join(f"{axis} {milliseconds(x)}" for axis, x in planned.axes_seconds.items())
+        plan = f"; planned are {axes}"
     if inside is None:
         return f"Exchanges: unknown without a profile{plan}."
     if not inside.axes:
@@ -228,8 +229,8 @@ def _exchanges(inside: _InStep | None, planned: Planned | None) -> str:
 
 def _kernels(run: Run, inside: _InStep | None, planned: Planned | None) -> str:
     step, mfu = _last(run, "step_seconds"), _last(run, "mfu")
-    told = [] if step is None else [f"a step takes {_ms(step)}"]
-    told += [] if planned is None else [f"planned are {_ms(planned.step_seconds)}"]
+    told = [] if step is None else [f"a step takes {milliseconds(step)}"]
+    told += [] if planned is None else [f"planned are {milliseconds(planned.step_seconds)}"]
     told += [] if mfu is None else [f"{_percent(mfu)} of the devices' peak"]
     if inside is not None:
         told.append(f"devices compute {_percent(inside.computing)} of a profiled step")
@@ -269,7 +270,3 @@ def _last(run: Run, name: str) -> float | None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _ms(seconds: float) -> str:
-    return f"{number(1000 * seconds)} ms"

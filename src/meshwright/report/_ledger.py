@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import documented, parse_object, read_file
-from meshwright.observe._internal import number
+from meshwright.base._internal import documented, number, parse_object, read_file
 
 LEDGER = "ledger.json"
 """The file's name in the run directory."""

@@ -4,8 +4,7 @@ import base64
 import importlib.resources
 from collections.abc import Iterator, Mapping
 
-from meshwright.base._internal import human_bytes
-from meshwright.observe._internal import number
+from meshwright.base._internal import human_bytes, number
 from meshwright.report import _tables
 from meshwright.report._html import Html, Part, breakable, document, tag
 from meshwright.report._profile import profile

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshwright.base._internal import milliseconds
 from meshwright.errors import InputError
-from meshwright.observe._internal import DeviceTimes, Summary, find_profiles, number, summarize
+from meshwright.observe._internal import DeviceTimes, Summary, find_profiles, summarize
 from meshwright.report._html import Html, tag
 from meshwright.report._tables import table
 
@@ -35,9 +36,9 @@ def profile(directory: Path) -> tuple[Html | None, str | None]:
 
 
 def _heading(summary: Summary, window: str) -> str:
-    told = [f"{window.replace('_', ' ')}: {len(summary.steps)} steps in {_ms(summary.seconds)}"]
+    told = [f"{window.replace('_', ' ')}: {len(summary.steps)} steps in {milliseconds(summary.seconds)}"]
     if summary.step_seconds is not None:
-        told.append(f"a step takes the devices {_ms(summary.step_seconds)}")
+        told.append(f"a step takes the devices {milliseconds(summary.step_seconds)}")
     if summary.input_wait_seconds is not None:
         told.append(f"waiting for input {_percent(summary.input_wait_seconds, summary.seconds)} of the time")
     return ", ".join(told)
@@ -71,7 +72,7 @@ def _operations(summary: Summary) -> Html | None:
             op.name,
             op.collective or "",
             f"{op.count:,}",
-            _ms(op.seconds / op.count),
+            milliseconds(op.seconds / op.count),
             _percent(op.seconds, whole),
         ]
         for op in summary.ops[:_NUM_OPS]
@@ -80,10 +81,6 @@ def _operations(summary: Summary) -> Html | None:
         return None
     heads = ["operation", "collective", "runs", "each", "of the devices’ time"]
     return table(heads, rows, caption="The longest operations", texts=2)
-
-
-def _ms(seconds: float) -> str:
-    return f"{number(1000 * seconds)} ms"
 
 
 def _percent(part: float, whole: float) -> str:

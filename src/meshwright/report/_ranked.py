@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwright.observe._internal import duration, number
+from meshwright.base._internal import duration, number
 from meshwright.report._chart import MOST_LABELS
 from meshwright.report._comparison import Comparison
 from meshwright.report._history import Best, is_finite

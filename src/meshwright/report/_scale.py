@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.observe._internal import number
+from meshwright.base._internal import number
 from meshwright.report._thin import Column
 
 _MOST_TICKS = 5

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from meshwright.base._internal import number
 from meshwright.checkpoints._internal import mode_of, score_and_mode
 from meshwright.errors import UsageError, did_you_mean
-from meshwright.observe._internal import number
 from meshwright.report._varied import plain
 
 Document = dict[str, Any]

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import aligned, join, local_path, wrapped
+from meshwright.base._internal import aligned, duration, join, local_path, number, wrapped
 from meshwright.errors import MeshwrightError, printable
-from meshwright.observe._internal import duration, json_number, number
+from meshwright.observe._internal import json_number
 from meshwright.report._ledger import Ledger, goodput_document, saving_told, told_seconds
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._sorting import cells_of, score

@@ -5,9 +5,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshwright.base._internal import description, human_bytes
+from meshwright.base._internal import description, duration, human_bytes, number
 from meshwright.checkpoints._internal import why_aside
-from meshwright.observe._internal import duration, number
 from meshwright.report._ending import Incident
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag

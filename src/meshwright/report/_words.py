@@ -3,8 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from meshwright.base._internal import utc_time
-from meshwright.observe._internal import duration, number
+from meshwright.base._internal import duration, mesh_words, number, utc_time
 from meshwright.report._history import Best
 from meshwright.report._run import Run
 
@@ -72,7 +71,7 @@ def _devices(told: Any, processes: Any) -> str:
 def _mesh(told: Any) -> str:
     if not isinstance(told, dict):
         return ""
-    return "mesh " + " × ".join(f"{axis} {size}" for axis, size in told.items())
+    return f"mesh {mesh_words(told)}"
 
 
 def _versions(told: Any) -> str:

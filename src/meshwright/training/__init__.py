@@ -16,7 +16,6 @@ from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.training._by_path import by_path, decay_by_path, scale_by_path
-    from meshwright.training._compile._compile_cache import user_compile_cache
     from meshwright.training._divergence import check_finite
     from meshwright.training._ema import ema_params, eval_params, keep_ema
     from meshwright.training._guard import mean_plus_std, skip_exploding
@@ -70,7 +69,6 @@ __all__ = [
     "state_around",
     "state_from",
     "update_rules",
-    "user_compile_cache",
     "watchdog",
     "with_parameter_noise",
 ]

@@ -40,6 +40,13 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
 
     Raises:
       UsageError: A pattern is not a regular expression. Or, in `init`, no rule matches some parameters.
+
+    Example:
+      >>> params = {"w": jnp.ones(()), "bias": jnp.ones(())}
+      >>> optimizer = mw.training.by_path([("bias", optax.sgd(0.1)), (".*", optax.sgd(1.0))])
+      >>> updates, _ = optimizer.update(params, optimizer.init(params), params)
+      >>> {name: round(float(update), 3) for name, update in updates.items()}
+      {'bias': -0.1, 'w': -1.0}
     """
     rules = list(rules)  # a tuple would be taken for the parts of a chain
     Table.of("by_path", rules)
@@ -77,6 +84,13 @@ def scale_by_path(factors: ByPath[float]) -> optax.GradientTransformation:
 
     After an optimizer, the factor multiplies the learning rate and the weight decay:
     `optax.chain(optax.adamw(1e-3), scale_by_path([("embed", 0.1)]))`.
+
+    Example:
+      >>> params = {"embed": jnp.ones(()), "w": jnp.ones(())}
+      >>> optimizer = optax.chain(optax.sgd(1.0), mw.training.scale_by_path([("embed", 0.5)]))
+      >>> updates, _ = optimizer.update(params, optimizer.init(params), params)
+      >>> {name: float(update) for name, update in updates.items()}
+      {'embed': -0.5, 'w': -1.0}
     """
     factors = list(factors)
     Table.of("scale_by_path", factors)
@@ -97,6 +111,13 @@ def decay_by_path(decays: ByPath[float]) -> optax.GradientTransformation:
     Decoupled weight decay (Loshchilov and Hutter, 2019) comes between the scaling of an optimizer and
     the learning rate:
     `optax.chain(optax.scale_by_adam(), decay_by_path(...), optax.scale_by_learning_rate(1e-3))`.
+
+    Example:
+      >>> params = {"w": jnp.ones(()), "bias": jnp.ones(())}
+      >>> decay = mw.training.decay_by_path([("w", 0.5)])
+      >>> updates, _ = decay.update(jax.tree.map(jnp.zeros_like, params), decay.init(params), params)
+      >>> {name: float(update) for name, update in updates.items()}
+      {'bias': 0.0, 'w': 0.5}
     """
     decays = list(decays)
     Table.of("decay_by_path", decays)

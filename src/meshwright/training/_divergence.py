@@ -61,6 +61,15 @@ def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], N
     Raises (when called):
       DivergedError: Some arrays are not finite. The message names them, and the checkpoint that a restart
         would use.
+
+    Example:
+      >>> optimizer, layout = optax.sgd(0.1), mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.training.state_from({"w": jnp.array([1.0, jnp.nan])}, optimizer, 0, layout)
+      >>> try:
+      ...     mw.training.check_finite(optimizer, lambda: 100)(200, state)
+      ... except mw.errors.DivergedError as error:
+      ...     print(str(error).splitlines()[0])
+      the state after step 200 is not finite: params/w; it is not saved.
     """
 
     def check(step: int, state: TrainState) -> None:

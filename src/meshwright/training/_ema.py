@@ -101,6 +101,13 @@ def ema_params(state: Any) -> PyTree:
 
     Raises:
       UsageError: The optimizer keeps no average, or `state` is not a training state.
+
+    Example:
+      >>> optimizer = optax.chain(optax.sgd(0.1), mw.training.keep_ema(0.9))
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.training.state_from({"w": jnp.ones(2)}, optimizer, 0, layout)
+      >>> print(mw.training.ema_params(state)["w"])
+      [1. 1.]
     """
     if not hasattr(state, "opt_state"):
         raise UsageError(
@@ -122,6 +129,12 @@ def eval_params(state: Any) -> PyTree:
 
     Args:
       state: A `TrainState`, or an object with `params` only.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.training.state_from({"w": jnp.ones(2)}, optax.sgd(0.1), 0, layout)
+      >>> mw.training.eval_params(state) is state.params  # as the optimizer keeps no averages
+      True
     """
     return ema_params(state) if _averages(state) else state.params
 

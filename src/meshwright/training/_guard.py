@@ -124,6 +124,11 @@ def mean_plus_std(stds: float, *, after: int = 100) -> Threshold:
 
     Raises:
       UsageError: `stds` is not positive, or `after` is below 1. Every update would be skipped.
+
+    Example:
+      >>> optimizer = mw.training.skip_exploding(optax.sgd(0.1), mw.training.mean_plus_std(6, after=100))
+      >>> mw.training.mean_plus_std(6)
+      MeanPlus(stds=6, after=100)
     """
     if not stds > 0 or after < 1:
         raise UsageError(

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshwright.base._internal import PyTree, collector_paused
-from meshwright.parallel._internal import LOGICAL_AXES, Rule, auto, fsdp, logical, stated
+from meshwright.parallel._internal import LOGICAL_AXES, Rule, fsdp, infer_rules, logical, stated
 from meshwright.training._keys import key_of
 from meshwright.training._loss import objective
 from meshwright.training._state import Variables
@@ -24,7 +24,7 @@ def inferred_rules(
     if (rule := stated(first.params)) is not None:
         return (rule,)
     known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
-    inferred = _traced(first, loss, *batch) if loss and batch else auto(first.params)
+    inferred = _traced(first, loss, *batch) if loss and batch else infer_rules(first.params)
     return (logical(known), inferred, fsdp())
 
 
@@ -33,4 +33,4 @@ def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
         return objective(loss)(params, model_state, batch, key_of(0), jnp.int32(0))
 
     with collector_paused():
-        return auto(first.params, evaluated, first.model_state, batch)
+        return infer_rules(first.params, evaluated, first.model_state, batch)

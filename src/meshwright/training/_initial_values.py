@@ -56,6 +56,13 @@ def state_around(
       UsageError: A name is not in the state, or an array has the wrong shape or dtype. The message lists all
         of them.
       LayoutError: A sharding does not fit an array or the mesh, as for `init_state`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> init = lambda key: {"body": jnp.zeros(2), "head": jnp.zeros(2)}
+      >>> state = mw.training.state_around({"params/body": jnp.ones(2)}, init, optax.sgd(0.1), 0, layout)
+      >>> print(state.params["body"], state.params["head"])
+      [1. 1.] [0. 0.]
     """
     return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
 

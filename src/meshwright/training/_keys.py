@@ -28,6 +28,10 @@ def key_of(seed: ArrayLike) -> jax.Array:
     random numbers and the types of keys in the state. For `rbg`, which is faster on TPUs, derive a key from
     this one: `jax.random.wrap_key_data(jax.random.bits(key, (4,)), impl="rbg")`. On the mesh axis `pipeline`
     such keys draw other numbers than without it, as under `jax.vmap`.
+
+    Example:
+      >>> print(jax.random.uniform(mw.training.key_of(0)))
+      0.947667
     """
     return jax.random.key(seed, impl=_IMPL)
 

@@ -44,6 +44,11 @@ def learning_rates(optimizer: Tx) -> Callable[[optax.OptState], Rates]:
 
     The function returns, for example, `{"learning_rate": 0.001}`. For `by_path` it returns one entry
     `learning_rate/PATTERN` for each pattern. It returns an empty dictionary if it finds no rate.
+
+    Example:
+      >>> optimizer = optax.adam(1e-3)
+      >>> mw.training.learning_rates(optimizer)(optimizer.init({"w": jnp.ones(())}))
+      {'learning_rate': 0.001}
     """
     scheduled = functools.cache(_scheduled)
 

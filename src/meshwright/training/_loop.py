@@ -158,7 +158,14 @@ def _is_of_all(state: Any) -> bool:
 
 
 def at_most_ahead(num_steps: int) -> Callable[[PyTree], None]:
-    """Return a function that takes each step's outputs and waits for the step `num_steps` before it."""
+    """Return a function that takes each step's outputs and waits for the step `num_steps` before it.
+
+    Example:
+      >>> wait = mw.training.at_most_ahead(2)
+      >>> for step in range(5):
+      ...     outputs = jnp.ones(8) * step
+      ...     wait(outputs)  # returns when the outputs of step - 2 are there
+    """
     in_flight: deque[PyTree] = deque()
 
     def wait(outputs: PyTree) -> None:

@@ -34,6 +34,13 @@ def with_parameter_noise(loss: Callable[..., Any], noise: ByPath[float | Std]) -
     Raises:
       UsageError: A pattern is not a regular expression. Or, when the loss is called, a pattern has no effect
         on its parameters.
+
+    Example:
+      >>> loss = lambda params, batch, key: (params["w"] * batch["x"]).mean()
+      >>> noisy = mw.training.with_parameter_noise(loss, [("w", 0.1)])
+      >>> params, batch = {"w": jnp.ones(4)}, {"x": jnp.ones(4)}
+      >>> float(loss(params, batch, None)), float(noisy(params, batch, mw.training.key_of(0))) != 1.0
+      (1.0, True)
     """
     return LossWithNoise(loss, tuple(noise))
 

@@ -49,7 +49,15 @@ def check_num_steps(name: str, steps: int) -> None:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Variables(Generic[Params]):
-    """The arrays of a model that has a state besides its parameters."""
+    """The arrays of a model that has a state besides its parameters.
+
+    Example:
+      >>> def init(key):
+      ...     return mw.training.Variables(params={"w": jnp.ones(2)}, model_state={"mean": jnp.zeros(2)})
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> mw.parallel.leaf_names(mw.training.init_state(init, optax.sgd(0.1), 0, layout).model_state)
+      ['mean']
+    """
 
     params: Params
     """The parameters, which an optimizer changes."""
@@ -154,6 +162,11 @@ def state_from(
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       seed: The seed of the steps' random numbers, from 0 to 2**32 - 1.
       layout: The mesh, and the rules that split arrays over it.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> mw.training.state_from({"w": np.ones(2)}, optax.sgd(0.1), 0, layout)
+      TrainState(step=0, params: 1 array of 8 B, opt_state: 0 arrays of 0 B, mesh data=8)
     """
     with collector_paused():
         state = jax.eval_shape(lambda made: _fresh(made, optimizer, jnp.uint32(seed)), made)
@@ -175,6 +188,12 @@ def abstract_state(init: Init[Params] | Model, optimizer: Tx, layout: Layout) ->
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
     The arguments and errors are those of `init_state`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> target = mw.training.abstract_state(lambda key: {"w": jnp.zeros(2)}, optax.sgd(0.1), layout)
+      >>> target.params["w"].shape
+      (2,)
     """
     with in_mesh(layout.mesh), collector_paused():
         state = jax.eval_shape(_make(init, optimizer), jax.ShapeDtypeStruct((), jnp.uint32))

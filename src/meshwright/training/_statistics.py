@@ -11,7 +11,12 @@ from meshwright.training._state import TrainState
 
 
 def num_params(params: PyTree) -> int:
-    """Return the number of elements of all arrays or structs of `params`."""
+    """Return the number of elements of all arrays or structs of `params`.
+
+    Example:
+      >>> mw.training.num_params({"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)})
+      10
+    """
     return sum(x.size for x in jax.tree.leaves(params))
 
 
@@ -35,6 +40,17 @@ def describe_state(state: TrainState, frozen: Collection[str] = ()) -> str:
     Args:
       state: The state, as arrays or as the structs with shardings that `abstract_state` returns.
       frozen: The names of arrays that are not trained, `params/encoder/w`. The table marks them.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.training.init_state(lambda key: {"w": jnp.zeros((4, 2))}, optax.sgd(0.1), 0, layout)
+      >>> print(mw.training.describe_state(state))
+      name      shape  dtype    spec        parameters  per device
+      params/w  4 × 2  float32  replicated           8        32 B
+      total                                          8        32 B
+      num_params: 8
+      params: 32 B, 32 B per device
+      opt_state: 0 B, 0 B per device
     """
     parts = _parts(state)
     sizes = [

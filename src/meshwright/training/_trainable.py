@@ -130,12 +130,21 @@ def offload_opt_state(
     The state keeps its sharding. It is copied to the devices for each update, which takes time. Use this
     function if the freed device memory makes a larger batch or model possible.
 
+    Unproven: never run on GPUs and TPUs, whose hosts have a memory of their own.
+
     Args:
       optimizer: The optimizer whose state is kept in another memory.
       memory: The kind of memory, as JAX calls it.
 
     Raises (when a state is described or made):
       UsageError: The devices do not have this kind of memory.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> optimizer = mw.training.offload_opt_state(optax.adam(1e-3))
+      >>> state = mw.training.init_state(lambda key: {"w": jnp.zeros(2)}, optimizer, 0, layout)
+      >>> jax.tree.leaves(state.opt_state)[-1].sharding.memory_kind
+      'pinned_host'
     """
     return replace(as_trainable(optimizer), opt_state_memory=memory)
 

@@ -45,9 +45,6 @@ def watchdog(
 ) -> Generator["RunningWatchdog", None, None]:
     """Return a context manager of an `on_step` that reports when no step finishes for `timeout_seconds`.
 
-        with mw.training.watchdog(600, kill=True) as watch:
-            mw.fit(..., on_step=watch)
-
     A report goes to stderr and to the log, and is repeated after each further timeout. It contains the
     process, the phase, the last step and the stacks of all threads. The time starts when the context is
     entered. Before the end of the first step, which includes compiling, and in the block
@@ -69,6 +66,10 @@ def watchdog(
 
     Raises:
       UsageError: A timeout is not positive, or there is no timeout for "step".
+
+    Example:
+      >>> with mw.training.watchdog(600) as watch:  # mw.fit(..., on_step=watch)
+      ...     watch(mw.engine.Tick(1))
     """
     seconds = timeouts(timeout_seconds)
     watching = RunningWatchdog(seconds, kill, clock or PhaseClock())

@@ -30,7 +30,7 @@ def restored_of(path, target):
 
 
 def main(directory):
-    me = processes.start(timeout_seconds=400).process_id
+    me = processes.start_processes(timeout_seconds=400).process_id
     mesh = mw.make_mesh("data=-1")
     target = {
         name: jax.ShapeDtypeStruct(SHAPE, np.float32, sharding=jax.NamedSharding(mesh, spec))

@@ -136,7 +136,7 @@ def test_a_policy_alone_is_chosen_for_the_given_microbatches(tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_of_such_a_run_takes_the_best_estimate(tmp_path):
-    found = plan.plan(experiment(tmp_path), "h100:8", compiled=False)
+    found = plan.plan_step(experiment(tmp_path), "h100:8", compiled=False)
     assert (found.settings["remat"], found.settings["microbatches"]) == (None, 1)
 
 

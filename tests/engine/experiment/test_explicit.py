@@ -124,7 +124,7 @@ def test_a_trainer_fits_and_predicts_with_them(tmp_path, loss):
 
 def test_a_plan_knows_what_they_send(tmp_path):
     plans = [
-        mw.plan.plan(experiment(tmp_path, states, mesh), "h100:8", compiled=False)
+        mw.plan.plan_step(experiment(tmp_path, states, mesh), "h100:8", compiled=False)
         for states, mesh in [(True, f"explicit: {MESH}"), (False, MESH)]
     ]
     assert plans[0].model_flops == plans[1].model_flops

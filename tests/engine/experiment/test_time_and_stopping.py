@@ -169,7 +169,7 @@ def test_the_last_evaluation_that_is_cut_off_is_made_when_the_run_is_called_agai
 
 def test_a_run_can_be_stopped_until_its_last_save_begins(tmp_path, monkeypatch):
     stops, saves, signals = [], [], mw.processes._internal.Signals()
-    monkeypatch.setattr(mw.processes._internal, "signals", lambda: contextlib.nullcontext(signals))
+    monkeypatch.setattr(mw.processes._internal, "stop_signals", lambda: contextlib.nullcontext(signals))
     monkeypatch.setattr(signals, "stop", lambda step: stops.append(signals.is_over))
     save = mw.Checkpoints.save
     monkeypatch.setattr(

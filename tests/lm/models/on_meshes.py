@@ -130,7 +130,7 @@ def step_of(name, mesh, devices, without=(), **settings):
     rows = {key: array for key, array in rows.items() if key not in without}
     mesh = mw.make_mesh(mesh, jax.devices()[:devices])
     first, structs = jax.eval_shape(init, jax.random.key(0)), jax.eval_shape(lambda: rows)
-    rules = (mw.auto(first, loss, structs),) if name in OF_USERS else ()
+    rules = (mw.infer_rules(first, loss, structs),) if name in OF_USERS else ()
     layout = mw.Layout(mesh, rules or MODULES.get(name, decoder).RULES)
     return mw.make_step(loss, optax.sgd(1.0), layout, microbatches=4, **settings), init, layout, rows
 

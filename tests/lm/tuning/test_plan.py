@@ -14,5 +14,5 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 def test_a_step_of_seven_billion_parameters_in_four_bits_fits_into_twelve_gib(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     experiment = importlib.import_module("decoder").experiment
-    planned = plan.plan(experiment(size="7b", lora=16, base="nf4", batch_size=1), "h100:1")
+    planned = plan.plan_step(experiment(size="7b", lora=16, base="nf4", batch_size=1), "h100:1")
     assert planned.memory.peak < 12 * 2**30

@@ -1,6 +1,7 @@
 """From a folder and a file of tokens to an adapter or a model, in one call or one command."""
 
 import json
+import pkgutil
 from pathlib import Path
 
 import jax
@@ -11,13 +12,14 @@ import pytest
 import meshwright as mw
 from meshwright.checkpoints._arrays._transforms import cast
 from meshwright.cli import main
+from meshwright.cli._tune import _TARGET
 from meshwright.errors import InputError, UsageError
 from meshwright.lm._models import decoder, hugging_face
 from meshwright.lm._tuning._families import rows_score
 from meshwright.lm._tuning._merged import merged_source
 from meshwright.lm._tuning._peft import read_adapter
 from meshwright.lm._tuning._rows import read_rows, split_rows
-from meshwright.lm._tuning._tune import adapter_of, tune, tuning
+from meshwright.lm._tuning._tune import adapter_of, tune, tuning, write_best
 
 LLAMA = str(Path(__file__).parents[2] / "lm" / "models" / "golden" / "llama")
 CFG = hugging_face.config(LLAMA)
@@ -61,6 +63,8 @@ def test_an_adapter_is_tuned_and_its_best_checkpoint_written(data, tmp_path):
     before, after = floats(base), lora.effective({"base": floats(base), "adapter": adapter})
     assert held_out_loss(after, data) < held_out_loss(before, data) - 0.2
     np.testing.assert_allclose(held_out_loss(after, data), tuned.outcome.scores["held_out/loss"], rtol=0.02)
+    with pytest.raises(UsageError, match="already: choose another directory"):  # it is not written over
+        write_best(str(tmp_path), LLAMA, lora=4)
 
 
 @pytest.mark.slow
@@ -135,6 +139,10 @@ def pairs(file):
     ]
     file.write_text("\n".join(lines))
     return str(file)
+
+
+def test_the_command_names_the_function():
+    assert pkgutil.resolve_name(_TARGET) is tuning
 
 
 def test_the_loss_is_that_of_the_tokens_that_count():

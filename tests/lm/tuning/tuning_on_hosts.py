@@ -5,7 +5,7 @@ from pathlib import Path
 
 import meshwright as mw
 
-mw.parallel.start()
+mw.parallel.start_processes()
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from lm.tuning.test_adapted import LLAMA, LORA, experiment  # noqa: E402

@@ -21,23 +21,17 @@ import meshwright as mw
 from eventually import eventually
 from meshwright.cli import main
 from meshwright.errors import EXIT_HUNG, UsageError
-from meshwright.launch._look_out import looking_out
+from meshwright.launch._local import looking_out
 from meshwright.observe._profile._xplane import find_profiles
-from meshwright.processes._heartbeat._entry import (
-    Entry,
-    birth_of,
-    board_directory,
-    namespace,
-    read_entries,
-    write_entry,
-)
+from meshwright.processes._heartbeat._entry import Entry, board_directory, read_entries, write_entry
 from meshwright.processes._heartbeat._look import LookOut, compared, look
-from meshwright.processes._heartbeat._verdict import blamed, verdict
+from meshwright.processes._heartbeat._verdict import _CHECKPOINTS, blamed, verdict
+from meshwright.processes._proc import birth_of, namespace
 from meshwright.training._heartbeat import on_board
 from meshwright.training._phase_clock import PhaseClock
 
 BEAT = 0.01
-PLACE = {"phase": "step", "where": "meshwright/train/_loop.py:137 in wait", "is_waiting": True}
+PLACE = {"phase": "step", "where": "meshwright/training/_loop.py:137 in wait", "is_waiting": True}
 STANDING = {"phase": "input", "where": "/home/me/loader.py:12 in read", "is_waiting": False}
 
 
@@ -198,7 +192,7 @@ def launcher_says(folder, between, monkeypatch, **later):
     """
     said, readings, board = [], [], folder / "board"
     reading = lambda directory: readings.append(1) or read_entries(directory)
-    monkeypatch.setattr("meshwright.launch._look_out.read_entries", reading)
+    monkeypatch.setattr("meshwright.launch._local.read_entries", reading)
     board.mkdir()
     (folder / "progress.board").write_text(str(board))
     late = entry(num_processes=2, limit_seconds=BEAT / 2, **STANDING)
@@ -254,9 +248,10 @@ def test_where_nothing_is_known_no_place_is_told():
 
 def test_a_process_that_waits_for_the_place_of_its_checkpoints_says_so():
     place = {
-        "where": "meshwright/checkpoint/_saving.py:1 in f",
-        "others": ["meshwright/storage/_path.py:2 in g"],
+        "where": "meshwright/checkpoints/_saving.py:1 in f",
+        "others": ["meshwright/base/_storage/_path.py:2 in g"],
     }
+    assert all(Path(mw.__file__).parents[1].joinpath(folder).is_dir() for folder in _CHECKPOINTS)
     found = seen(STANDING | {"phase": "save"} | place, {})
     assert last(found).endswith("The disk or the store of the checkpoints does not answer, or is slow.")
     user = {**place, "others": ["model.py:2 in keep"]}
@@ -310,7 +305,7 @@ def test_a_process_is_ended_after_its_look_at_the_others_and_says_for_which_one_
 
 
 def test_by_default_a_run_says_which_process_is_stopped_before_jax_ends_the_others():
-    timeout = inspect.signature(mw.parallel.start).parameters["heartbeat_timeout_seconds"].default
+    timeout = inspect.signature(mw.parallel.start_processes).parameters["heartbeat_timeout_seconds"].default
     within_seconds = 10  # docs/how-to/debugging.md
     # Counted from the last heartbeat, of which JAX sends two in this time.
     assert mw.Watchdog().shortest_seconds + within_seconds < timeout / 2

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshwright.base._documents import read_file
+from meshwright.base._files import read_file
 from meshwright.base._storage._path import ObjectPath, location
 from meshwright.base._storage._place import local_path
 from meshwright.base._storage._store import Entry

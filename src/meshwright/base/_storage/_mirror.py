@@ -132,6 +132,13 @@ def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) ->
     Raises:
       UsageError: The store cannot be used; raised at the start.
       MeshwrightError: The store still cannot be written to at the end. The directory is then kept.
+
+    Example:
+      >>> with mw.data.mirrored("memory://bucket/run", [], warn=print) as mirror:
+      ...     _ = (mirror.path / "metrics.jsonl").write_text("{}")
+      >>> with mw.data.local_copy("memory://bucket/run") as directory:
+      ...     (directory / "metrics.jsonl").read_text()
+      '{}'
     """
     mirror = Mirror(address, warn)
     try:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from meshwright.base._documents import read_file
+from meshwright.base._files import read_file
 from meshwright.base._storage import _fsspec, _settings
 from meshwright.base._storage._place import is_address, local_path
 from meshwright.base._storage._store import Entry, Store, telling

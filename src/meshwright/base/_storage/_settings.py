@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from meshwright.base._extras import import_extra
 from meshwright.base._storage._obstore import Obstore
 from meshwright.base._storage._s3_listing import S3Listing
 from meshwright.base._storage._store import reason_of
@@ -42,13 +43,8 @@ _OF_PROFILE = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
     """Return a bucket. No request is sent yet."""
-    try:
-        errors = importlib.import_module("obstore.exceptions")
-        stores = importlib.import_module("obstore.store")
-    except ImportError:
-        raise UsageError(
-            f"{scheme}://{bucket} needs obstore. Install it: pip install 'meshwright[remote]'."
-        ) from None
+    errors = import_extra("obstore.exceptions", extra="remote", what=f"{scheme}://{bucket}")
+    stores = import_extra("obstore.store", extra="remote", what=f"{scheme}://{bucket}")
     environ = tuple(sorted(each for each in os.environ.items() if each[0].startswith(_KNOWN)))
     try:
         return _connected(stores, scheme, bucket, tuple(patience.items()), environ)

@@ -1,4 +1,7 @@
-"""The input of an export: a tree or an opened checkpoint, the arrays to write, and their new names."""
+"""What is written of a tree or an opened checkpoint, and under which names: for exports, and for states.
+
+Leaves of a state may be saved under other names or left out; restoring finds them again.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +15,7 @@ from meshwright.base._internal import local_path, tree
 from meshwright.checkpoints._arrays._keys import is_key, type_name
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._transforms import as_source, with_arrays
 from meshwright.errors import UsageError, listed
 
 Names = Callable[[str], str | None]
@@ -133,3 +136,40 @@ def _instead(unfit: Sequence[Chosen]) -> str:
     cast = "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
     data = "PRNG keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds it."
     return " ".join([*([cast] if num_keys < len(unfit) else []), *([data] if num_keys else [])])
+
+
+def renamed(leaves: Mapping[str, Any], names: Names | None) -> dict[str, Any]:
+    """Return the leaves to save, by their names in the checkpoint.
+
+    Args:
+      leaves: All leaves of a state, by name.
+      names: Returns the saved name of a leaf, or None, which leaves it out. None instead of a function keeps
+        all names.
+
+    Raises:
+      UsageError: No leaf is left, or two get the same name.
+
+    Example:
+      >>> mw.checkpoints.renamed({"params/w": 1, "seed": 2}, lambda name: {"params/w": "weights"}.get(name))
+      {'weights': 1}
+    """
+    if names is None:
+        return dict(leaves)
+    return {name: each.array for name, each in chosen(leaves, names).items()}
+
+
+def left_out(target: tree.PyTree, names: Names | None) -> set[str]:
+    """Return the names of the leaves of a state that are not saved."""
+    leaves = tree.named_leaves(target)
+    renamed(leaves, names)
+    return set() if names is None else {name for name in leaves if names(name) is None}
+
+
+def named_back(source: Source, names: Names | None, target: tree.PyTree) -> Source:
+    """Return a checkpoint that was saved with `names`, under the names of the state again."""
+    if names is None:
+        return source
+    arrays = dict(source.arrays())
+    saved = {name: names(name) for name in tree.leaf_names(target)}
+    back = {name: arrays.pop(other) for name, other in saved.items() if other in arrays}
+    return with_arrays(source, {**arrays, **back})

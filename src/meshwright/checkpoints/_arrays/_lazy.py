@@ -213,6 +213,11 @@ def stack(arrays: Sequence[LazyArray], dim: int = 0) -> LazyArray:
 
     Raises:
       UsageError: There are none, they differ in shape or dtype, or they have too few dimensions.
+
+    Example:
+      >>> layers = mw.checkpoints.as_source({"0/w": np.zeros(3), "1/w": np.ones(3)}, "the source").arrays()
+      >>> mw.checkpoints.stack([layers["0/w"], layers["1/w"]]).shape
+      (2, 3)
     """
     kinds = {(array.shape, array.dtype.name, array.key_impl) for array in arrays}
     if len(kinds) != 1:
@@ -246,6 +251,11 @@ def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
 
     Raises:
       UsageError: There are none, or they differ in dtype or in another dimension.
+
+    Example:
+      >>> parts = mw.checkpoints.as_source({"q": np.zeros((2, 3)), "k": np.ones((2, 1))}, "parts").arrays()
+      >>> np.asarray(mw.checkpoints.concatenate([parts["q"], parts["k"]]))[0].tolist()
+      [0.0, 0.0, 0.0, 1.0]
     """
     kinds = {(array.shape[:-1], array.dtype.name, array.ndim, array.key_impl) for array in arrays}
     if len(kinds) != 1:

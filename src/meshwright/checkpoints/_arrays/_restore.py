@@ -269,6 +269,11 @@ def load_lazily(source: Source) -> dict[str, Any]:
 
     Raises:
       InputError: One name is a prefix of another, as `a` of `a/b`.
+
+    Example:
+      >>> source = mw.checkpoints.as_source({"layer/w": np.arange(3)}, "the source")
+      >>> np.asarray(mw.checkpoints.load_lazily(source)["layer"]["w"])
+      array([0, 1, 2])
     """
     return tree.nested(source.arrays())
 

@@ -18,7 +18,13 @@ from meshwright.errors import CheckpointError
 
 
 class Source(Protocol):
-    """Named arrays that can be read in parts. Errors call it by its `str`."""
+    """Named arrays that can be read in parts. Errors call it by its `str`.
+
+    Example:
+      >>> source = mw.checkpoints.as_source({"params/w": np.zeros((2, 3))}, "the source")
+      >>> str(source), source.arrays()["params/w"].shape
+      ('the source', (2, 3))
+    """
 
     def arrays(self) -> Mapping[str, LazyArray]:
         """Return all arrays by name; no values are read."""

@@ -3,24 +3,36 @@
 import math
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from meshwright.base._internal import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
+from meshwright.base._internal import Directory, ObjectBytes, ObjectPath, parts_of
 from meshwright.checkpoints._arrays._chunks import Bounds, as_rows, bounds_of, chunks_of
 from meshwright.checkpoints._arrays._lazy import Index, LazyArray
 from meshwright.checkpoints._arrays._source import described
 from meshwright.checkpoints._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoints._format._container import ALIGNMENT
 from meshwright.checkpoints._format._manifest import ChunkPlace, SavedArray, read_manifest
-from meshwright.errors import DamagedError
+from meshwright.errors import CheckpointError, DamagedError
 
 _SMALL = 1 << 20  # bytes; in smaller arrays, parts that are consecutive rows are read as one
 _MEMORY = 64 << 20  # bytes allocated at once
+
+
+@contextmanager
+def telling_unreadable() -> Iterator[None]:
+    """Turn a `PermissionError` into a `CheckpointError` that names the file. Also a decorator."""
+    try:
+        yield
+    except PermissionError as error:
+        raise CheckpointError(
+            f"{error.filename} cannot be read: {error.strerror}. Ask its owner, or read as another user."
+        ) from None
 
 
 class NativeSource:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.base._internal import Directory, location, telling_unreadable
+from meshwright.base._internal import Directory, location
 from meshwright.checkpoints._directory import aside
 from meshwright.checkpoints._format._manifest import MANIFEST, read_manifest
+from meshwright.checkpoints._format._read import telling_unreadable
 from meshwright.checkpoints._formats._open import steps_at
 from meshwright.checkpoints._formats._pins import is_pinned
 from meshwright.errors import CheckpointError

@@ -68,6 +68,11 @@ def export_seqax(
       UsageError: The step exists, no array is left, two arrays would get the same name, zarr lacks the dtype
         of one, an array lies on other processes too, or TensorStore is not installed.
       DamagedError: A part of the checkpoint is damaged.
+
+    Example:
+      >>> path = mw.checkpoints.export_seqax({"params": {"w": jnp.ones((4, 2))}}, "exported", step=800)
+      >>> path.name, list(mw.checkpoints.open_source("exported").arrays())
+      ('0000000800', ['params/w'])
     """
     source, place = readable(tree_or_source), location(directory) / f"{step:010d}"
     given = source is tree_or_source

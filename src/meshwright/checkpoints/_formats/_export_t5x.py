@@ -1,7 +1,8 @@
 """Exports to T5X's format, version 3, which `readers/_t5x.py` describes.
 
 Arrays are stored beside the tree, in zarr v2 with gzip, which all versions of T5X read. Scalars and arrays
-without elements are stored in the tree.
+without elements are stored in the tree. That is Flax's msgpack, which `readers/_flax_msgpack.py` describes;
+the thirty lines that write it here save users of `--to t5x` the installation of a library.
 
 Source: `checkpoints.py` of github.com/google-research/t5x.
 """
@@ -9,7 +10,8 @@ Source: `checkpoints.py` of github.com/google-research/t5x.
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ from meshwright.checkpoints._arrays._lazy import Index
 from meshwright.checkpoints._arrays._source import Source
 from meshwright.checkpoints._arrays._transforms import empty_of
 from meshwright.checkpoints._formats._deflate import gzipped
-from meshwright.checkpoints._formats._msgpack import packed
 from meshwright.checkpoints._staging import staged
 from meshwright.errors import UsageError, listed
 from meshwright.processes._internal import on_lead
@@ -231,3 +232,35 @@ def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
 def _compressed(chunk: np.ndarray) -> Iterator[bytes]:
     # Viewed as uint8, because NumPy has no buffers for the dtypes of ml_dtypes.
     return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])
+
+
+_ARRAY, _SCALAR = 1, 3
+_NIL, _INT64, _BYTES, _TEXT, _LIST, _MAP, _EXT = 0xC0, 0xD3, 0xC6, 0xDB, 0xDD, 0xDF, 0xC9
+
+
+def packed(value: Any) -> bytes:
+    """Return dictionaries, lists, texts, integers, None and NumPy arrays as msgpack."""
+    match value:
+        case None:
+            return bytes([_NIL])
+        case int():
+            return bytes([value]) if 0 <= value < 0x80 else struct.pack(">Bq", _INT64, value)
+        case bytes():
+            return struct.pack(">BI", _BYTES, len(value)) + value
+        case str():
+            text = value.encode()
+            return _head(0xA0, 0x20, _TEXT, len(text)) + text
+        case Mapping():
+            pairs = (packed(key) + packed(item) for key, item in value.items())
+            return _head(0x80, 0x10, _MAP, len(value)) + b"".join(pairs)
+        case Sequence():
+            return _head(0x90, 0x10, _LIST, len(value)) + b"".join(map(packed, value))
+        case np.ndarray():
+            content = packed([list(value.shape), value.dtype.name, value.tobytes()])
+            return struct.pack(">BIB", _EXT, len(content), _ARRAY if value.ndim else _SCALAR) + content
+    raise TypeError(f"{type(value)} cannot be written as msgpack")
+
+
+def _head(short: int, limit: int, long: int, length: int) -> bytes:
+    """Return the head of a value: kind and length in one byte if it is short, otherwise in five."""
+    return bytes([short | length]) if length < limit else struct.pack(">BI", long, length)

@@ -22,7 +22,7 @@ import numpy as np
 
 from meshwright.base._internal import location, read_each
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._formats.readers._flat_tokens import open_flat_tokens
+from meshwright.checkpoints._formats.readers._seqax import open_flat_tokens
 from meshwright.errors import DamagedError, InputError, UsageError
 
 
@@ -143,6 +143,16 @@ def flat_tokens(
     Raises:
       InputError: There are no flat tokens.
       UsageError: TensorStore is not installed, or the settings do not fit.
+
+    Example:
+      >>> import zarr
+      >>> group = zarr.create_group("train", zarr_format=2, attributes={"max_token_id": 15})
+      >>> _ = group.create_array("encoded_tokens", data=np.arange(32, dtype=np.uint32))
+      >>> _ = group.create_array("seq_starts", data=np.array([0, 32], np.uint64))
+      >>> blocks = {"streams": 1, "sequences_per_read_block": 2, "read_blocks_per_shuffle_buffer": 1}
+      >>> examples = mw.checkpoints.flat_tokens("train", length=4, batch_size=2, seed=0, **blocks)
+      >>> len(examples), examples[0]["tokens"].shape
+      (8, (4,))
     """
     place = location(path)
     tokens = open_flat_tokens(place)

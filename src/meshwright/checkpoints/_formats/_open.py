@@ -3,16 +3,16 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from meshwright.base._internal import Directory, location, telling_unreadable
+from meshwright.base._internal import Directory, location
 from meshwright.checkpoints._arrays._source import Opened
 from meshwright.checkpoints._directory import aside, complete_steps, saved_steps, step_path, temporaries
 from meshwright.checkpoints._format._manifest import MANIFEST
-from meshwright.checkpoints._format._read import NativeSource
+from meshwright.checkpoints._format._read import NativeSource, telling_unreadable
 from meshwright.checkpoints._format._verify import incomplete
 from meshwright.checkpoints._formats.readers import READERS
-from meshwright.checkpoints._formats.readers._flat_tokens import is_flat_tokens, splits_of
 from meshwright.checkpoints._formats.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
 from meshwright.checkpoints._formats.readers._reader import Reader, opened
+from meshwright.checkpoints._formats.readers._seqax import is_flat_tokens, splits_of
 from meshwright.checkpoints._of_run import checkpoints_of
 from meshwright.checkpoints._staging import UNFINISHED
 from meshwright.errors import CheckpointError, DamagedError, UsageError, listed
@@ -72,6 +72,12 @@ def find_step(path: str | Directory, step: int) -> Directory:
     Raises:
       CheckpointError: The step has no complete checkpoint; the error lists those that do.
       UsageError: `path` is itself a checkpoint.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      >>> mw.checkpoints.find_step("run", 100).name
+      'step_00000100'
     """
     place = location(path)
     steps = steps_at(place)

@@ -83,6 +83,14 @@ def unpin(path: str | Directory) -> None:
 
     Args:
       path: The step directory, local or in a store.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      >>> mw.checkpoints.pin("run/step_00000100", "used in the paper")
+      >>> mw.checkpoints.unpin("run/step_00000100")
+      >>> mw.checkpoints.is_pinned("run/step_00000100")
+      False
     """
     mark = location(path) / PINNED
     with suppress(FileNotFoundError):  # another process unpins it in this moment
@@ -95,5 +103,12 @@ def is_pinned(path: str | Directory) -> bool:
 
     Args:
       path: The step directory, local or in a store.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      >>> mw.checkpoints.pin("run/step_00000100", "used in the paper")
+      >>> mw.checkpoints.is_pinned("run/step_00000100")
+      True
     """
     return (location(path) / PINNED).is_file()

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.base._internal import Directory, telling_unreadable
+from meshwright.base._internal import Directory
 from meshwright.checkpoints._arrays._chunks import cuts, slabs
 from meshwright.checkpoints._format._manifest import MANIFEST
+from meshwright.checkpoints._format._read import telling_unreadable
 from meshwright.checkpoints._format._verify import Damage, Report, native_report
 from meshwright.checkpoints._formats._open import checkpoints_at, reader_of
 from meshwright.checkpoints._formats.readers._reader import Reader, opened
@@ -46,6 +47,13 @@ def verify_all(path: str | Directory) -> Iterator[Report]:
     Raises:
       CheckpointError: As `verify`.
       MeshwrightError: As `verify`.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     for step in (100, 200):
+      ...         checkpoints.save(step, {"w": jnp.ones(3)})
+      >>> [report.damage for report in mw.checkpoints.verify_all("run")]
+      [(), ()]
     """
     for directory in checkpoints_at(path):
         try:

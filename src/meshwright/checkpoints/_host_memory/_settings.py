@@ -16,6 +16,8 @@ class InMemory:
     They outlive the processes of a run, but not the host. A run that starts again continues from the newest
     checkpoint of both kinds that is intact and that all processes can complete.
 
+    Unproven: never run on more than one machine.
+
     Raises:
       UsageError: A number is below 1, or the directory is not an absolute path.
 

@@ -4,6 +4,6 @@
 `_columns` and `_archives` read one kind each; `_documents` chooses between them. `_indexed_source` sends
 the documents of an object instead.
 `_store` has the tokens: `_work` writes them in another process, as `_blocks` says. `_row_store` makes rows of
-equal length of them, which `_packing` fills. To
-support another kind of files, write a reader and add it to `_documents` and to the endings in `_files`.
+equal length of them, which `_packing` fills.
+To support another kind of files, write a reader and add it to `_documents` and to the endings in `_files`.
 """

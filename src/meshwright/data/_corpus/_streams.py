@@ -2,22 +2,24 @@
 
 Anybody may have made a file. So one request for bytes never makes more than `LONGEST` of them, also where a
 few compressed bytes stand for very many.
+
+bzip2 and xz allow several compressed streams one after the other in a file. Python's `BZ2File` and `LZMAFile`
+pass over what follows the first stream if it is none: where a bit of the second one's header is wrong, they
+end there without an error, and the rest is lost. `Concatenated` refuses such a file.
 """
 
 import bz2
 import contextlib
 import gzip
-import importlib
 import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
-from meshwright.base._internal import ObjectBytes, ObjectPath, Part, location, open_file
-from meshwright.data._corpus._concatenated import Concatenated
+from meshwright.base._internal import ObjectBytes, ObjectPath, Part, import_extra, location, open_file
 from meshwright.data._corpus._files import File
-from meshwright.errors import InputError, MeshwrightError, UsageError
+from meshwright.errors import InputError, MeshwrightError
 
 LONGEST = 1 << 26
 """The most bytes of one document. Tokenizing it takes about a hundred times as much memory."""
@@ -86,13 +88,7 @@ _OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
 
 def pyarrow(module: str = "pyarrow") -> Any:
     """Return pyarrow, or a module of it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        raise UsageError(
-            "files of Parquet, Arrow and zstd are read by the package pyarrow, which is not installed.\n"
-            "  Install it: pip install 'meshwright[text]'."
-        ) from None
+    return import_extra(module, extra="text", what="a file of Parquet, Arrow or zstd")
 
 
 @contextlib.contextmanager
@@ -110,3 +106,55 @@ def naming(file: File, where: Callable[[], str]) -> Iterator[None]:
             f"{file.place} is damaged, or not what its name says, at {where()}: "
             f"{said[0] if said else type(error).__name__:.200}\n  Make or copy it again, or leave it out."
         ) from None
+
+
+_PIECE = 1 << 18
+
+
+class Decompressor(Protocol):
+    """What decompresses one stream: `bz2.BZ2Decompressor`, `lzma.LZMADecompressor`."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class Concatenated(io.RawIOBase):
+    """The content of all streams of a file."""
+
+    def __init__(self, raw: BinaryIO, new: Callable[[], Decompressor], padding: bytes = b""):
+        self._raw, self._new, self._padding = raw, new, padding
+        self._stream = new()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while True:
+            if self._stream.eof:
+                if not (data := self._behind()):
+                    return 0
+                self._stream = self._new()
+            elif not self._stream.needs_input:
+                data = b""
+            elif not (data := self._raw.read(_PIECE)):
+                raise EOFError("it ends in the middle of a compressed stream")
+            if found := self._stream.decompress(data, len(buffer)):
+                buffer[: len(found)] = found
+                return len(found)
+
+    def _behind(self) -> bytes:
+        """Return some of what is behind a stream, without padding; nothing at the end."""
+        data, passed = self._stream.unused_data, 0
+        while True:
+            rest = data.lstrip(self._padding) if self._padding else data
+            passed += len(data) - len(rest)
+            if not rest and (data := self._raw.read(_PIECE)):
+                continue
+            if passed % 4:
+                raise EOFError("it has more bytes behind a compressed stream than belong there")
+            return rest

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.base._internal import parse_object, read_file
+from meshwright.base._internal import not_installed, parse_object, read_file
 from meshwright.errors import InputError, UsageError
 
 Encode = Callable[[Sequence[str]], list[np.ndarray]]
@@ -138,10 +138,7 @@ def _made_again(text: str) -> tuple[Any, Any]:
         package = importlib.import_module("tokenizers")
         tokenizer = package.Tokenizer.from_str(text)
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the tokenizer needs the package {error.name}, which is not installed.\n"
-            "  Install it: pip install 'meshwright[text]'."
-        ) from None
+        raise not_installed(error.name or "tokenizers", extra="text", what="the tokenizer") from None
     except Exception as error:  # the package raises no class of its own
         raise InputError(f"the tokenizer is not one of the package tokenizers: {error}.") from None
     tokenizer.no_truncation()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from meshwright.base._internal import check_unicode, documented
-from meshwright.data._tokens._folder import TEMPLATE, Files, needed, read_folder
+from meshwright.base._internal import check_unicode, documented, import_extra
+from meshwright.data._tokens._folder import TEMPLATE, Files, read_folder
 from meshwright.data._tokens._spans import ASSISTANT, Ask, weights_of
 from meshwright.data._tokens._template import Template
 from meshwright.errors import InputError, MeshwrightError, UsageError
@@ -84,7 +84,8 @@ class Chat:
     def from_text(cls, text: str) -> Self:
         """Return what `to_text` was called of."""
         made_of = json.loads(text)
-        tokenizer = needed("tokenizers", "a chat").Tokenizer.from_str(json.dumps(made_of["tokenizer"]))
+        package = import_extra("tokenizers", extra="text", what="a chat")
+        tokenizer = package.Tokenizer.from_str(json.dumps(made_of["tokenizer"]))
         files = Files(Path("the tokenizer"), tokenizer, made_of["special"], made_of["templates"])
         return cls(files, date=made_of["date"])
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import errors
-from meshwright.base._internal import check_unicode
-from meshwright.data._tokens._folder import needed
+from meshwright.base._internal import check_unicode, import_extra
 from meshwright.data._tokens._spans import Ask, Span, asks_of, spans_by_marks, spans_by_prefix
 from meshwright.errors import InputError, UsageError
 
@@ -40,7 +39,7 @@ class Template:
 
     def __init__(self, text: str, where: str, date: datetime.datetime):
         self._about = f"the chat template of {where}"
-        needed("jinja2", self._about)
+        import_extra("jinja2", extra="text", what=self._about)
         self._made_of = {"template": text, "date": date.isoformat()}
         ((head, _),) = self._answers([{"messages": [], "names": {}, "asks": []}])
         self._has_generation: bool = head["has_generation"]

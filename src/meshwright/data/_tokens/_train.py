@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import local_path, write_whole
+from meshwright.base._internal import import_extra, local_path, write_whole
 from meshwright.data._corpus._documents import documents
-from meshwright.data._tokens._folder import CONFIG, TEMPLATE, TOKENIZER, needed
+from meshwright.data._tokens._folder import CONFIG, TEMPLATE, TOKENIZER
 from meshwright.errors import UsageError
 
 KINDS = ("bpe", "unigram", "wordpiece")
@@ -60,8 +60,8 @@ def train_tokenizer(
     place = local_path(directory, "Write the tokenizer to a disk, and copy it.")
     if (place / TOKENIZER).exists():
         raise UsageError(f"{place} has a {TOKENIZER} already; choose another directory, or move it away.")
-    package = needed("tokenizers", "a new tokenizer")
-    needed("tokenizers.models", "a new tokenizer")
+    package = import_extra("tokenizers", extra="text", what="a new tokenizer")
+    import_extra("tokenizers.models", extra="text", what="a new tokenizer")
     made, trainer = _MAKERS[kind](package, vocab_size, special)
     counted = _Counted(documents(texts) if isinstance(texts, str | Path) else texts)
     made.train_from_iterator(iter(counted), trainer=trainer)

@@ -6,6 +6,5 @@ boxes or variables of any library. The object is rebuilt while a step is traced,
 time.
 
 Each library has one file (`_linen`, `_nnx`, `_equinox`, `_pair`), which implements `_library.Library` and is
-imported only when such a model is given. Add a library as a new file,
-and tell it apart in `_functional`.
+imported only when such a model is given. Add a library as a new file, and tell it apart in `_functional`.
 """

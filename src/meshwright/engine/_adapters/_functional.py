@@ -1,7 +1,6 @@
 """`functional`: find the library of a model, and give the model as plain functions, `Functional`."""
 
 import functools
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import jax
 
-from meshwright.base._internal import PyTree
+from meshwright.base._internal import PyTree, import_extra
 from meshwright.engine._adapters._library import Axes, Library, mode_and_key
 from meshwright.engine._adapters._pair import Pair
 from meshwright.errors import UsageError
@@ -18,7 +17,14 @@ from meshwright.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """A model as plain functions on plain trees. `functional` makes it."""
+    """A model as plain functions on plain trees. `functional` makes it.
+
+    Example:
+      >>> init, apply = lambda key, x: {"w": jnp.ones(3)}, lambda params, x: x * params["w"]
+      >>> model = mw.functional((init, apply), jnp.ones(3))
+      >>> isinstance(model, mw.engine.Functional), model.apply({"w": jnp.ones(3)}, jnp.ones(3)).shape
+      (True, (3,))
+    """
 
     axes: Mapping[str, Axes]
     """The names that the model gave to the dimensions of its parameters, by parameter name."""
@@ -164,17 +170,17 @@ def library_of(model: Any) -> str | None:
 def _library_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Library:
     first, second = model if isinstance(model, tuple) and len(model) == 2 else (None, None)
     if _is(model, "flax.linen"):
-        return _library("_linen").Linen(model, args, kwargs)
+        return _adapter("_linen", "flax").Linen(model, args, kwargs)
     if _is(model, "flax.nnx"):
-        return _library("_nnx").Nnx(lambda rngs: model)
+        return _adapter("_nnx", "flax").Nnx(lambda rngs: model)
     if _is(model, "equinox") or _is(first, "equinox"):
-        return _library("_equinox").Equinox(lambda key: model)
+        return _adapter("_equinox", "equinox").Equinox(lambda key: model)
     if callable(first) and callable(second):
         return Pair(first, second, args, kwargs)
     if "rngs" in _parameters(model):
-        return _library("_nnx").Nnx(lambda rngs: model(rngs=rngs))
+        return _adapter("_nnx", "flax").Nnx(lambda rngs: model(rngs=rngs))
     if "key" in _parameters(model):
-        return _library("_equinox").Equinox(lambda key: model(key=key))
+        return _adapter("_equinox", "equinox").Equinox(lambda key: model(key=key))
     raise UsageError(
         f"cannot tell what kind of model {_described(model)} is. Expected one of:\n"
         "  Flax NNX: a module, its class, or a function of `rngs` that makes one;\n"
@@ -194,14 +200,9 @@ def _is(model: Any, library: str) -> bool:
     return isinstance(model, getattr(sys.modules.get(library), "Module", ()))
 
 
-def _library(file: str) -> Any:
-    try:
-        return importlib.import_module(f"meshwright.engine._adapters.{file}")
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"this model looks like one of {error.name}, which is not installed.\n"
-            f"  Install it: pip install 'meshwright[{error.name}]'; or give a pair (init, apply)."
-        ) from None
+def _adapter(file: str, library: str) -> Any:
+    what = "this model, which is no pair (init, apply),"
+    return import_extra(f"meshwright.engine._adapters.{file}", extra=library, what=what)
 
 
 def _parameters(model: Any) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ def _start(
             f"host0_port={host0_port} needs a host0_address, which is not given.\n"
             "  Give both; or neither, to read them from the environment."
         )
-    processes.start(
+    processes.start_processes(
         coordinator=f"{host0_address}:{host0_port or 11111}" if host0_address else None,
         num_processes=num_processes,
         process_id=process_id,

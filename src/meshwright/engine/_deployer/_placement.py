@@ -18,10 +18,10 @@ from meshwright.parallel._internal import (
     Rules,
     as_arrays,
     as_rules,
-    auto,
     beside_params,
     copy_to,
     fsdp,
+    infer_rules,
 )
 from meshwright.training._internal import init_optimizer, tables_in
 
@@ -65,7 +65,7 @@ class Placement:
           params_shape_or_params: The parameters, as arrays or structs.
         """
         params = as_arrays(params_shape_or_params)
-        shardings = tree.named_leaves(self.layout(auto(params), fsdp()).shardings({"params": params}))
+        shardings = tree.named_leaves(self.layout(infer_rules(params), fsdp()).shardings({"params": params}))
         return [Split(name, s.spec) for name, s in shardings.items() if any(s.spec)] or None
 
     def get_params_spec(self, params_shape_or_params: PyTree, rules: Rules) -> PyTree:

@@ -31,6 +31,18 @@ class Evaluator:
     Raises:
       UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` does not return a value
         for each example.
+
+    Example:
+      >>> layout, examples = mw.Layout(mw.make_mesh("data=-1")), {"y": np.arange(10.0)}
+      >>> evaluate = mw.engine.Evaluator(
+      ...     lambda params, batch: {"error": abs(params["w"] - batch["y"])},
+      ...     lambda: mw.data.padded_batches(examples, 8, layout.batch_sharding),
+      ...     layout,
+      ...     mw.engine.every(100),
+      ... )
+      >>> state = mw.training.state_from({"w": jnp.zeros(())}, optax.sgd(0.1), 0, layout)
+      >>> evaluate(mw.engine.Tick(100), state)
+      {'error': 4.5}
     """
 
     def __init__(

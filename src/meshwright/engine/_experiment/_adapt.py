@@ -37,6 +37,10 @@ def truncate_left(dim: int = 0) -> Adapt:
 
     Args:
       dim: The dimension.
+
+    Example:
+      >>> mw.engine.truncate_left()(np.arange(5), jax.ShapeDtypeStruct((3,), int)).tolist()
+      [2, 3, 4]
     """
     return Truncate(dim, from_left=True)
 
@@ -61,6 +65,11 @@ def replace_prefix(dim: int = 0) -> Adapt:
 
     Args:
       dim: The dimension.
+
+    Example:
+      >>> rows = mw.engine.replace_prefix()(np.ones(2), jax.ShapeDtypeStruct((3,), float))
+      >>> rows(jnp.zeros(3)).tolist()
+      [1.0, 1.0, 0.0]
     """
     return ReplacePrefix(dim)
 

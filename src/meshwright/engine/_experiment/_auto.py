@@ -1,7 +1,7 @@
 """`remat="auto"` and `microbatches="auto"`: settings that a run chooses once it knows its devices.
 
-The planner chooses. It is in the room `plan`, above this one, because it plans experiments: a run asks for it
-by name.
+The planner chooses. It is in the package `plan`, above this one, because it plans experiments: a run asks for
+it by name.
 """
 
 import ast

@@ -18,6 +18,14 @@ def open_averages(path: str | Source) -> Source:
 
     Raises:
       CheckpointError: The checkpoint has no averages, or it cannot be opened.
+
+    Example:
+      >>> optimizer = optax.chain(optax.sgd(0.1), mw.training.keep_ema(0.9))
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, mw.training.state_from({"w": jnp.ones(2)}, optimizer, 0, layout))
+      >>> np.asarray(mw.engine.open_averages("run").arrays()["params/w"])
+      array([1., 1.], dtype=float32)
     """
     source = open_source(path) if isinstance(path, str) else path
     arrays = source.arrays()

@@ -112,6 +112,11 @@ def chain(*builders: Builder) -> Builder:
 
     Args:
       builders: Builders, such as `from_checkpoint` returns.
+
+    Example:
+      >>> first, second = lambda target: {"params/w": 1, "params/b": 2}, lambda target: {"params/b": 3}
+      >>> mw.engine.chain(first, second)(None)
+      {'params/w': 1, 'params/b': 3}
     """
     return Chain(builders)
 

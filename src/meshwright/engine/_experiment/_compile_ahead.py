@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax
 
-from meshwright.base._internal import PyTree, documented, human_bytes, tree
+from meshwright.base._internal import PyTree, documented, human_bytes, mesh_words, tree
 from meshwright.engine._experiment._auto import settled
 from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._experiment._parts import Parts, data_of, mesh_of, on_hardware
@@ -43,7 +43,7 @@ class AheadOfTime:
     report them."""
 
     def __str__(self) -> str:
-        axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        axes = mesh_words(self.mesh)
         sizes = f"state {human_bytes(self.state_bytes)}, batch {human_bytes(self.batch_bytes)}, "
         sizes += f"temporary {human_bytes(self.temporary_bytes)}, peak {human_bytes(self.peak_bytes)}"
         sizes += f"; {self.flops:.3g} FLOP"
@@ -60,6 +60,18 @@ def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None =
 
     Raises:
       MeshwrightError: Of the kinds that `run` raises before it starts.
+
+    Example:
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/line",
+      ...     model=lambda key: {"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.1),
+      ...     input=mw.Input({"y": np.ones(16, np.float32)}, batch_size=8),
+      ...     max_steps=2,
+      ... )
+      >>> mw.engine.compile_ahead(experiment).state_bytes
+      12
     """
     experiment = on_hardware(experiment, devices)
     mesh, rows = mesh_of(experiment, devices), some_rows(experiment)

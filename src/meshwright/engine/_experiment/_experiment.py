@@ -222,7 +222,7 @@ class Experiment:
     remat="dots")), …)`. The first rule whose pattern matches all of `mw.parallel.hardware()` is used."""
     rules: tuple[Rule, ...] | None = None
     """Rules that split parameters over the mesh. The first rule that matches a parameter decides. None infers
-    the rules from the use that the loss makes of the parameters, as `mw.auto` does."""
+    the rules from the use that the loss makes of the parameters, as `mw.infer_rules` does."""
     batch_axis_names: tuple[str, ...] | None = None
     """The mesh axes that split a batch. None means `data`, `fsdp`, `expert` and `pipeline`, if the
     mesh has them."""

@@ -48,7 +48,7 @@ def run(
 ) -> Outcome:
     """Train an experiment. If its run directory has checkpoints, continue from the newest one.
 
-    Call it on every process, after `processes.start`.
+    Call it on every process, after `mw.parallel.start_processes`.
 
     Args:
       experiment: The description of the run.
@@ -95,7 +95,7 @@ def run(
 
 
 def _remedies(experiment: Experiment) -> str:
-    """Return what the planner says of a step that does not fit. It is in a room above this one."""
+    """Return what the planner says of a step that does not fit. It is in a package above this one."""
     return pkgutil.resolve_name("meshwright.plan._internal:remedies")(experiment)
 
 

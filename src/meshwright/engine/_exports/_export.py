@@ -1,6 +1,5 @@
 """`export`: a function and its weights as a file that JAX alone runs."""
 
-import importlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from meshwright.base._internal import fsync_directory, tree, write_whole
+from meshwright.base._internal import fsync_directory, import_extra, tree, write_whole
 from meshwright.checkpoints._internal import (
     SAFETENSORS_DTYPES,
     TreeSource,
@@ -133,13 +132,7 @@ def _check(platforms: Sequence[str], arrays: str) -> None:
         raise UsageError(f"platforms: {given!r} is not among {', '.join(PLATFORMS)}; give a list of these.")
     if arrays not in ("inside", "beside"):
         raise UsageError(f"arrays={arrays!r}: expected 'inside' or 'beside'.")
-    try:
-        importlib.import_module("flatbuffers")
-    except ModuleNotFoundError:
-        raise UsageError(
-            "programs are written with the package flatbuffers, which is not installed.\n"
-            "  Install it: pip install 'meshwright[export]'."
-        ) from None
+    import_extra("flatbuffers", extra="export", what="a file of a program")
 
 
 def _place(to: str | Path, suffix: str) -> Path:

@@ -21,7 +21,7 @@ from meshwright.engine._predict._fingerprint import fingerprint
 from meshwright.engine._predict._outputs import Outputs
 from meshwright.engine._predict._run import BatchedPredict, rows_of
 from meshwright.errors import UsageError
-from meshwright.parallel._internal import Rules, as_arrays, as_rules, auto, copy_to, fsdp, in_mesh
+from meshwright.parallel._internal import Rules, as_arrays, as_rules, copy_to, fsdp, in_mesh, infer_rules
 from meshwright.processes import _internal as processes
 from meshwright.training._internal import TrainState, Variables, as_seed, eval_params, nothing
 
@@ -230,7 +230,7 @@ class Predictor:
         if all(_is_on(mesh, x) for x in jax.tree.leaves(arrays)):
             return Variables(params, model_state)
         structs = tree.abstract(arrays)
-        rules = *as_rules(self._rules, params), auto(structs["params"]), fsdp()
+        rules = *as_rules(self._rules, params), infer_rules(structs["params"]), fsdp()
         shardings = self._deployer.layout(*rules).shardings(structs)
         placed = jax.tree.map(lambda x, s: x if _is_on(mesh, x) else copy_to(x, s), arrays, shardings)
         return Variables(**placed)

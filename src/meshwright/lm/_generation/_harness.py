@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from meshwright.base._internal import PyTree
+from meshwright.base._internal import PyTree, import_extra
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import Decoding
 from meshwright.lm._generation._model import Model
@@ -57,13 +57,7 @@ def lm_eval(
       >>> lm_eval.simple_evaluate(harness, tasks=["hellaswag"])["results"]  # doctest: +SKIP
       {'hellaswag': {'acc,none': 0.57, ...}}
     """
-    try:
-        base = importlib.import_module("lm_eval.api.model").LM
-    except ModuleNotFoundError:
-        raise UsageError(
-            "mw.lm.lm_eval makes a model of lm-evaluation-harness, which is not installed.\n"
-            "  Install it: pip install 'meshwright[lm-eval]'."
-        ) from None
+    base = import_extra("lm_eval.api.model", extra="lm-eval", what="mw.lm.lm_eval").LM
 
     class MeshwrightLM(Harness, base):
         def __init__(self, *arguments: Any, **options: Any):
@@ -92,6 +86,10 @@ def task_scores(
       tasks: The tasks, as in `lm_eval.simple_evaluate`: their names or their descriptions.
       options: Further arguments of `lm_eval.simple_evaluate`, such as `limit` and `num_fewshot`.
       more: Further arguments of `mw.lm.lm_eval`, such as `batch_size`.
+
+    Example:
+      >>> scores = mw.lm.task_scores(model, "llama", ["hellaswag"], options={"limit": 100})  # doctest: +SKIP
+      >>> evaluations = {"tasks": mw.engine.EvaluationFunction(scores, when=1000)}  # doctest: +SKIP
     """
 
     def scores(params: PyTree) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Texts in place of tokens: the tokenizers that `Generation` and `meshwright sample` take."""
 
-import importlib
 import inspect
 import json
 from collections.abc import Iterable, Sequence
@@ -9,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.base._internal import parse_object, read_file
+from meshwright.base._internal import import_extra, parse_object, read_file
 from meshwright.data._internal import check_keys
 from meshwright.errors import UsageError
 
@@ -110,13 +109,7 @@ def tokenizer_of(given: Any) -> Tokenizer:
 
 def _from_file(path: Path) -> Any:
     file = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        package = importlib.import_module("tokenizers")
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"{file} is read by the package tokenizers, which is not installed.\n"
-            "  Install it: pip install 'meshwright[tokenizers]'."
-        ) from None
+    package = import_extra("tokenizers", extra="tokenizers", what=str(file))
     try:
         described = json.loads(read_file(file))
         # They are of the batches that it was saved with, and would cut prompts off.

@@ -16,7 +16,14 @@ from meshwright.errors import CheckpointError, UsageError
 
 @dataclass(frozen=True)
 class Transpose:
-    """A step of a row: reverse the dimensions, as weights of PyTorch's `Linear` are [out, in]."""
+    """A step of a row: reverse the dimensions, as weights of PyTorch's `Linear` are [out, in].
+
+    Example:
+      >>> table = mw.lm.Map((mw.lm.Row("w", "linear.weight", (mw.lm.Transpose(),)),))
+      >>> ours = mw.checkpoints.as_source({"w": np.zeros((3, 2))}, "ours")
+      >>> table.to_theirs(ours).arrays()["linear.weight"].shape
+      (2, 3)
+    """
 
     def to_ours(self, array: LazyArray) -> LazyArray:
         """Return our array, lazily, given theirs."""
@@ -29,7 +36,15 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Reshape:
-    """A step of a row: change the shape, for instance to give heads their own dimension."""
+    """A step of a row: change the shape, for instance to give heads their own dimension.
+
+    Example:
+      >>> heads = mw.lm.Reshape(theirs=(8, 6), ours=(8, 2, 3))
+      >>> table = mw.lm.Map((mw.lm.Row("q", "query.weight", (heads,)),))
+      >>> theirs = mw.checkpoints.as_source({"query.weight": np.zeros((8, 6))}, "theirs")
+      >>> table.to_ours(theirs).arrays()["q"].shape
+      (8, 2, 3)
+    """
 
     theirs: tuple[int, ...]
     """The shape in the other library."""
@@ -54,6 +69,12 @@ class Row:
 
     Raises:
       UsageError: The sizes do not fit the names, or a name has more than one `{}`.
+
+    Example:
+      >>> table = mw.lm.Map((mw.lm.Row("layers/w", "h.{}.weight"),))
+      >>> theirs = {"h.0.weight": np.zeros(3), "h.1.weight": np.ones(3)}
+      >>> table.to_ours(mw.checkpoints.as_source(theirs, "theirs")).arrays()["layers/w"].shape
+      (2, 3)
     """
 
     ours: str | tuple[str, ...]

@@ -1,7 +1,6 @@
 """`serve`: listens until it is told to stop."""
 
 import asyncio
-import importlib
 import signal
 import socket
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.base._internal import PyTree, documented
+from meshwright.base._internal import PyTree, documented, import_extra
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import GREEDY, Decoding
 from meshwright.lm._generation._model import Model
@@ -100,7 +99,7 @@ def application(
       >>> app, batcher = mw.lm.application(served, mw.lm.Limits(slots=2, length=32))
       >>> batcher.close()
     """
-    _installed("fastapi")
+    import_extra("fastapi", extra="serve", what="the server")
     from meshwright.lm._server._app import app_of
 
     length = min(limits.length, served.model.positions or limits.length)
@@ -138,7 +137,7 @@ def serve(
       >>> stop = lambda url: os.kill(os.getpid(), signal.SIGTERM)
       >>> mw.lm.serve(served, mw.lm.Limits(slots=2, length=32), port=0, on_ready=stop)
     """
-    _installed("uvicorn")
+    import_extra("uvicorn", extra="serve", what="the server")
     listening = _listening(host, port)
     with listening:
         names = {"127.0.0.1", "localhost", "::1", host.lower()} if is_loopback(host) else None
@@ -217,13 +216,3 @@ def _listening(host: str, port: int) -> socket.socket:
     if not is_loopback(host):
         print(f"! {host} is reached by other machines, and there is no password.", file=sys.stderr)
     return made
-
-
-def _installed(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"the server needs the package {package}, which is not installed.\n"
-            "  Install it: pip install 'meshwright[serve]'."
-        ) from None

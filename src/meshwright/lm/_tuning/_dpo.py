@@ -43,6 +43,14 @@ def log_probabilities(cfg: Config) -> LogProbabilities:
 
     Args:
       cfg: The config of the model.
+
+    Example:
+      >>> cfg = mw.lm.decoder.Config(vocabulary=16, model=8, layers=1, heads=2, feed_forward=16)
+      >>> rows = {"tokens": np.ones((2, 4), np.int32), "segments": np.ones((2, 4), np.int32)}
+      >>> of = mw.lm.log_probabilities(cfg)
+      >>> params = jax.eval_shape(lambda key: mw.lm.decoder.init(cfg, key), mw.training.key_of(0))
+      >>> jax.eval_shape(of, params, rows | {"weights": np.ones((2, 4))}).shape
+      (2,)
     """
     return functools.partial(_of_rows, cfg)
 
@@ -76,6 +84,13 @@ def with_reference(
     Raises:
       UsageError: The examples have other parts; or the file is of other examples or parameters.
       InputError: The file is damaged.
+
+    Example:
+      >>> pairs = {"chosen": {"x": np.arange(8.0)}, "rejected": {"x": -np.arange(8.0)}}
+      >>> of, layout = (lambda params, rows: params["w"] * rows["x"]), mw.Layout(mw.make_mesh("data=-1"))
+      >>> pairs = mw.lm.with_reference(pairs, of, {"w": np.float32(0.5)}, layout, kept="reference.json")
+      >>> pairs["reference"]["chosen"][:3].tolist()
+      [0.0, 0.5, 1.0]
     """
     if missing := {CHOSEN, REJECTED} - examples.keys():
         raise UsageError(f"the pairs lack {', '.join(sorted(missing))}; they have {', '.join(examples)}.")

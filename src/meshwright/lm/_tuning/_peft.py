@@ -57,6 +57,11 @@ def export_adapter(
       UsageError: The directory has an adapter already; or the adapter is of a weight that PEFT has no name
         for.
       CheckpointError: `described` describes no known model, or the adapter does not fit it.
+
+    Example:
+      >>> lora, adapter = mw.lm.read_adapter("adapter", "llama")
+      >>> [path.name for path in mw.lm.export_adapter(adapter, "exported", lora, "llama")]
+      ['adapter_model.safetensors', 'adapter_config.json']
     """
     place = local_path(directory, "Export to a disk, and copy the files.")
     cfg = hugging_face.config(described)
@@ -89,6 +94,11 @@ def read_adapter(directory: str | Path, described: str | Path) -> tuple[Lora, tr
     Raises:
       CheckpointError: The files are not those of an adapter, it has a feature that is not known here, or it
         does not fit the model.
+
+    Example:
+      >>> lora, adapter = mw.lm.read_adapter("adapter", "llama")  # as PEFT has saved them
+      >>> lora.rank, adapter["layers"]["q"]["lora_a"].shape
+      (2, (2, 24, 2))
     """
     place, cfg = local_path(directory), hugging_face.config(described)
     names, said = hugging_face.parameter_map(cfg), _settings(place / CONFIG)

@@ -147,6 +147,12 @@ def quantised_init(init: Init | Model, pattern: str, kind: Kind) -> Init:
 
     Raises:
       UsageError: When it is called: the pattern matches nothing, or a match is no floating matrix.
+
+    Example:
+      >>> init = mw.lm.quantised_init(lambda key: {"w": jnp.ones((256, 64)), "b": jnp.ones(64)}, "w", "int8")
+      >>> params = init(mw.training.key_of(0))
+      >>> mw.parallel.leaf_names(params), mw.parallel.nbytes(params["w"])
+      (['b', 'w/codes', 'w/scales'], 16640)
     """
     table = Table("quantised", (pattern,))
 
@@ -177,6 +183,12 @@ def quantised_source(source: Source, pattern: str, kind: Kind) -> Source:
 
     Raises:
       UsageError: The pattern matches nothing, or a match is no floating matrix.
+
+    Example:
+      >>> source = mw.checkpoints.as_source({"w": np.ones((256, 64), np.float32)}, "the source")
+      >>> quantised = mw.lm.quantised_source(source, "w", "int8")
+      >>> {name: array.dtype.name for name, array in quantised.arrays().items()}
+      {'w/codes': 'int8', 'w/scales': 'float32'}
     """
     table, arrays = Table("quantised", (pattern,)), source.arrays()
     judge({table: arrays})

@@ -85,6 +85,15 @@ def tuning(
       CheckpointError: The folder is not that of a model that is known here.
       InputError: The file has lines of another form.
       UsageError: `base` is given and `full` is true, or another setting is not valid.
+
+    Example:
+      >>> import json
+      >>> with open("rows.jsonl", "w") as file:
+      ...     for n in range(3, 43):
+      ...         print(json.dumps({"tokens": [1, n, n + 1, n + 2]}), file=file)
+      >>> experiment = mw.lm.tuning("llama", "rows.jsonl", lora=4, epochs=1)
+      >>> experiment.max_steps
+      4
     """
     cfg = _config(model, full, base)
     family, length = family_of(cfg), min(length, getattr(cfg, "positions", length))  # GPT-2 has only so many
@@ -153,6 +162,12 @@ def tuning_on(
     Raises:
       CheckpointError: The folder is not that of a model that is known here.
       UsageError: `base` is given and `full` is true, or another setting is not valid.
+
+    Example:
+      >>> rows = {"tokens": np.ones((16, 8), np.int32)}
+      >>> experiment = mw.lm.tuning_on("llama", rows, rows, "runs/tuned", max_steps=10, length=8)
+      >>> experiment.input.batch_size
+      8
     """
     cfg = _config(model, full, base)
     family = family_of(cfg)
@@ -256,6 +271,11 @@ def tune(
       UsageError: A setting is not valid, or the result has been written already.
       CheckpointError: The folder is not that of a model that is known here.
       InputError: The file has lines of another form.
+
+    Example:
+      >>> tuned = mw.lm.tune("llama", "chats.jsonl", lora=8)  # doctest: +SKIP
+      >>> [path.name for path in tuned.files]  # doctest: +SKIP
+      ['adapter_model.safetensors', 'adapter_config.json']
     """
     outcome = run(tuning(model, data, workdir, **settings))
     step, files = write_best(workdir, model, merge=merge, **_of_adapter(settings))
@@ -291,6 +311,9 @@ def write_best(
     Raises:
       CheckpointError: No checkpoint of the run has a score.
       UsageError: The result has been written already.
+
+    Example:
+      >>> step, paths = mw.lm.write_best("runs/tuned", "llama", merge=True)  # doctest: +SKIP
     """
     source = open_best(join(workdir, "checkpoints"), SCORE, "min")
     like = hugging_face.open_model(model)

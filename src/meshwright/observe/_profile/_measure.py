@@ -1,23 +1,24 @@
-"""Summaries of profiles: the times of steps, devices and operations."""
+"""Summaries of profiles: the times of steps, devices and operations, and of exchanges by mesh axes."""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 from meshwright.base._internal import local_path
-from meshwright.observe._profile._programs import sources_in
+from meshwright.observe._profile._programs import groups_in, sources_in
 from meshwright.observe._profile._scopes import DEPTH, scope_times
 from meshwright.observe._profile._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.observe._profile._xplane import Op, Span, read_profile
-from meshwright.program._internal import collective_of
-
-"""Names of collectives in HLO, and of NCCL's kernels."""
+from meshwright.program._internal import axes_written, collective_of
 
 
 def summarize(file: str | Path, *, depth: int = DEPTH) -> Summary:
     """Return a summary of a profile: the times of its steps, devices, layers and operations.
+
+    Unproven: never run on a profile of a real GPU or TPU.
 
     Args:
       file: An `.xplane.pb` file.
@@ -25,6 +26,14 @@ def summarize(file: str | Path, *, depth: int = DEPTH) -> Summary:
 
     Raises:
       InputError: The file cannot be read, is damaged, or is empty.
+
+    Example:
+      >>> import pathlib
+      >>> with jax.profiler.trace("profile"):
+      ...     _ = jax.block_until_ready(jnp.ones(8) + 1)
+      >>> [file] = pathlib.Path("profile").rglob("*.xplane.pb")
+      >>> len(mw.observe.summarize(file).devices)
+      1
     """
     recorded = read_profile(local_path(file))
     all_ops = [op for ops in recorded.devices.values() for op in ops]
@@ -94,3 +103,20 @@ def _covered(spans: Iterable[Span], window: Span) -> float:
         total += max(0.0, min(span.end, window.end) - max(span.start, end))
         end = max(end, span.end)
     return total
+
+
+def exchange_seconds(summary: Summary, sizes: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    """Return the seconds of all collectives of a profile by mesh axes, over all devices, the longest first.
+
+    Collectives whose axes the profile does not tell, or that are not of this mesh, are under no axes: ().
+    """
+    groups = groups_in(Path(summary.file))
+    seconds: dict[tuple[str, ...], float] = defaultdict(float)
+    for op in summary.ops:
+        if op.collective is None:
+            continue
+        axes: tuple[str, ...] = ()
+        with suppress(ValueError, KeyError):
+            axes = axes_written(groups[op.module][op.name], sizes)
+        seconds[axes] += op.seconds
+    return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))

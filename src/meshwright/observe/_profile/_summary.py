@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.base._internal import milliseconds
 from meshwright.observe._profile._scopes import COMMAND_BUFFER, ScopeTimes
 
 NUM_OPS_SHOWN = 12
@@ -96,12 +97,15 @@ class Summary:
         return "\n".join([*self._heading(), *(row for rows in parts for row in rows), *_advice_rows(self)])
 
     def _heading(self) -> list[str]:
-        period = "" if self.step_seconds is None else f"; a step takes the devices {_ms(self.step_seconds)}"
-        lines = [self.file, f"{self._which_steps()}, {_ms(self.seconds)} in all{period}"]
+        period = (
+            ""
+            if self.step_seconds is None
+            else f"; a step takes the devices {milliseconds(self.step_seconds)}"
+        )
+        lines = [self.file, f"{self._which_steps()}, {milliseconds(self.seconds)} in all{period}"]
         if self.steps:
-            lines.append(
-                f"launched by the host in {', '.join(_ms(step.launch_seconds) for step in self.steps)}"
-            )
+            launching = ", ".join(milliseconds(step.launch_seconds) for step in self.steps)
+            lines.append(f"launched by the host in {launching}")
         if self.input_wait_seconds is not None:
             lines.append(f"waiting for input {_percent(self.input_wait_seconds, self.seconds)} of the time")
         return lines
@@ -174,7 +178,7 @@ def _advice_rows(summary: Summary) -> list[str]:
 
 def _op_rows(summary: Summary) -> list[str]:
     shown, others = summary.ops[:NUM_OPS_SHOWN], summary.ops[NUM_OPS_SHOWN:]
-    rows = [(op.seconds, f"{op.name}, {op.count} × {_ms(op.seconds / op.count)}") for op in shown]
+    rows = [(op.seconds, f"{op.name}, {op.count} × {milliseconds(op.seconds / op.count)}") for op in shown]
     rows += [(sum(op.seconds for op in others), f"{len(others)} others")] if others else []
     told = [f"{_share(seconds, summary):>7}  {text}" for seconds, text in rows]
     return ["", "operations, of the devices' time", *told] if told else []
@@ -186,10 +190,6 @@ def _share(seconds: float, summary: Summary) -> str:
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.4g} ms"
 
 
 def advice(summary: Summary) -> str:

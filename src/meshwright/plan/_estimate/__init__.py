@@ -1,6 +1,6 @@
 """The costs of a step, estimated from its jaxpr alone: no device, no compiler, any mesh, in a second.
 
-The files repeat in outline the work of XLA on a program (see the room `program`):
+The files repeat in outline the work of XLA on a program (see the package `program`):
 
     _propagation.py               the mesh axes that split each value
     _traffic.py                   the collectives; _shares.py splits each operation's work over devices,

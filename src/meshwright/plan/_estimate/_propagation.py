@@ -3,7 +3,7 @@
 Axes spread along corresponding dimensions, forwards and backwards, until nothing changes: first through
 operations that keep all dimensions in place, then through the others. If two dimensions want the same axis,
 the one of the larger array gets it. See https://openxla.org/shardy/propagation; XLA uses it since JAX 0.7.
-Corresponding dimensions have the same letter, as in the rules of the room `program`.
+Corresponding dimensions have the same letter, as in the rules of the package `program`.
 """
 
 import math

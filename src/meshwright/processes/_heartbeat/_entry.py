@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,43 +76,6 @@ def board_directory(place: str) -> Path:
         return local_path(place) / "board"
     name = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
     return check_owned(Path(tempfile.gettempdir(), f"meshwright-board-{os.getuid()}-{name}"))
-
-
-def here() -> tuple[str, int, str, str]:
-    """Return the host, number, birth and namespace of this process."""
-    return socket.gethostname(), os.getpid(), birth_of(os.getpid()) or "", namespace()
-
-
-def namespace() -> str:
-    """Return the namespace of this process's number; "" where the system has none."""
-    with contextlib.suppress(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
-    return ""
-
-
-def birth_of(pid: int) -> str | None:
-    """Return when a process of this machine was born, in ticks since boot; None if there is no such
-    process.
-    """
-    fields = stat_of(pid)
-    return fields[19] if fields else None
-
-
-def state_of(pid: int) -> str | None:
-    """Return the state of a process of this machine as a letter, such as T for a stopped one:
-    proc_pid_stat(5).
-    """
-    fields = stat_of(pid)
-    return fields[0] if fields else None
-
-
-def stat_of(pid: int) -> list[str] | None:
-    """Return the fields of `/proc/PID/stat` after the name, which may contain spaces; None without the
-    process.
-    """
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    return None
 
 
 def write_entry(directory: Path, entry: Entry) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.base._internal import documented
-from meshwright.processes._heartbeat._entry import Entry, birth_of, here, read_entries, state_of
+from meshwright.processes._heartbeat._entry import Entry, read_entries
+from meshwright.processes._proc import birth_of, here, state_of
 
 GONE, LEFT, STOPPED, MUTE = "gone", "has left", "stopped by a signal", "does not answer"
 STANDS, WAITS, WORKS = "stands", "waits", "works"

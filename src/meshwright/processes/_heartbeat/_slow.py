@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.base._internal import documented
+from meshwright.base._internal import documented, milliseconds
 
 INPUT_SECONDS, REPORT_SECONDS, STEP_SECONDS = "seconds/input", "seconds/report", "seconds/step"
 """What each process tells of a step, as a mean since it told before: the seconds in which it waited for
@@ -53,7 +53,7 @@ class Slow:
             )
         doing = {"input": "waits for examples", "report": "writes reports"}[self.what]
         share = f"{100 * (self.own - self.others) / self.step_seconds:.0f} % of each step"
-        times = f"{_ms(self.own)} a step, the others {_ms(self.others)}"
+        times = f"{milliseconds(self.own)} a step, the others {milliseconds(self.others)}"
         return f"process {self.process} is slower than the others by {share}: it {doing} for {times}"
 
 
@@ -138,7 +138,3 @@ def _median_and_spread(columns: Iterable[Sequence[float]]) -> tuple[float, float
     values = [x for column in columns for x in column]
     middle = statistics.median(values)
     return middle, _OF_NORMAL * statistics.median(abs(x - middle) for x in values)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"

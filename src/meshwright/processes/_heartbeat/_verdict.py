@@ -9,7 +9,7 @@ from meshwright.processes._heartbeat._look import GONE, LEFT, MUTE, STANDS, STOP
 
 _HEADS = ("process", "state", "phase", "after step", "for", "where")
 _MOST_ROWS = 16
-_CHECKPOINTS = ("meshwright/checkpoint/", "meshwright/storage/")
+_CHECKPOINTS = ("meshwright/checkpoints/", "meshwright/base/_storage/")
 
 
 def verdict(seen: Sequence[Seen], *, width: int | None = None) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 
-from meshwright.processes._sensors._devices import device_memory
 from meshwright.processes._sensors._host import busy_share, host_counts, host_shares
 from meshwright.processes._sensors._nvidia import nvidia_gpus
 from meshwright.processes._sensors._tpu import tpu_chips
@@ -92,3 +91,19 @@ def _gpus() -> Callable[[], Iterator[tuple[dict[str, float], dict[str, float]]]]
 
 def _tpus() -> Reader:
     return tpu_chips() if any(each.platform == "tpu" for each in jax.local_devices()) else dict
+
+
+def device_memory() -> Iterator[dict[str, float]]:
+    """Yield for each device the share of its memory that JAX has in use, now and at most, from 0 to 1.
+
+    CPUs tell nothing: their memory is that of the host.
+    """
+    for device in jax.local_devices():
+        told = device.memory_stats() or {}
+        limit = told.get("bytes_limit") or told.get("bytes_reservable_limit")
+        if limit:
+            in_use = told.get("bytes_in_use", 0)
+            yield {
+                "memory/device": in_use / limit,
+                "memory/device_peak": told.get("peak_bytes_in_use", in_use) / limit,
+            }

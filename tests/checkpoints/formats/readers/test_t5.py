@@ -15,7 +15,7 @@ from checkpoints.formats.readers import tensorflow
 from checkpoints.formats.readers.real import FIXTURES, arrays_of, assert_same, restored, wanted_of
 from meshwright.base._storage._path import location
 from meshwright.checkpoints._arrays._transforms import subtree
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 RANDOM = np.random.default_rng(0)
 Q = RANDOM.standard_normal((8, 12), np.float32)
@@ -280,7 +280,7 @@ def test_without_cramjam_it_is_said_what_to_install(written, monkeypatch):
     prefix = written(compress=True)
     monkeypatch.setitem(sys.modules, "cramjam", None)
     with pytest.raises(
-        CheckpointError, match=r"\.index is compressed by Snappy(?s:.*)pip install 'meshwright\[t5\]'"
+        UsageError, match=r"\.index, which Snappy compressed,(?s:.*)pip install 'meshwright\[t5\]'"
     ):
         mw.checkpoints.open_source(prefix)
 

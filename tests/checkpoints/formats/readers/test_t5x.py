@@ -168,7 +168,8 @@ def test_what_t5x_writes_itself_is_read_without_tensorstore_and_zstd_says_what_t
     assert_same(restored(mw.checkpoints.open_source(directory)), ARRAYS)
     source = mw.checkpoints.open_source(directory.with_name("checkpoint_4"))
     with pytest.raises(
-        UsageError, match=r"compressed by .* needs TensorStore.* pip install 'meshwright\[tensorstore\]'"
+        UsageError,
+        match=r"compressed by .* needs the package tensorstore(?s:.*)pip install 'meshwright\[tensorstore\]'",
     ):
         restored(source)
 

@@ -22,7 +22,7 @@ from meshwright.checkpoints._arrays._transforms import as_source
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.processes import _internal as processes
 
-processes.start()
+processes.start_processes()
 where = Path(sys.argv[1])
 mesh = mw.make_mesh("data=2,fsdp=2,tensor=2")
 said = {}

@@ -15,9 +15,9 @@ from meshwright.checkpoints._formats.readers import (
     _t5,
     _t5x,
 )
-from meshwright.checkpoints._formats.readers._flat_tokens import is_flat_tokens, open_flat_tokens, splits_of
 from meshwright.checkpoints._formats.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
 from meshwright.checkpoints._formats.readers._reader import Foreign, Reader, opened
+from meshwright.checkpoints._formats.readers._seqax import is_flat_tokens, open_flat_tokens, splits_of
 from meshwright.checkpoints._formats.readers._t5 import open_tensorflow
 from meshwright.checkpoints._formats.readers._t5x import open_t5x
 from meshwright.checkpoints._formats.readers._tensorstore import store_of, telling, tensorstore_for

@@ -14,9 +14,9 @@ Source: github.com/google/leveldb/blob/main/doc/table_format.md.
 
 from collections.abc import Iterator
 
-from meshwright.base._internal import masked_crc32c
+from meshwright.base._internal import import_extra, masked_crc32c
 from meshwright.checkpoints._formats.readers._file import File
-from meshwright.errors import CheckpointError
+from meshwright.errors import UsageError
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 
@@ -41,6 +41,8 @@ def read_table(file: File) -> dict[bytes, bytes]:
         _block(file, *metadata)  # empty, but it may be damaged
         blocks = [_handle(value, 0)[0] for _, value in _entries(_block(file, *index))]
         return {key: value for block in blocks for key, value in _entries(_block(file, *block))}
+    except UsageError:  # a package is missing; it is a ValueError, too
+        raise
     except (ValueError, IndexError) as error:
         raise file.damaged(str(error)) from None
 
@@ -64,18 +66,12 @@ def _block(file: File, offset: int, size: int) -> bytes:
 
 def _decompressed(file: File, data: bytes) -> bytes:
     """Return the content of a Snappy block, which TensorFlow wrote up to version 1.1."""
+    cramjam = import_extra("cramjam", extra="t5", what=f"{file.path}, which Snappy compressed,")
     try:
-        from cramjam import DecompressionError, snappy
-    except ModuleNotFoundError:
-        raise CheckpointError(
-            f"{file.path} is compressed by Snappy, which needs cramjam.\n"
-            "  Install it: pip install 'meshwright[t5]'."
-        ) from None
-    try:
-        if snappy.decompress_raw_len(data) > _MOST * len(data):
+        if cramjam.snappy.decompress_raw_len(data) > _MOST * len(data):
             raise ValueError("a Snappy block claims a length that is not possible")
-        return bytes(snappy.decompress_raw(data))
-    except DecompressionError as error:
+        return bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
         raise ValueError(str(error)) from None
 
 

@@ -8,6 +8,8 @@
 In seqax's own states the keys are joined by nothing, `weightstransformerw_q`. Such a name cannot be split and
 stays as it is. The leaf `weights/transformer/w_q` is found by joining its keys in the same way.
 
+Its training data, flat tokens, are one array `encoded_tokens` in a group for each split, with `seq_starts`.
+
 Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files that it wrote.
 """
 
@@ -17,9 +19,11 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from pathlib import PurePosixPath
 
+import numpy as np
+
 from meshwright.base._internal import Directory, ObjectPath, read_each, tree
+from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._source import Spelling
-from meshwright.checkpoints._formats.readers._flat_tokens import is_flat_tokens
 from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
 from meshwright.checkpoints._formats.readers._steps import complete_in, newest, step_of, steps_in
 from meshwright.checkpoints._formats.readers._tensorstore import store_of
@@ -147,3 +151,27 @@ def _key(found: re.Match[str]) -> str:
 
 
 READER = Reader("seqax", _recognises, _open, _steps)
+
+
+_TOKENS, _STARTS = "encoded_tokens", "seq_starts"
+
+
+def is_flat_tokens(place: Directory) -> bool:
+    """Return whether a directory is a group of flat tokens, one split of a data set."""
+    return all((place / name / _ARRAY).is_file() for name in (_TOKENS, _STARTS))
+
+
+def splits_of(place: Directory) -> list[str]:
+    """Return the names of the splits of a data set of flat tokens; none if it is something else."""
+    return [name for name in ("train", "validation") if is_flat_tokens(place / name)]
+
+
+def open_flat_tokens(place: Directory) -> LazyArray | None:
+    """Return the tokens of a split, uint32[tokens]; None if there are none."""
+    if not is_flat_tokens(place):
+        return None
+    spec = {"driver": "zarr", "path": _TOKENS, "fill_missing_data_reads": False}
+    tokens = open_arrays(place, store_of(place), {_TOKENS: spec})[_TOKENS]
+    if tokens.ndim != 1 or tokens.dtype != np.uint32:
+        raise DamagedError(f"{place}/{_TOKENS} is {tokens.dtype}{list(tokens.shape)}, not uint32[tokens].")
+    return tokens

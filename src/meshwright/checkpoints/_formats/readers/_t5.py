@@ -67,6 +67,11 @@ def open_tensorflow(path: str | Directory) -> Foreign:
     Raises:
       CheckpointError: There is no checkpoint, or a variable is of a kind that is not supported.
       DamagedError: The index is missing or damaged.
+
+    Example:
+      >>> source = mw.checkpoints.open_tensorflow("model.ckpt-100")  # doctest: +SKIP
+      >>> mw.checkpoints.load(source)["w"].shape  # doctest: +SKIP
+      (8, 4)
     """
     place = location(path)
     prefix = _prefix(place)

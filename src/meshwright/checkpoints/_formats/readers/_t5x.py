@@ -66,6 +66,11 @@ def open_t5x(
       CheckpointError: There is no complete checkpoint, it is of another version, or the shapes and dtypes of
         arrays are not known.
       DamagedError: The file with the tree is damaged.
+
+    Example:
+      >>> path = mw.checkpoints.export_t5x({"params": {"w": jnp.ones(3)}}, "exported", step=800)
+      >>> mw.checkpoints.open_t5x("exported").arrays()["target/w"].shape
+      (3,)
     """
     step = _complete_step(location(path))
     file = step if step.is_file() else step / TREE

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from meshwright.base._internal import Directory, ObjectPath
+from meshwright.base._internal import Directory, ObjectPath, import_extra
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 
 _CACHED = 16 << 20
@@ -26,13 +26,7 @@ _HOST = "127.0.0.1"
 
 def tensorstore_for(what: str) -> Any:
     """Return the module `tensorstore`."""
-    try:
-        import tensorstore
-    except ImportError:
-        raise UsageError(
-            f"{what} needs TensorStore. Install it: pip install 'meshwright[tensorstore]'."
-        ) from None
-    return tensorstore
+    return import_extra("tensorstore", extra="tensorstore", what=what)
 
 
 @functools.cache

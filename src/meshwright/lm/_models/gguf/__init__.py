@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import fsync_directory, read_file, tree
+from meshwright.base._internal import fsync_directory, import_extra, read_file, tree
 from meshwright.checkpoints._internal import Source, local, source_of, staged
 from meshwright.errors import UsageError
 from meshwright.lm._models import decoder, gpt2
@@ -89,13 +89,7 @@ def export_model(
 
 
 def _package() -> Any:
-    try:
-        package = importlib.import_module("gguf")
-    except ModuleNotFoundError:
-        raise UsageError(
-            "GGUF files are written with the package gguf, which is not installed.\n"
-            "  Install it: pip install 'meshwright[gguf]'."
-        ) from None
+    package = import_extra("gguf", extra="gguf", what="a GGUF file")
     logging.getLogger("gguf").setLevel(logging.WARNING)  # it tells its plan as news
     return package
 

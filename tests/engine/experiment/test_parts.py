@@ -1,4 +1,4 @@
-"""Each room that a description opens: that it is open, does what it is there for, and is closed again."""
+"""Each part that a description opens: that it is open, does what it is there for, and is closed again."""
 
 import contextlib
 import json

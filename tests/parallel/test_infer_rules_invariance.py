@@ -52,7 +52,7 @@ def test_another_order_of_the_tree_changes_no_spec(model, mesh, random):
     numbers = list(range(999))
     random.shuffle(numbers)
     other = renumbered(params, iter(numbers))
-    assert by_leaf(params, mw.auto(params), mesh) == by_leaf(other, mw.auto(other), mesh)
+    assert by_leaf(params, mw.infer_rules(params), mesh) == by_leaf(other, mw.infer_rules(other), mesh)
 
 
 SMALL = {
@@ -86,8 +86,8 @@ def test_a_trace_needs_no_names_at_all(model, mesh, random):
     def nameless_loss(nameless, batch):
         return loss(jax.tree.unflatten(structure, [nameless[name] for name in names]), batch)
 
-    found = by_leaf(nameless, mw.auto(nameless, nameless_loss, BATCH, min_size=1), mesh)
-    assert found == by_leaf(params, mw.auto(params, loss, BATCH, min_size=1), mesh)
+    found = by_leaf(nameless, mw.infer_rules(nameless, nameless_loss, BATCH, min_size=1), mesh)
+    assert found == by_leaf(params, mw.infer_rules(params, loss, BATCH, min_size=1), mesh)
 
 
 @jax.tree_util.register_dataclass
@@ -120,7 +120,7 @@ def test_dicts_lists_tuples_and_dataclasses_are_one():
     as_dataclasses = [Block(**block(lambda *shape: Linear(struct(*shape)))) for _ in range(2)]
 
     def found(params):
-        return sorted(map(str, specs(params, mw.auto(params), "data=2,tensor=4")))
+        return sorted(map(str, specs(params, mw.infer_rules(params), "data=2,tensor=4")))
 
     assert found(as_dicts) == found(as_arrays) == found(as_nnx_has_them)
     assert found(as_dicts) == found(as_lists) == found(as_dataclasses)
@@ -133,7 +133,7 @@ def test_matrices_may_lie_either_way():
         **block(lambda *s: {"weight": struct(*s)}),
     }
     turned = jax.tree.map(lambda x: struct(*x.shape[::-1]), usual)
-    found = mw.auto(usual), mw.auto(turned)
+    found = mw.infer_rules(usual), mw.infer_rules(turned)
     mesh = mw.make_mesh("data=2,tensor=4")
     for name, x in mw.base._internal.named_leaves(usual).items():
         one, other = found[0](name, x, mesh), found[1](name, struct(*x.shape[::-1]), mesh)
@@ -148,7 +148,7 @@ def test_stacked_layers_are_split_as_single_ones():
     params = llama(D=1024, F=4096, V=32000)
     layers = params["model"]["layers"]
     scanned = {**params, "model": {**params["model"], "layers": stacked(layers)}}
-    one, all_at_once = mw.auto(params), mw.auto(scanned)
+    one, all_at_once = mw.infer_rules(params), mw.infer_rules(scanned)
     mesh = mw.make_mesh("fsdp=2,tensor=4")
     for name, x in mw.base._internal.named_leaves(layers["0"]).items():
         single = one(f"model/layers/0/{name}", x, mesh)
@@ -164,5 +164,5 @@ trees = st.recursive(shapes.map(lambda s: struct(*s)), lambda part: st.dictionar
 
 @given(trees, st.sampled_from(MESHES))
 def test_any_tree_gets_specs_that_fit(tree, mesh):
-    rule = mw.auto({"params": tree}, min_size=1)
+    rule = mw.infer_rules({"params": tree}, min_size=1)
     mw.Layout(mw.make_mesh(mesh), (rule,)).shardings({"params": tree})  # raises where one does not fit

@@ -1,4 +1,4 @@
-"""`auto`: a rule for any model, with tensor and expert parallelism from its structure, and FSDP by size."""
+"""A rule for any model, with tensor and expert parallelism from its structure, and FSDP by size."""
 
 import math
 from collections.abc import Callable
@@ -29,8 +29,8 @@ H100) the two take equally long at about this width, and a split weight takes le
 
 
 @dataclass(frozen=True, eq=False)
-class Auto:
-    """The rule that `auto` makes. `why` gives the reason for each of its choices."""
+class InferredRule:
+    """The rule that `infer_rules` makes. `why` gives the reason for each of its choices."""
 
     structure: Structure
     """The dimensions that belong together, as found in the model."""
@@ -106,13 +106,13 @@ class Auto:
         return told or ("joined to what is split" if joined else "")
 
 
-def auto(
+def infer_rules(
     params: PyTree,
     function: Callable[..., Any] | None = None,
     *arguments: PyTree,
     head_size: int | None = None,
     min_size: int = 2**16,
-) -> Auto:
+) -> InferredRule:
     """Return a rule that splits `params` over a mesh with any of the axes pipeline, tensor, expert
     and fsdp.
 
@@ -135,7 +135,7 @@ def auto(
     Example:
       >>> params = {"up": jnp.ones((256, 1024)), "down": jnp.ones((1024, 256))}
       >>> model = lambda params, x: jax.nn.relu(x @ params["up"]) @ params["down"]
-      >>> rule = mw.auto(params, model, jnp.ones((8, 256)))
+      >>> rule = mw.infer_rules(params, model, jnp.ones((8, 256)))
       >>> layout = mw.Layout(mw.make_mesh("data=2,tensor=4"), (rule,))
       >>> layout.spec("up", params["up"]), layout.spec("down", params["down"])
       (P(None, 'tensor'), P('tensor',))
@@ -146,10 +146,10 @@ def auto(
         structure = traced_structure(params, function, *arguments)
     else:
         raise LayoutError(
-            f"auto: head_size={head_size} and a function are both given; the head size is inferred from the "
-            "function.\n  Leave head_size out."
+            f"infer_rules: head_size={head_size} and a function are both given; the head size is inferred "
+            "from the function.\n  Leave head_size out."
         )
-    return Auto(structure, split_groups(structure), min_size)
+    return InferredRule(structure, split_groups(structure), min_size)
 
 
 def _experts(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from meshwright.base._tables import aligned, screen_width, shortened, wrapped
+from meshwright.base._text import aligned, screen_width, shortened, wrapped
 
 ROWS = [
     ("name", "shape", "parameters"),

@@ -1,6 +1,7 @@
-"""CRC-32 as in ZIP files, also of data whose parts several threads have read.
+"""Checksums: CRC-32 as in ZIP files, and masked CRC-32C as in TensorFlow's records and tables.
 
-The CRCs of parts are joined here, because Python's zlib cannot join them. It is used where isal has no wheel.
+CRC-32 is also of data whose parts several threads have read: the CRCs of parts are joined here, because
+Python's zlib cannot join them. zlib is used where isal has no wheel.
 
 Source of `joined`: appending n zero bits to a message multiplies its remainder by x**n modulo the
 polynomial, as in zlib's crc32_combine.
@@ -9,6 +10,9 @@ polynomial, as in zlib's crc32_combine.
 import functools
 import zlib
 from typing import Any
+
+import google_crc32c
+import numpy as np
 
 try:
     from isal.isal_zlib import crc32 as _crc
@@ -48,3 +52,9 @@ def _times(a: int, b: int) -> int:
         a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
     return product
+
+
+def masked_crc32c(data: bytes | np.ndarray) -> bytes:
+    """Return the masked CRC-32C of bytes, as the four bytes that files contain."""
+    crc = google_crc32c.value(data)
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

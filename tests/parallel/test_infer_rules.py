@@ -30,7 +30,7 @@ def test_heads_are_told_from_head_size_where_kernels_have_both():
     )
     attention = dict.fromkeys(("query", "key", "value"), maker) | {"out": {"kernel": struct(8, 8, 64)}}
     params = {"attention": attention, "mlp": mlp}
-    found = specs(params, mw.auto(params), "data=2,tensor=4")
+    found = specs(params, mw.infer_rules(params), "data=2,tensor=4")
     assert found["attention/query/kernel"] == found["mlp/up"] == P(None, "tensor")
     assert found["attention/query/bias"] == found["attention/out/kernel"] == found["mlp/down"] == P("tensor")
 
@@ -60,32 +60,32 @@ def attention(width, *, kv=None, memory=None):
     ],
 )
 def test_heads_are_assumed_large_where_shapes_do_not_tell(params, split):
-    found = specs(params, mw.auto(params), "tensor=8")
+    found = specs(params, mw.infer_rules(params), "tensor=8")
     assert "".join(name for name in "qkvo" if found[name] != P()) == split
     assert found["o"] in (P("tensor"), P())
 
 
 def test_fsdp_does_not_split_stacked_layers():
     params = {"layers": {"up": struct(128, 64, 96), "down": struct(128, 96, 64), "norm": struct(128, 64)}}
-    assert specs(params, mw.auto(params), "fsdp=8")["layers/up"] == P(None, None, "fsdp")
+    assert specs(params, mw.infer_rules(params), "fsdp=8")["layers/up"] == P(None, None, "fsdp")
 
 
 def test_what_tensor_leaves_fsdp_takes():
     params = {"up": struct(1024, 4096), "down": struct(4096, 1024), "norm": struct(1024)}
-    found = specs(params, mw.auto(params), "fsdp=2,tensor=4")
+    found = specs(params, mw.infer_rules(params), "fsdp=2,tensor=4")
     assert found == {"up": P("fsdp", "tensor"), "down": P("tensor", "fsdp"), "norm": P()}
 
 
 def test_tensor_and_fsdp_share_a_dimension_where_no_other_divides():
     params = {"hidden": {"kernel": struct(63, 4096)}, "out": {"kernel": struct(4096, 10)}}
-    found = specs(params, mw.auto(params, min_size=1), "fsdp=4,tensor=2")
+    found = specs(params, mw.infer_rules(params, min_size=1), "fsdp=4,tensor=2")
     assert found["hidden/kernel"] == P(None, ("tensor", "fsdp"))
     assert found["out/kernel"] == P(("tensor", "fsdp"))
 
 
 def test_experts_are_split_over_their_axis_and_their_features_over_tensor():
     params = mixture()
-    found = specs(params, mw.auto(params), "expert=2,fsdp=2,tensor=2")
+    found = specs(params, mw.infer_rules(params), "expert=2,fsdp=2,tensor=2")
     assert found["model/layers/0/moe/wi_0"] == P("expert", "fsdp", "tensor")
     assert found["model/layers/0/moe/wo"] == P("expert", "tensor", "fsdp")
     assert found["model/layers/0/moe/gate/kernel"] == P()
@@ -93,7 +93,7 @@ def test_experts_are_split_over_their_axis_and_their_features_over_tensor():
 
 def test_data_splits_no_parameter_and_sequence_splits_them_as_fsdp_does():
     params = ZOO["llama"]()
-    rule = mw.auto(params)
+    rule = mw.infer_rules(params)
     assert set(specs(params, rule, "data=8").values()) == {P()}
     by_sequence, by_fsdp = (specs(params, rule, f"{axis}=4,tensor=2") for axis in ("sequence", "fsdp"))
     assert str(by_sequence).replace("sequence", "fsdp") == str(by_fsdp)
@@ -101,7 +101,8 @@ def test_data_splits_no_parameter_and_sequence_splits_them_as_fsdp_does():
 
 def test_the_users_rules_come_first():
     params = ZOO["llama"]()
-    layout = mw.Layout(mw.make_mesh("data=4,tensor=2"), (mw.parallel.match("o_proj/kernel"), mw.auto(params)))
+    rules = mw.parallel.match("o_proj/kernel"), mw.infer_rules(params)
+    layout = mw.Layout(mw.make_mesh("data=4,tensor=2"), rules)
     placed = mw.base._internal.named_leaves(layout.shardings({"params": params}))
     assert placed["params/model/layers/0/self_attn/o_proj/kernel"].spec == P()
     assert placed["params/model/layers/0/self_attn/q_proj/kernel"].spec == P(None, "tensor")
@@ -109,7 +110,7 @@ def test_the_users_rules_come_first():
 
 def test_the_table_says_why_and_warns_of_what_is_large_and_whole():
     params = ZOO["gpt2"]()
-    table = mw.Layout(mw.make_mesh("data=2,tensor=4"), (mw.auto(params),)).explain(params)
+    table = mw.Layout(mw.make_mesh("data=2,tensor=4"), (mw.infer_rules(params),)).explain(params)
     row = next(line for line in table.splitlines() if "attn/c_attn/kernel" in line)
     assert "12 heads (of 64, assumed)" in row
     assert table.splitlines()[-1] == (
@@ -135,7 +136,7 @@ def vocabulary(size, width):
 def test_a_vocabulary_that_does_not_divide_is_split_by_its_width_if_that_is_wide(traced):
     def found(size, width, mesh):
         params, *used = vocabulary(size, width)
-        rule = mw.auto(params, *used) if traced else mw.auto(params)
+        rule = mw.infer_rules(params, *used) if traced else mw.infer_rules(params)
         placed = specs(params, rule, mesh)
         return placed["embedding"], placed["head"]
 
@@ -150,9 +151,9 @@ def test_a_vocabulary_that_does_not_divide_is_split_by_its_width_if_that_is_wide
 
 def test_nothing_is_warned_of_where_no_axis_splits_parameters():
     params = ZOO["gpt2"]()
-    assert "whole" not in mw.Layout(mw.make_mesh("data=8"), (mw.auto(params),)).explain(params)
+    assert "whole" not in mw.Layout(mw.make_mesh("data=8"), (mw.infer_rules(params),)).explain(params)
 
 
 def test_a_head_size_beside_a_function_is_an_error():
     with pytest.raises(LayoutError, match="head_size=64 and a function are both given"):
-        mw.auto({"w": struct(4, 4)}, lambda params: params["w"].sum(), head_size=64)
+        mw.infer_rules({"w": struct(4, 4)}, lambda params: params["w"].sum(), head_size=64)
