@@ -6,10 +6,9 @@ import jax
 
 from meshwright.checkpoints._internal import Keep, metrics_of
 from meshwright.engine._evaluations import EvaluationPart
-from meshwright.engine._policies import Policy
+from meshwright.engine._policies import num_steps_of
 from meshwright.engine._settings import Profile, Settings
 from meshwright.errors import listed
-from meshwright.processes._internal import Every
 
 _MOST = 200
 """The most saves that are looked at."""
@@ -25,7 +24,7 @@ def never_due(profile: Profile, evaluations: Collection[EvaluationPart], last_st
     if profile.steps and profile.processes != "all" and min(profile.processes, default=number) >= number:
         yield f"profile.processes={profile.processes}: the run has {number}, so none of them is profiled"
     for one in evaluations:
-        every = _num_steps(one.when)
+        every = num_steps_of(one.when)
         if every is not None and every > last_step and not one.at_end():
             yield (
                 f"evaluations.{one.name}.when={every}, at_end=False: the run ends after step {last_step}, so "
@@ -40,10 +39,10 @@ def unscored(settings: Settings, evaluations: Collection[EvaluationPart], last_s
     """
     if (save := settings.save) is None:
         return
-    saved_every = _num_steps(save.when)
+    saved_every = num_steps_of(save.when)
     for metric in metrics_of(save.keep):
         for one in evaluations:
-            every = _num_steps(one.when)
+            every = num_steps_of(one.when)
             if saved_every is None or every is None or not metric.startswith(one.prefix):
                 continue
             saved = range(saved_every, last_step, saved_every)[:_MOST]
@@ -52,7 +51,7 @@ def unscored(settings: Settings, evaluations: Collection[EvaluationPart], last_s
                 yield (
                     f"save.when={saved_every} and evaluations.{one.name}.when={every}: "
                     f"{len(saved) - len(scored)} of the first {len(saved)} checkpoints will have no score "
-                    f"{metric!r}, by which {settings.keep_field} chooses. Save what is evaluated: "
+                    f"{metric!r}, by which save.keep chooses. Save what is evaluated: "
                     f"save.when=mw.engine.when_evaluated({one.name!r})"
                 )
 
@@ -64,8 +63,3 @@ def _surplus(keep: int | Keep, saved: Collection[int], scored: Collection[int]) 
     scores = dict.fromkeys(metrics_of(keep), 0.0)
     kept = keep({step: scores if step in scored else {} for step in saved})
     return len(kept) - len(keep(dict.fromkeys(saved, scores)))
-
-
-def _num_steps(when: Policy) -> int | None:
-    """Return the number of steps from one time to the next; None for a policy of another kind."""
-    return when if isinstance(when, int) else when.num_steps if isinstance(when, Every) else None

@@ -29,10 +29,10 @@ class Save:
 
     is_known_by_place: ClassVar[bool] = True
 
-    when: int | When | InformedWhen = 500
-    """The steps after which to save. A number means each time after so many steps. The last step is always
-    saved. A function may take the step, or the step and the scores of this step, such as
-    `mw.engine.when_evaluated("test", "dev")`."""
+    when: int | When | InformedWhen | None = None
+    """The steps after which to save. A number means each time after so many steps. None means every 500
+    steps, and in `Trainer.fit` the end of each epoch. The last step is always saved. A function may take the
+    step, or the step and the scores of this step, such as `mw.engine.when_evaluated("test", "dev")`."""
     keep: int | Keep = 2
     """The checkpoints to keep: a number of the newest, or a policy such as `mw.checkpoints.best`."""
     directory: str | None = None

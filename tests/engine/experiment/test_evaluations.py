@@ -12,8 +12,8 @@ import pytest
 import meshwright as mw
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluation._files import OutputFiles
+from meshwright.engine._evaluation._parts import Common, evaluation_parts
 from meshwright.engine._evaluation._rows import ExampleFunction
-from meshwright.engine._experiment._evaluations import evaluations_of
 from meshwright.errors import LayoutError, PeersError, UsageError
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
@@ -416,17 +416,9 @@ def test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits():
     layout = mw.Layout(mw.make_mesh("data=3,fsdp=2", jax.devices()[:6]))
 
     def names(**size):
-        described = mw.Experiment(
-            workdir="unused",
-            model=init,
-            loss=noisy_loss,
-            optimizer=optax.sgd(0.1),
-            input=mw.Input(EXAMPLES, batch_size=16),
-            max_steps=1,
-            evaluations={"all": mw.Evaluation(measure, EXAMPLES, **size)},
-        )
-        (part,) = evaluations_of(described, layout)
-        part.scoring.check(mw.training.abstract_state(init, described.optimizer, layout))
+        evaluations = {"all": mw.Evaluation(measure, EXAMPLES, **size)}
+        (part,) = evaluation_parts(evaluations, None, Common(layout, seed=0, compute_dtype=None))
+        part.scoring.check(mw.training.abstract_state(init, optax.sgd(0.1), layout))
         return part.scoring.names
 
     assert names() == ("large", "loss")

@@ -1,18 +1,13 @@
 """The description of a whole run, as one frozen value."""
 
-import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import jax
-
-from meshwright.base._internal import PyTree, documented, explained, is_file_name
+from meshwright.base._internal import documented, explained
 from meshwright.engine._adapters._functional import Functional, library_of
-from meshwright.engine._evaluation._measured import Measure, StatefulMeasure
-from meshwright.engine._evaluation._metric import check_metric
-from meshwright.engine._experiment._function import EvaluationFunction
-from meshwright.engine._policies import InformedWhen, WhenEvaluated, is_informed
+from meshwright.engine._evaluation._description import Evaluation, EvaluationFunction, check_names
+from meshwright.engine._policies import WhenEvaluated
 from meshwright.engine._samples import Sampler, check_sampler
 from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdog
 from meshwright.engine._spikes import Spikes
@@ -20,7 +15,6 @@ from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_least, check_types
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import MeshRule, Rule
-from meshwright.processes._internal import When
 from meshwright.training._internal import (
     Builder,
     Init,
@@ -30,14 +24,10 @@ from meshwright.training._internal import (
     Std,
     Tx,
     check_num_steps,
-    eval_params,
 )
 
 AUTO = "auto"
 """The value of fields that a run chooses."""
-Outputs = Callable[..., Mapping[str, jax.Array]]
-"""A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays by name. Each array
-has a row for each example."""
 
 
 def _check_model(model: Any) -> None:
@@ -51,22 +41,6 @@ def _check_model(model: Any) -> None:
         f"Experiment.model is {name}, a module of {library}. Make functions of it: net = "
         f"mw.functional({name}{example}).\n  Write model=net, and in the loss net.apply(params, batch['x'])."
     )
-
-
-def _check_names(evaluations: Mapping[str, Any]) -> None:
-    """Check that the names of evaluations can be names of folders, for their `outputs`."""
-    known: dict[str, str] = {}
-    for name in evaluations:
-        if not is_file_name(name):
-            raise UsageError(
-                f"Experiment.evaluations: {name!r} cannot be a folder's name, and each evaluation needs one. "
-                'Give a name of printable characters without "/", such as "test".'
-            )
-        other = known.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
-        if other != name:
-            raise UsageError(
-                f"Experiment.evaluations: {other!r} and {name!r} are one name on some disks. Rename one."
-            )
 
 
 @explained
@@ -104,72 +78,6 @@ class Input:
         check_types(self)
         check_least(1, self, "batch_size", "epochs")
         check_least(0, self, "num_threads")
-
-
-USUAL_SIZE = 256
-"""The batch size of an evaluation that stands for the next number that the mesh can split."""
-
-
-@explained
-@documented
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation. Each example is evaluated once. The last batch is padded, and padding is not counted.
-
-    Example:
-      >>> def error(params, batch):
-      ...     return {"error": abs(params["w"] - batch["y"])}  # one value for each example
-      >>> mw.Evaluation(error, {"y": np.ones(100)}, when=200).when
-      200
-    """
-
-    is_known_by_place: ClassVar[bool] = True
-
-    measure: Measure | StatefulMeasure | None
-    """A function `(params, batch)`, or `(params, batch, model_state)` for a model with a state. It returns
-    values by name: one value, or an array of values, for each example. Their averages are the scores. An
-    argument `step` gets the step of the state. None if `metric_fn` returns all scores."""
-    examples: Any
-    """The examples, of the kinds that `Input.examples` lists."""
-    when: int | When | InformedWhen = 500
-    """The steps after which to evaluate. A number means each time after so many steps. A function may take
-    the step, or the step and the values that the run reported last, by name:
-    `lambda step, metrics: metrics.get("loss", inf) < 2`. It is also called for step 0, without values. A run
-    that is killed and continued evaluates at the same steps."""
-    batch_size: int = USUAL_SIZE
-    """The number of examples in a batch, over all devices; 256 stands for the next number that the mesh can
-    split. A loader that has its own keeps that, as a `DataLoader` does."""
-    dtype: str | None = "train"
-    """The dtype to compute in, as in `Experiment.compute_dtype`. "train" means that dtype, and None the
-    parameters' own dtypes."""
-    params: Callable[[Any], PyTree] = eval_params
-    """A function that returns the parameters to evaluate, given the state. By default they are the averages,
-    if the optimizer keeps some (`mw.training.keep_ema`). `lambda state: state.params` evaluates the
-    parameters themselves."""
-    outputs: Outputs | None = None
-    """A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays by name, with a
-    row for each example. They are written to `outputs/NAME/step_00000100.jsonl` in the run directory, one
-    line for each example."""
-    at_end: bool = True
-    """If true, the run also evaluates after its last step, whatever `when` says."""
-    predict: Callable[..., PyTree] | None = None
-    """A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays with a row for
-    each example: the predictions for `metric_fn`."""
-    metric_fn: Callable[..., Mapping[str, float]] | None = None
-    """A function that returns scores that are not averages, as numbers by name. Process 0 computes them for
-    all processes. It may have any of these arguments: `examples`; `preds`, the predictions for them in the
-    same order; `scores`, the averages of `measure`; and `step`. For example
-    `lambda examples, preds: {"f1": f1_score(examples["label"], preds)}`, or, without `predict`,
-    `lambda scores: {"perplexity": math.exp(scores["nll"])}`."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(1, self, "when", "batch_size")
-        is_informed(self.when)  # raises if it is not a policy
-        names = "Evaluation.metric_fn", "Evaluation.predict"
-        check_metric(self.metric_fn, self.predict, has_scores=self.measure is not None, names=names)
-        if self.measure is None and self.metric_fn is None:
-            raise UsageError("Evaluation has no scores: give measure, or predict and metric_fn.")
 
 
 @explained
@@ -292,5 +200,5 @@ class Experiment:
             raise UsageError("spikes: a run goes back by the position of the data; set save.data_position.")
         if isinstance(self.save.when, WhenEvaluated):
             self.save.when.check(self.evaluations)
-        _check_names(self.evaluations)
+        check_names(self.evaluations)
         check_sampler(self.samples, "Experiment.samples")

@@ -8,15 +8,13 @@ from functools import partial
 from typing import Any
 
 from meshwright.base._internal import tree
-from meshwright.data._internal import Batches, facts_of
+from meshwright.data._internal import Batches
 from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._describe import describe
-from meshwright.engine._errors import errors_naming
+from meshwright.engine._evaluation._parts import Common, evaluation_facts, evaluation_parts
 from meshwright.engine._experiment._auto import automatic, settled
 from meshwright.engine._experiment._builders import noted_sources
-from meshwright.engine._experiment._evaluations import evaluations_of
 from meshwright.engine._experiment._experiment import Experiment
-from meshwright.engine._experiment._function import EvaluationFunction
 from meshwright.engine._experiment._parts import Parts, batch_sharding, data_of, mesh_of, on_hardware
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._run import run_engine
@@ -141,6 +139,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         experiment, parts, chosen = settled(experiment, mesh, rows, data.shapes())
     made.append(experiment)
     wider = wider_than(experiment.compute_dtype, parts.batch)
+    common = Common(parts.layout, experiment.seed, experiment.compute_dtype)
     began_from: list[str] = []
     return Training(
         layout=parts.layout,
@@ -157,7 +156,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         began_from=began_from,
         has_dropout=getattr(getattr(experiment.model, "__self__", None), "has_dropout", False),
         frozen=frozen_names(experiment.optimizer, parts.target.params, parts.target.model_state),
-        evaluations=evaluations_of(experiment, parts.layout),
+        evaluations=evaluation_parts(experiment.evaluations, experiment.samples, common),
         facts=partial(_facts, experiment, parts, data),
         told=[*chosen, *parts.compiler.told()],
         remarks=[f"compute_dtype: {wider}"] if wider else [],
@@ -188,12 +187,7 @@ def _first_state(
 def _facts(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str]:
     """Return facts on the state and the examples, by path. They must be the same on all processes."""
     state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
-    read = {"input": data.facts()}
-    for name, evaluation in experiment.evaluations.items():
-        if isinstance(evaluation, EvaluationFunction):
-            continue
-        with errors_naming(f"evaluations.{name}"):
-            read[f"evaluations.{name}"] = facts_of(evaluation.examples)
+    read = {"input": data.facts(), **evaluation_facts(experiment.evaluations)}
     return state | {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}
 
 
