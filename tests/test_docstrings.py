@@ -40,8 +40,8 @@ def test_a_text_over_several_lines_stays_together():
         "  examples: The examples, of the kinds that `Input.examples` lists.\n"
         "  when: The steps after which to evaluate. A number means each time after so many steps. None means "
         "every 500\n"
-        "    steps, and in `Trainer.fit` the end of each epoch. A function may take the step, or the step and "
-        "the\n"
+        "    steps, and in `Trainer.fit` the end of each epoch. A function may take the step, or the step "
+        "and the\n"
     ) in mw.Evaluation.__doc__
 
 

@@ -13,13 +13,13 @@ pytestmark = pytest.mark.types
 PROGRAM = (Path(__file__).parent / "typed/program.py").read_text()
 MISTAKES = {
     "name": ("mw.Experiment(", "mw.Experimnt("),
-    "package": ("mw.checkpoints.best", "mw.checkpoints.best"),
+    "package": ("mw.checkpoints.best", "mw.checkpoint.best"),
     "name_in_a_package": ("mw.checkpoints.best", "mw.checkpoints.bets"),
     "type": ("max_steps=4", 'max_steps="4"'),
     "argument": ("batch_size=16", "batchsize=16"),
     "field": ("outcome.seconds", "outcome.second"),
     "method": ("trainer.fit(", "trainer.fitt("),
-    "score": ('scores["loss"] + 1', 'scores["loss"] + "1"'),
+    "score": ('scores["test/loss"] + 1', 'scores["test/loss"] + "1"'),
     "restored_state": ("state.params[", "state.parms["),
     "restored_params": ('state.params["w"].sum()', 'state.params["w"].summ()'),
     "looped_params": ('state.params["w"].shape', 'state.params["w"].shap'),

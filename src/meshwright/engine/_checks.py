@@ -131,7 +131,7 @@ def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> N
             )
     policies: list[tuple[str, Any]] = [("stop.early", settings.stop.early)]
     if settings.save is not None:
-        policies.append((settings.keep_field, settings.save.keep))
+        policies.append(("save.keep", settings.save.keep))
     for field, policy in policies:
         for metric in metrics_of(policy):
             if metric not in scores:

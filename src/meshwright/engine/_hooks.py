@@ -197,7 +197,7 @@ def _when_saved(context: LoopContext) -> When:
     training, save = context.training, context.settings.save
     if save is None or context.opened.checkpoints is None:
         return never
-    when = as_when(save.when, context.evaluate.at)
+    when = as_when(save.when, lambda step: {**context.evaluate.at(step), **context.settings.marks()})
     return asked_once(lambda step: step < context.last and when(step) and not training.data.is_empty())
 
 

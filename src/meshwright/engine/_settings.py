@@ -237,8 +237,6 @@ class Settings:
     """Returns further numbers that are saved among the scores of a checkpoint."""
     tries_saving: bool = False
     """True to save the first state of a new run, which shows that saving works."""
-    keep_field: str = "save.keep"
-    """The setting that errors about the checkpoints to keep name."""
     stop: Stop = field(default_factory=Stop)
     """The reasons to end the run before its last step."""
     spikes: Spikes | None = None

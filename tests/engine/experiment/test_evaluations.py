@@ -12,7 +12,7 @@ import pytest
 import meshwright as mw
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluation._files import OutputFiles
-from meshwright.engine._evaluation._parts import Common, evaluation_parts
+from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_parts
 from meshwright.engine._evaluation._rows import ExampleFunction
 from meshwright.errors import LayoutError, PeersError, UsageError
 
@@ -417,7 +417,7 @@ def test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits():
 
     def names(**size):
         evaluations = {"all": mw.Evaluation(measure, EXAMPLES, **size)}
-        (part,) = evaluation_parts(evaluations, None, Common(layout, seed=0, compute_dtype=None))
+        (part,) = evaluation_parts(evaluations, None, EvaluationContext(layout, seed=0, compute_dtype=None))
         part.scoring.check(mw.training.abstract_state(init, optax.sgd(0.1), layout))
         return part.scoring.names
 

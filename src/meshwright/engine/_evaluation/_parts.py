@@ -32,14 +32,15 @@ from meshwright.engine._samples import Sampler, samples_part
 from meshwright.engine._training import global_batch
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import Layout
+from meshwright.processes._internal import When
 from meshwright.training._internal import ComputeDtype
 
 _USUAL_SIZE = 256
 
 
 @dataclass(frozen=True)
-class Common:
-    """What all evaluations of a run share."""
+class EvaluationContext:
+    """What all evaluations of a run share, and the values for those that give none."""
 
     layout: Layout
     """The mesh, which splits the batches."""
@@ -48,23 +49,28 @@ class Common:
     compute_dtype: ComputeDtype
     """The dtype in which the run computes its loss."""
     batch_size: int | None = None
-    """The size of a batch of evaluations that give none; None means 256, or the next that the mesh splits."""
+    """The usual size of a batch; None means 256, or the next number that the mesh splits."""
+    when: When | None = None
+    """The usual policy; None means every 500 steps."""
     collate: Collate | None = None
-    """A function that makes a batch from a list of examples."""
-    average_loss: Callable[[Evaluation], AverageLoss] | None = None
-    """Returns the function that averages the loss of a trainer over examples; None if there is none."""
+    """A function that makes a batch of a list of examples; None stacks them."""
+    average_loss: Callable[[ComputeDtype, Callable[[Any], PyTree]], AverageLoss] | None = None
+    """Returns the function that averages the loss of a trainer over examples, given a dtype and a function
+    that returns the parameters to evaluate; None if there is no such loss."""
 
 
 def evaluation_parts(
-    evaluations: Mapping[str, Evaluation | EvaluationFunction], samples: Sampler | None, common: Common
+    evaluations: Mapping[str, Evaluation | EvaluationFunction],
+    samples: Sampler | None,
+    context: EvaluationContext,
 ) -> list[EvaluationPart]:
     """Return the evaluations of a run, and its samples."""
-    parts = [_evaluation(name, one, common) for name, one in evaluations.items()]
+    parts = [_evaluation(name, one, context) for name, one in evaluations.items()]
     if samples is None or samples.num_samples == 0:
         return parts
     if SAMPLES in evaluations:
         raise UsageError(f"samples has the name of evaluations.{SAMPLES}: rename that evaluation.")
-    return [*parts, samples_part(samples, common.compute_dtype, common.seed)]
+    return [*parts, samples_part(samples, context.compute_dtype, context.seed)]
 
 
 def evaluation_facts(evaluations: Mapping[str, Evaluation | EvaluationFunction]) -> dict[str, dict[str, str]]:
@@ -77,105 +83,112 @@ def evaluation_facts(evaluations: Mapping[str, Evaluation | EvaluationFunction])
     return facts
 
 
-def _evaluation(name: str, one: Evaluation | EvaluationFunction, common: Common) -> EvaluationPart:
-    field = f"evaluations.{name}"
-    if isinstance(one, EvaluationFunction):
-        scoring, scored_by = _scoring_by_function(one, field, common), f"{field}.function"
-    else:
-        scoring, scored_by = _Parts(one, field, common).scoring(), f"{field}.measure"
-    return EvaluationPart(name, f"{name}/", scored_by, one.when, scoring, lambda: one.at_end)
-
-
-def _scoring_by_function(one: EvaluationFunction, field: str, common: Common) -> Scoring:
-    dtype = common.compute_dtype if one.dtype == "train" else one.dtype
+def scoring_of(one: Evaluation | EvaluationFunction, field: str, context: EvaluationContext) -> Scoring:
+    """Return the function that scores a state by an evaluation, which errors call `field`."""
+    if isinstance(one, Evaluation):
+        return _Parts(one, field, context).scoring()
+    dtype = context.compute_dtype if one.dtype == "train" else one.dtype
     with errors_naming(f"{field}.dtype"):
         return scoring_by_function(one.function, f"{field}.function", compute_dtype=dtype, params=one.params)
+
+
+def _evaluation(
+    name: str, one: Evaluation | EvaluationFunction, context: EvaluationContext
+) -> EvaluationPart:
+    field = f"evaluations.{name}"
+    scored_by = f"{field}.{'measure' if isinstance(one, Evaluation) else 'function'}"
+    when = context.when if one.when is None else one.when
+    scoring = scoring_of(one, field, context)
+    return EvaluationPart(name, f"{name}/", scored_by, when, scoring, lambda: one.at_end)
 
 
 class _Parts:
     """The functions of an `Evaluation`, each applied to all examples. None stands for a missing function."""
 
-    def __init__(self, one: Evaluation, field: str, common: Common):
-        self._one, self._field, self._common, layout = one, field, common, common.layout
-        usual = common.batch_size or _USUAL_SIZE + -_USUAL_SIZE % layout.batch_ways
+    def __init__(self, one: Evaluation, field: str, context: EvaluationContext):
+        self._one, self._field, self._context, layout = one, field, context, context.layout
+        usual = context.batch_size or _USUAL_SIZE + -_USUAL_SIZE % layout.batch_ways
         self._size = size = batch_size_of(one.examples, one.batch_size or usual)
-        dtype = common.compute_dtype if one.dtype == "train" else one.dtype
+        dtype = context.compute_dtype if one.dtype == "train" else one.dtype
         chosen: dict[str, Any] = {"compute_dtype": dtype, "params": one.params}
 
         def rows(function: Callable[..., PyTree] | PredictsState | None) -> ExampleFunction | None:
             if not callable(function):
                 return None
-            return ExampleFunction(function, size, layout, common.seed, **chosen, collate=common.collate)
+            return ExampleFunction(function, size, layout, context.seed, **chosen, collate=context.collate)
 
+        self._average_loss = self._measured = None
+        if one.measure == OWN_LOSS and context.average_loss is None:
+            raise UsageError(
+                f'{field}.measure is "{OWN_LOSS}", but there is no loss of a Trainer.\n'
+                "  Give a function (params, batch) that returns {'loss': values}, one for each example, or "
+                "predict and metric_fn."
+            )
         with errors_naming(f"{field}.dtype"):
-            self._measure = Measured(one.measure, layout, **chosen) if callable(one.measure) else None
-            self._predict, self._outputs = rows(one.predict), rows(one.outputs)
-        self._files = None if self._outputs is None else OutputFiles(self._outputs, one.examples)
+            if callable(one.measure):
+                self._measured = Measured(one.measure, layout, **chosen)
+            elif one.measure is not None and context.average_loss is not None:
+                self._average_loss = context.average_loss(dtype, one.params)
+            self._predict, outputs = rows(one.predict), rows(one.outputs)
+        self._outputs = None if outputs is None else OutputFiles(outputs, one.examples)
 
     def scoring(self) -> Scoring:
         """Return the function that scores a state."""
-        one, common = self._one, self._common
-        is_own = one.measure == OWN_LOSS
+        one, context, metric = self._one, self._context, None
         read = partial(
-            numbered_batches if is_own else padded_batches,
+            # The average of a loss needs the numbers of the examples, that of a measure their weights.
+            padded_batches if self._average_loss is None else numbered_batches,
             one.examples,
             self._size,
-            common.layout.batch_sharding,
-            collate=common.collate,
+            context.layout.batch_sharding,
+            collate=context.collate,
         )
-        metric = None
         if one.metric_fn is not None:
             options = {"has_scores": one.measure is not None, "name": f"{self._field}.metric_fn"}
             metric = Metric(one.metric_fn, one.examples, self._size, self._predictions(), **options)
         with errors_naming(self._field):
             number = num_examples(one.examples)
         return Scoring(
-            self._average_loss() if is_own else self._measure,
+            self._average_loss or self._measured,
             read,
             metric,
-            outputs=self._files,
+            outputs=self._outputs,
             num_examples=number,
             check=self._check,
         )
 
-    def _average_loss(self) -> AverageLoss:
-        if self._common.average_loss is None:
-            raise UsageError(
-                f'{self._field}.measure is "{OWN_LOSS}", but there is no loss of a Trainer.\n'
-                "  Give a function (params, batch) that returns {'loss': values}, one for each example, or "
-                "predict and metric_fn."
-            )
-        return self._common.average_loss(self._one)
-
     def _predictions(self) -> Predict | None:
         predictor, size = self._one.predict, self._size
-        if isinstance(predictor, PredictsState):
+        if not isinstance(predictor, PredictsState):
+            return None if self._predict is None else self._predict.of_each
 
-            def of_state(state: Any, examples: Any, before_batch: BeforeBatch) -> Sequence[Any]:
-                return predictor.of_state(state, examples, size, before_batch)
+        def of_state(state: Any, examples: Any, before_batch: BeforeBatch) -> Sequence[Any]:
+            return predictor.of_state(state, examples, size, before_batch)
 
-            return of_state
-        return None if self._predict is None else self._predict.of_each
+        return of_state
 
     def _check(self, target: Any) -> Sequence[str] | None:
         """Trace the functions for the structs of a state and a batch, and return the names of the scores.
 
-        The loss of a trainer and a `Predictor` are tried with the first examples instead.
+        The loss of a trainer and a `Predictor` are not traced, but tried with the first examples; None then.
         """
-        one, layout = self._one, self._common.layout
-        functions = {"predict": self._predict, "outputs": self._files}
+        one, sharding = self._one, self._context.layout.batch_sharding
+        functions = {
+            name: function
+            for name, function in (("predict", self._predict), ("outputs", self._outputs))
+            if function is not None
+        }
         names: Sequence[str] = ()
-        if self._measure is not None or any(functions.values()):
+        if self._measured is not None or functions:
             with errors_naming(self._field):
-                rows = some_rows(one.examples, self._size, layout.batch_sharding, self._common.collate)
-                local_rows(self._size, layout.batch_sharding)  # raises if the batch cannot be split
+                rows = some_rows(one.examples, self._size, sharding, self._context.collate)
+                local_rows(self._size, sharding)  # raises if the batch cannot be split
                 batch = global_batch(rows, self._size)
-            if self._measure is not None:
+            if self._measured is not None:
                 with errors_naming(f"{self._field}.measure"):
-                    names = self._measure.check(target, batch, rows)
-            for part, function in functions.items():
-                if function is not None:
-                    with errors_naming(f"{self._field}.{part}"):
-                        function.check(target, batch)
-        is_untraced = one.measure == OWN_LOSS or isinstance(one.predict, PredictsState)
-        return None if is_untraced else names
+                    names = self._measured.check(target, batch, rows)
+            for name, function in functions.items():
+                with errors_naming(f"{self._field}.{name}"):
+                    function.check(target, batch)
+        is_traced = self._average_loss is None and not isinstance(one.predict, PredictsState)
+        return names if is_traced else None

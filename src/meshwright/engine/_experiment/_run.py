@@ -11,7 +11,7 @@ from meshwright.base._internal import tree
 from meshwright.data._internal import Batches
 from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._describe import describe
-from meshwright.engine._evaluation._parts import Common, evaluation_facts, evaluation_parts
+from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_facts, evaluation_parts
 from meshwright.engine._experiment._auto import automatic, settled
 from meshwright.engine._experiment._builders import noted_sources
 from meshwright.engine._experiment._experiment import Experiment
@@ -139,7 +139,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         experiment, parts, chosen = settled(experiment, mesh, rows, data.shapes())
     made.append(experiment)
     wider = wider_than(experiment.compute_dtype, parts.batch)
-    common = Common(parts.layout, experiment.seed, experiment.compute_dtype)
+    context = EvaluationContext(parts.layout, experiment.seed, experiment.compute_dtype)
     began_from: list[str] = []
     return Training(
         layout=parts.layout,
@@ -156,7 +156,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         began_from=began_from,
         has_dropout=getattr(getattr(experiment.model, "__self__", None), "has_dropout", False),
         frozen=frozen_names(experiment.optimizer, parts.target.params, parts.target.model_state),
-        evaluations=evaluation_parts(experiment.evaluations, experiment.samples, common),
+        evaluations=evaluation_parts(experiment.evaluations, experiment.samples, context),
         facts=partial(_facts, experiment, parts, data),
         told=[*chosen, *parts.compiler.told()],
         remarks=[f"compute_dtype: {wider}"] if wider else [],

@@ -19,6 +19,9 @@ from meshwright.data._internal import (
 )
 from meshwright.errors import ExamplesError, InputError
 
+EPOCH = "epoch"
+"""The name of the number of finished epochs, in the scores of a checkpoint saved at the end of an epoch."""
+
 
 class Epochs:
     """An iterator over the batches of all epochs. Its state is the epoch and the position in it."""
