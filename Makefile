@@ -10,7 +10,8 @@
 #   make nightly   all slow tests, pages, further cases that are alike and faults planted in the code
 #   make notebooks   run them and keep their outputs
 #   make test-others   tests that read checkpoints of other systems, which are not in the repository (OTHERS=FOLDER)
-#   make lint    ruff and the type checker
+#   make lint    ruff and the type checker, and how much is over a limit
+#   make measure   figures of the code beside those of a commit (SINCE=HEAD)
 #   make soak    kill saving runs thousands of times (KILLS=5000), and try random faults by the thousand (SEED=1)
 #   make types   a user's program under mypy and pyright
 #   make docs    the site, into site/; fails at a broken link and at a public name without a docstring
@@ -24,6 +25,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 KILLS ?= 5000
 MINUTES ?= 6
+SINCE ?= HEAD
 LOCKS := requirements/dev.txt
 SETUP = sh scripts/setup $(VENV) "$(PYTHON)" $(LOCKS)
 # Each process has a share of the files, and takes over from another when it is done with them. There is one more
@@ -34,7 +36,7 @@ RAY = tests/clusters/test_ray.py
 CLUSTERS = .venv-clusters/bin/python -m pytest -rs --durations 10
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup setup-oldest setup-docs setup-notebooks setup-clusters environments programs demo lint test test-oldest test-slow test-share test-pages test-notebooks test-clusters nightly notebooks test-others types soak docs dist test-dist bench bench-accelerator lock clean
+.PHONY: setup setup-oldest setup-docs setup-notebooks setup-clusters environments programs demo lint measure test test-oldest test-slow test-share test-pages test-notebooks test-clusters nightly notebooks test-others types soak docs dist test-dist bench bench-accelerator lock clean
 
 setup:
 	@$(SETUP)
@@ -65,6 +67,10 @@ demo: setup
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/pyrefly check --summary=none
+	@$(BIN)/python scripts/measure.py --limits || true
+
+measure: setup
+	@$(BIN)/python scripts/measure.py --since $(SINCE)
 
 test: lint programs
 	$(BIN)/python -m pytest $(PARALLEL)

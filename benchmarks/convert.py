@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._formats._export_seqax import export_seqax
 
 MAX_MB = 400

@@ -36,13 +36,13 @@ from meshwright.base import _tree as tree
 from meshwright.base._description import values
 from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.engine._describe import describe
 from meshwright.observe._jsonl import jsonl, read_jsonl
+from meshwright.report._page import write_page
 from meshwright.report._run import read_run
 from meshwright.report._summary import list_runs, summary
-from meshwright.report._write import write_page
 from meshwright.training._statistics import describe_state, state_sizes
 
 MAX_POWER = 1.2

@@ -56,8 +56,8 @@ from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_p
 from meshwright.engine._spikes import Rule
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
+from meshwright.launch._outcome import summary
 from meshwright.launch._output import Lines, Output
-from meshwright.launch._summary import summary
 from meshwright.lm._models import decoder
 from meshwright.processes import _connections, _peers, _rendezvous, _sockets
 from meshwright.report._ledger import Ledger, saving_told
@@ -475,7 +475,7 @@ def stop_of_a_tokenizer_that_begins_texts():
         asked.append(decoding.stop)
         return iter(())
 
-    with unittest.mock.patch("meshwright.lm._runs._texts.stream", decoded):
+    with unittest.mock.patch("meshwright.lm._checkpoint_models.stream", decoded):
         mw.lm._internal.texts_of_checkpoint(whole, ["a"], stop=["<end>"])
     said = ", which no text has" if asked[0] == ((0, 1),) else ""
     return f"asked to stop at '<end>', it stops at {asked[0][0]}{said}"

@@ -74,7 +74,7 @@ def steps(state, save, num_saves, seconds):
 
 
 def await_memory(checkpoints, step):
-    while step not in mw.checkpoints._internal.complete_steps(checkpoints.tier.place.path):
+    while step not in mw.checkpoints._internal.complete_steps(checkpoints.host_memory.directory.path):
         time.sleep(0.001)
 
 
@@ -110,7 +110,7 @@ def measure_saves(disk, memory, seconds, sizes):
             if num_saves == 1:
                 seconds[kind, "call"].append(calls[0])
             checkpoints.wait()
-            while any(checkpoints.tier.place.path.glob("*.tmp-*")):
+            while any(checkpoints.host_memory.directory.path.glob("*.tmp-*")):
                 time.sleep(0.001)
         for _ in range(sizes.repetitions):
             for kind in ("disk", "memory"):

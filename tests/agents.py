@@ -8,10 +8,10 @@ import itertools
 import random
 from dataclasses import dataclass, field, replace
 
-from meshwright.launch import _follow, _lead
-from meshwright.launch._lead import Leader, Phase, Wanted
+from meshwright.launch import _lead, _members
+from meshwright.launch._lead import Leader, Phase, Requirements
 from meshwright.launch._members import BEAT_SECONDS, End, Status
-from meshwright.launch._restarts import Restarts
+from meshwright.launch._outcome import Restarts
 
 HOSTS_WAIT_SECONDS = 60
 PATIENCE_SECONDS = 120
@@ -107,13 +107,15 @@ class World:
         mine = Status(
             name, f"host{machine.number}", "job", machine.clock(self.now), 2, f"host{machine.number}:1"
         )
-        machine.agent, machine.silent_since = _follow.Agent(mine), self.now
+        machine.agent, machine.silent_since = _members.Agent(mine), self.now
         if machine.number == 0:
             machine.leader = Leader(
                 name=f"leader {name}",
                 own=name,
                 job="job",
-                wanted=Wanted(self.hosts, self.min_hosts, HOSTS_WAIT_SECONDS, self.elsewhere_seconds),
+                requirements=Requirements(
+                    self.hosts, self.min_hosts, HOSTS_WAIT_SECONDS, self.elsewhere_seconds
+                ),
                 restarts=Restarts(self.allowed),
                 born=machine.clock(self.now),
                 since=machine.clock(self.now),
@@ -139,14 +141,14 @@ class World:
     def notice(self, name):
         leader = self.machines[0].leader
         if leader:
-            self.machines[0].leader = _lead.gone(leader, name)
+            self.machines[0].leader = _lead.on_disconnect(leader, name)
 
     def beat(self, machine, life):
         """Send a status, and see to what has become due."""
         if machine.agent is None or machine.life != life:
             return
         clock = machine.clock(self.now)
-        machine.agent = _follow.passed(machine.agent, clock)
+        machine.agent = _members.on_time(machine.agent, clock)
         self.obey(machine)
         if machine.agent is None:
             return
@@ -162,7 +164,7 @@ class World:
 
     def decide(self, machine):
         before = machine.leader
-        machine.leader = _lead.step(before, machine.clock(self.now))
+        machine.leader = _lead.advance(before, machine.clock(self.now))
         if machine.leader.phase is not before.phase:
             self.decided.append((before, machine.leader))
             if machine.leader.phase is Phase.OVER and self.is_calm():
@@ -171,8 +173,8 @@ class World:
     def count_on(self, leader):
         """Note the exit code that all launchers must leave with that the leader hears."""
         for machine in self.machines:
-            here = machine.agent and leader.seen.get(machine.agent.status.agent)
-            if here and not here.is_gone and self.machines[0].clock(self.now) - here.at < 5:
+            here = machine.agent and leader.views.get(machine.agent.status.agent)
+            if here and not here.is_gone and self.machines[0].clock(self.now) - here.heard_at < 5:
                 machine.told = leader.exit_code if not machine.agent.status.signal else None
 
     # The network.
@@ -193,17 +195,17 @@ class World:
         machine = self.machines[0]
         if machine.leader is None:
             return
-        machine.leader = _lead.heard(machine.leader, status, machine.clock(self.now))
+        machine.leader = _lead.on_status(machine.leader, status, machine.clock(self.now))
         self.decide(machine)
         to = self.machines[int(status.agent.partition(".")[0])]
-        self.send(to, self.to_agent, (status.agent, _lead.order(machine.leader, status)), life)
+        self.send(to, self.to_agent, (status.agent, _lead.order_for(machine.leader, status)), life)
 
     def to_agent(self, message, life):
         name, order = message
         machine = self.machines[int(name.partition(".")[0])]
         if machine.agent is None or machine.agent.status.agent != name:
             return
-        machine.agent = _follow.heard(machine.agent, order, machine.clock(self.now))
+        machine.agent = _members.on_order(machine.agent, order, machine.clock(self.now))
         machine.silent_since = self.now
         self.obey(machine)
 
@@ -286,7 +288,7 @@ class World:
             return
         machine.alive = None
         saved = self.saved if machine.number == 0 and self.saved >= 0 else None
-        machine.agent = _follow.ended(machine.agent, ends, saved)
+        machine.agent = _members.on_ends(machine.agent, ends, saved)
 
 
 def play(seed, share_late=0.1):

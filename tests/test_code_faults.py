@@ -61,7 +61,7 @@ FAULTS = {
         "data/test_batches.py::test_after_any_crashes_and_resizes_every_sample_is_read_exactly_once_in_order",
     ),
     "a launch ends with a signal's number": Fault(
-        "launch/_summary.py",
+        "launch/_outcome.py",
         "code if code > 0 else 128 - code",
         "code if code > 0 else -code",
         "launch/test_local.py::test_when_one_fails_all_end_with_its_code",
@@ -73,9 +73,9 @@ FAULTS = {
         "processes/heartbeat/test_board.py::test_linux_tells_of_a_process_that_was_stopped",
     ),
     "a step in memory counts that a host lacks": Fault(
-        "checkpoints/_host_memory/_complete_steps.py",
-        "[each.get(str(step)) for each in held]",
-        "[each[str(step)] for each in held if str(step) in each]",
+        "checkpoints/_host_memory/_host_directory.py",
+        "[steps.get(str(step)) for steps in by_process]",
+        "[steps[str(step)] for steps in by_process if str(step) in steps]",
         "checkpoints/test_memory.py::test_complete_is_what_every_process_has_of_one_start",
     ),
     "an object that is too long is taken for whole": Fault(

@@ -9,11 +9,12 @@ import sys
 import textwrap
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import optax
 import pytest
-from scripts import site_hooks
+from scripts import draw_packages, site_hooks
 
 import meshwright as mw
 from data.loaders import DataLoader
@@ -109,16 +110,45 @@ def test_every_test_and_script_that_a_page_names_is_there(page):
     assert not [path for path in files if not (ROOT / path).is_file()]
 
 
+def loop_of_the_design():
+    return re.search(r"```python\n(.*?)```", (ROOT / "docs/design.md").read_text(), re.S)[1]
+
+
 def test_the_loop_in_the_design_is_the_loop():
-    shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/design.md").read_text(), re.S)[1]
     source = inspect.getsource(mw.fit)
     body = source.rsplit('"""\n', 1)[1]
-    assert textwrap.dedent(shown) == textwrap.dedent(body)
+    assert textwrap.dedent(loop_of_the_design()) == textwrap.dedent(body)
+
+
+def test_a_copy_of_the_loop_in_the_design_trains_with_public_names_alone():
+    doors = (mw.training, mw.engine)
+    public = {name: getattr(door, name) for door in doors for name in door.__all__}
+    inputs = "step, state, data, max_steps, trace, on_step, evaluate, log, save, stop"
+    exec(f"def own_fit({inputs}):\n{loop_of_the_design()}", public)
+    saved = []
+    state = public["own_fit"](
+        step=lambda state, batch: (SimpleNamespace(step=state.step + 1, total=state.total + batch), {}),
+        state=SimpleNamespace(step=0, total=0),
+        data=iter([1, 2, 3, 4]),
+        max_steps=3,
+        trace=lambda tick: contextlib.nullcontext(),
+        on_step=lambda tick: None,
+        evaluate=lambda tick, state: None,
+        log=lambda tick, metrics, scores: None,
+        save=lambda tick, state, data, scores: saved.append((tick.step, tick.last)),
+        stop=lambda tick: False,
+    )
+    assert state.total == 6
+    assert saved == [(1, False), (2, False), (3, False), (3, True)]
 
 
 def test_every_package_of_the_design_is_there_in_order():
     table = (ROOT / "docs/design.md").read_text().split("\n## Packages\n")[1].split("\n## ")[0]
     assert re.findall(r"^\| `([a-z]+)` \|", table, re.M) == [*PACKAGES]
+
+
+def test_the_drawing_of_the_packages_is_that_of_their_imports():
+    assert draw_packages.PICTURE.read_text() == draw_packages.picture(), "scripts/draw_packages.py --write"
 
 
 AXLEARN, SEQAX = ((ROOT / f"docs/coming-from-{name}.md").read_text() for name in ("axlearn", "seqax"))

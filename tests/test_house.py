@@ -282,21 +282,20 @@ GUARDED = {
     "data/_corpus/_work.py": {"open"},
     "data/_corpus/_store.py": {"open"},  # the lock, made by `_work`
     "checkpoints/_formats/_export_npz.py": {"open"},
-    "checkpoints/_formats/_pins.py": {"open"},
-    "checkpoints/_formats/_safetensors.py": {"open"},
+    "checkpoints/_formats/_inspect.py": {"open"},
+    "checkpoints/_formats/_export_safetensors.py": {"open"},
     # What is in a file that is open already.
-    "data/_corpus/_columns.py": {"ParquetFile"},
+    "data/_corpus/_readers.py": {"ParquetFile"},
     "checkpoints/_formats/readers/_npz.py": {"open"},
     "data/_corpus/_blocks.py": {"memmap"},
     # TensorStore: `store_of` looks at all files first; these are of it or in memory.
     "checkpoints/_formats/_export_seqax.py": {"open"},
     "checkpoints/_formats/readers/_orbax.py": {"open"},
     "checkpoints/_formats/readers/_tensorstore.py": {"open"},
-    "checkpoints/_formats/readers/_zarr.py": {"open"},
     "checkpoints/_formats/readers/_zarr2.py": {"open"},
     # With a check of their own, beside the line.
     "checkpoints/_formats/readers/_file.py": {"open"},
-    "lm/_models/hugging_face/_companions.py": {"open"},
+    "lm/_models/hugging_face/_folder.py": {"open"},
     "data/_corpus/_files.py": {"read_bytes"},  # of an object in a store
     # The field of a reader.
     "checkpoints/_formats/readers/_reader.py": {"open"},

@@ -227,7 +227,7 @@ def loop(size: str | None = None) -> dict[str, Any]:
         )
         outcome = mw.run(experiment)
     parts, state, batch = ready_step(experiment)
-    wait = mw.training.at_most_ahead(mw.training._internal.RUN_AHEAD)
+    wait = mw.training.at_most_ahead()
     for at in range(num_steps + 1):
         if at == 1:  # the first step is not counted
             started = time.perf_counter()

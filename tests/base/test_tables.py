@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoints._arrays._transforms import as_source, cast
+from meshwright.checkpoints._arrays._source import as_source, cast
 from meshwright.checkpoints._convert import convert
 from meshwright.errors import UsageError
 

@@ -12,8 +12,8 @@ from disk import no_room_for_more_than
 from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._directory import is_locked
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.checkpoints._retention import keep_any, last
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.processes._when import Tick, every

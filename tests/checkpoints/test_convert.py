@@ -9,11 +9,11 @@ from checkpoints.formats.readers import written
 from checkpoints.test_read import DATA_FILE, chunks_of, flip_a_bit
 from meshwright.checkpoints._arrays._diff import diff
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._convert import convert, rewritten
+from meshwright.checkpoints._convert import convert, with_changes
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.errors import DamagedError, UsageError
 
 
@@ -101,7 +101,7 @@ def test_a_number_that_would_become_infinite_or_none_does_not_fit(number, dtype)
     for wider in (np.float64, np.float32, jnp.bfloat16):
         source = as_source({"params/w": np.array([1, number], wider)}, "x")
         with pytest.raises(UsageError, match=f"cannot convert params/w to {dtype}: .* does not fit"):
-            rewritten(source, dtype=dtype).read("params/w", (slice(None),))
+            with_changes(source, dtype=dtype).read("params/w", (slice(None),))
 
 
 def test_infinity_and_nan_stay_what_they_are(save, to):

@@ -6,9 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from meshwright.checkpoints._formats._contents import contents
+from meshwright.checkpoints._formats._inspect import contents, verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.errors import CheckpointError, DamagedError
 
 

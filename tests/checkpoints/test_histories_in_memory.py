@@ -10,9 +10,7 @@ from meshwright.base._files import write_whole
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._format._commit import commit
 from meshwright.checkpoints._host_memory import _checkpoints as _tier
-from meshwright.checkpoints._host_memory import _complete_steps as _roll_call
 from meshwright.checkpoints._host_memory import _host_directory as _place
-from meshwright.checkpoints._host_memory import _writing
 from meshwright.errors import MeshwrightError
 from simulated.memory import play
 from soak import cases, play_many
@@ -45,20 +43,24 @@ def commit_alone(temporary, final, head, arrays, num_processes, abandoned, proce
 
 
 WITHOUT_LOCK = SimpleNamespace(**{**vars(_directory), "lock_local": lambda path: ExitStack()})
-_COMPLETED, _DRAWN = _roll_call.completed, _place._drawn
+_COMPLETED, _DRAWN = _place.completed, _place._drawn
 BROKEN = {
-    "a roll call of one process": (_roll_call, "completed", ask_the_first_only),
+    "a roll call of one process": (_place, "completed", ask_the_first_only),
     "memory of another number that stays": (_place, "_empty", leave_what_is_there),
     "room that is made of the newest complete step": (_tier, "steps_to_remove", remove_all),
     "no room that is made": (_tier, "steps_to_remove", lambda *_: []),
-    "a save that counts before all hosts have it": (_writing.Writing, "state", lambda writing: ""),
-    "a commit that does not wait for all of its host": (_writing, "commit", commit_alone),
+    "a save that counts before all hosts have it": (_tier.Writing, "state", lambda writing: ""),
+    "a commit that does not wait for all of its host": (_tier, "commit", commit_alone),
     "memory without a lock": (_place, "_directory", WITHOUT_LOCK),
     "starts without a number of their own": (_place, "_drawn", draw_no_attempt),
     "remains that stay": (_directory, "remove_temporaries", lambda *_: None),
-    "a run that is done and keeps memory": (_tier.Tier, "_remove_if_saved", lambda tier, place: None),
+    "a run that is done and keeps memory": (
+        _tier.HostMemoryCheckpoints,
+        "_remove_if_saved",
+        lambda tier, place: None,
+    ),
     "a run that leaves memory for an older disk": (
-        _tier.Tier,
+        _tier.HostMemoryCheckpoints,
         "_remove_if_saved",
         lambda _, place: _tier.remove(place),
     ),

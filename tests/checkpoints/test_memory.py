@@ -18,9 +18,8 @@ from checkpoints.test_read import DATA_FILE, chunks_of, flip_a_bit
 from disk import no_room_for_more_than
 from engine.experiment.runs import experiment, losses
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._host_memory._budget import steps_to_remove
-from meshwright.checkpoints._host_memory._complete_steps import completed
-from meshwright.checkpoints._host_memory._settings import InMemory
+from meshwright.checkpoints._host_memory._budget import InMemory, steps_to_remove
+from meshwright.checkpoints._host_memory._host_directory import completed
 from meshwright.errors import DamagedError, MeshwrightError, UsageError
 from meshwright.processes._when import Tick, at, never
 
@@ -44,8 +43,8 @@ class Run:
 
     def open(self):
         checkpoints = Checkpoints(self.disk, memory=InMemory(**self.settings))
-        assert checkpoints.tier is not None
-        checkpoints.tier.tell = self.told.append
+        assert checkpoints.host_memory is not None
+        checkpoints.host_memory.on_skip = self.told.append
         return checkpoints
 
     def attempt(self, upto, on_disk=never, killed=True):
@@ -78,8 +77,8 @@ class Run:
 
 def settle(checkpoints):
     """Wait until nothing is being written to memory."""
-    if (writing := checkpoints.tier._writing) is not None:
-        futures.wait([writing.done])
+    if (writing := checkpoints.host_memory._writing) is not None:
+        futures.wait([writing.task])
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_memory_that_was_forgotten_stays_forgotten_on_hosts_that_were_away(run, 
     run.attempt(upto=5, on_disk=at(2))
     away = run.place().rename(tmp_path / "away")
     with run.open() as checkpoints:
-        checkpoints.tier.forget()  # as a run does that goes back to an earlier step
+        checkpoints.host_memory.invalidate()  # as a run does that goes back to an earlier step
     away.rename(run.root / away.name)
     assert run.attempt(upto=2).resumed == 2
 
@@ -220,7 +219,7 @@ def test_of_what_is_forgotten_after_a_step_the_steps_before_stay(run, tmp_path):
     run.attempt(upto=5, on_disk=at(2))
     away = shutil.copytree(run.place(), tmp_path / "away")
     with run.open() as checkpoints:
-        checkpoints.tier.forget(4)  # as a run does that goes back before a spike
+        checkpoints.host_memory.invalidate(4)  # as a run does that goes back before a spike
     assert run.steps() == [1, 2, 3, 4]
     found = run.attempt(upto=4)
     assert (found.resumed, found.is_from_memory) == (4, True)

@@ -30,12 +30,10 @@ from meshwright.checkpoints._format._layout import layouts
 from meshwright.checkpoints._format._manifest import Manifest, manifest_text
 from meshwright.checkpoints._format._snapshot import Snapshot
 from meshwright.checkpoints._format._write import write_part
-from meshwright.checkpoints._formats._contents import contents
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors
+from meshwright.checkpoints._formats._inspect import contents, pin, verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._pins import pin
-from meshwright.checkpoints._formats._verify import verify
-from meshwright.checkpoints._host_memory._settings import InMemory
+from meshwright.checkpoints._host_memory._budget import InMemory
 from meshwright.checkpoints._retention import last
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.processes._when import Tick, at, every

@@ -10,8 +10,7 @@ from meshwright.base._files import write_whole
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._directory import remove_step, saved_steps
 from meshwright.checkpoints._format import _commit
-from meshwright.checkpoints._formats._pins import pin, unpin
-from meshwright.checkpoints._formats._verify import verify
+from meshwright.checkpoints._formats._inspect import pin, unpin, verify
 from simulated.disk import Disk
 from simulated.system import ROOT, System, mounted
 from soak import cases, rng

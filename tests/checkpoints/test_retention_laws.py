@@ -10,7 +10,7 @@ import math
 import pytest
 
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._formats._pins import pin, unpin
+from meshwright.checkpoints._formats._inspect import pin, unpin
 from meshwright.checkpoints._retention import always, best, everything, keep_any, last, multiples, spaced
 from meshwright.observe._tensorboard import tensorboard
 

@@ -5,7 +5,7 @@ import pytest
 
 from checkpoints.test_checkpoints import no_room_for_more_than
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._session import Session
+from meshwright.checkpoints._saving import Session
 from meshwright.errors import MeshwrightError, PeersError
 
 pytestmark = pytest.mark.timeout(300, method="thread")  # who waits for ever cannot be woken by an error

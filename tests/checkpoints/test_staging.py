@@ -11,7 +11,7 @@ import pytest
 
 from disk import no_room_for_more_than
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._convert import convert
 from meshwright.checkpoints._formats._export_npz import export_npz
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors

@@ -7,8 +7,8 @@ from base.storage.stores import objects
 from meshwright.base._storage._path import location
 from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._inspect import verify, verify_all
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify, verify_all
 from meshwright.checkpoints._retention import last
 from meshwright.errors import CheckpointError, DamagedError
 

@@ -10,8 +10,8 @@ from meshwright.base._storage import _settings
 from meshwright.base._storage._path import location
 from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.checkpoints._retention import last
 from meshwright.errors import DamagedError, MeshwrightError
 

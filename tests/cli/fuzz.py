@@ -28,7 +28,7 @@ import numpy as np
 
 import meshwright as mw
 from cli.damages import change_manifest, damage_run
-from meshwright.checkpoints._formats._verify import verify
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors
 from meshwright.checkpoints._formats._open import open_source

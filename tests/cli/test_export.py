@@ -15,8 +15,8 @@ import pytest
 import meshwright as mw
 from meshwright.cli import main
 from meshwright.errors import UsageError
+from meshwright.lm._checkpoint_models import export_checkpoint
 from meshwright.lm._models import decoder
-from meshwright.lm._runs._export import export_checkpoint
 
 CFG = decoder.Config(vocabulary=32, model=8, layers=1, heads=2, feed_forward=8)
 ROWS = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "label": np.arange(8)}

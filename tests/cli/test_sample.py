@@ -14,8 +14,8 @@ import pytest
 import meshwright as mw
 from meshwright.cli import main
 from meshwright.errors import UsageError
+from meshwright.lm._checkpoint_models import texts_of_checkpoint
 from meshwright.lm._models import decoder
-from meshwright.lm._runs._texts import texts_of_checkpoint
 
 pytestmark = pytest.mark.slow
 CFG = decoder.Config(vocabulary=256, model=16, layers=1, heads=2, feed_forward=16)

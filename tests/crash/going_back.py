@@ -10,7 +10,7 @@ from crash.faults import before_each_file_operation
 from crash.nursery import Child
 from crash.scenarios import check, offered, state
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._formats._verify import verify
+from meshwright.checkpoints._formats._inspect import verify
 from meshwright.engine import _earlier_steps as _go_back
 from meshwright.observe._jsonl import jsonl, read_jsonl
 

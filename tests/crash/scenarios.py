@@ -25,9 +25,8 @@ from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._format import _write
 from meshwright.checkpoints._format._snapshot import HOST_NBYTES
+from meshwright.checkpoints._formats._inspect import pin, verify
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._pins import pin
-from meshwright.checkpoints._formats._verify import verify
 from meshwright.checkpoints._retention import last
 from meshwright.errors import CheckpointError, MeshwrightError
 

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from meshwright.data._prefetch import READ_AHEAD, read_ahead
+from meshwright.data._reading import READ_AHEAD, read_ahead
 
 
 def test_results_come_in_the_order_of_the_tasks_not_of_their_ends():

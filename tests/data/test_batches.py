@@ -31,7 +31,7 @@ def one_process_of(num_processes, process, batch_size, examples, **more):
         examples,
         batch_size,
         rows=rows,
-        place=lambda batch: batch,
+        to_global=lambda batch: batch,
         seed=0,
         epochs=None,
         num_threads=more.get("threads", 0),

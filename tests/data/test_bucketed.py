@@ -107,7 +107,7 @@ def test_a_collate_is_told_the_length_of_the_whole_batch():
             made,
             4,
             rows=rows,
-            place=lambda batch: batch,
+            to_global=lambda batch: batch,
             collate=collate,
             seed=None,
             epochs=1,

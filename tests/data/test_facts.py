@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.data._facts import facts_of
+from meshwright.data._source import facts_of
 
 ROWS = np.arange(40.0, dtype=np.float32).reshape(10, 4)
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.data._turns import Turns, shares_of
+from meshwright.data._mixture import Turns, shares_of
 
 SHARDING = mw.Layout(mw.make_mesh("data=1", jax.devices()[:1])).batch_sharding
 SHARE = st.one_of(st.just(0), st.floats(0.001, 1), st.integers(1, 100))

@@ -123,7 +123,7 @@ def test_any_history_of_kills_processes_and_batch_sizes_reads_the_same_rows_in_t
 
 def read_part(examples, batch_size, rows, count, state, seed):
     """Return the batches of one process of several, which has these rows of each batch, and the state."""
-    options = {"rows": rows, "place": lambda x: x, "seed": seed, "epochs": None, "num_threads": 2}
+    options = {"rows": rows, "to_global": lambda x: x, "seed": seed, "epochs": None, "num_threads": 2}
     with Batches(examples, batch_size, **options) as data:
         if state is not None:
             data.set_state(state)

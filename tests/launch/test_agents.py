@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from agents import play
-from meshwright.launch import _follow, _lead
-from meshwright.launch._lead import Leader, Seen, Wanted
+from meshwright.launch import _lead, _members
+from meshwright.launch._lead import AgentView, Leader, Requirements
 from meshwright.launch._members import Status
-from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
+from meshwright.launch._outcome import FINAL_EXIT_CODES, Restarts
 from soak import cases, play_many
 
 
@@ -41,17 +41,17 @@ def forget_the_limit(restarts, exit_code, saved):
     return None if exit_code in FINAL_EXIT_CODES else restarts
 
 
-_HEARD, _START = _follow.heard, _lead._start
+_HEARD, _START = _members.on_order, _lead._start
 BROKEN = {
-    "an agent that keeps its processes without orders": (_follow, "passed", lambda agent, now: agent),
-    "an agent that obeys late orders": (_follow, "heard", obey_late_orders),
-    "an agent that runs a generation twice": (_follow, "heard", run_again),
+    "an agent that keeps its processes without orders": (_members, "on_time", lambda agent, now: agent),
+    "an agent that obeys late orders": (_members, "on_order", obey_late_orders),
+    "an agent that runs a generation twice": (_members, "on_order", run_again),
     "a leader that takes silence for death": (
         _lead,
         "_is_lost",
-        lambda leader, name, now: now - leader.seen[name].at > 2,
+        lambda leader, name, now: now - leader.views[name].heard_at > 2,
     ),
-    "an agent that says too early that its processes are dead": (_follow, "heard", say_too_early),
+    "an agent that says too early that its processes are dead": (_members, "on_order", say_too_early),
     "a leader that forgets its predecessor": (_lead, "_is_of_another", lambda leader, status: False),
     "a leader that goes on with too few": (
         _lead,
@@ -60,7 +60,7 @@ BROKEN = {
     ),
     "a leader that waits for those that hang": (_lead, "_has_failed", lambda leader, name: False),
     "a leader that leaves before the others know": (_lead, "is_done", lambda leader, now: True),
-    "a limit that is forgotten": (Restarts, "after", forget_the_limit),
+    "a limit that is forgotten": (Restarts, "after_end", forget_the_limit),
 }
 
 
@@ -85,9 +85,9 @@ def status(agent, **more):
 
 
 def leader_of(*statuses, members, gone=()):
-    seen = {one.agent: Seen(one, at=0.0, is_gone=one.agent in gone) for one in statuses}
-    wanted = Wanted(hosts=3, min_hosts=2, wait_seconds=60)
-    return Leader("the leader", "a", "job", wanted, Restarts(3), 0, 0, members=members, seen=seen)
+    seen = {one.agent: AgentView(one, heard_at=0.0, is_gone=one.agent in gone) for one in statuses}
+    wanted = Requirements(hosts=3, min_hosts=2, wait_seconds=60)
+    return Leader("the leader", "a", "job", wanted, Restarts(3), 0, 0, members=members, views=seen)
 
 
 def test_a_machine_that_left_and_was_replaced_does_not_count_when_another_one_leaves():
@@ -99,5 +99,5 @@ def test_a_machine_that_left_and_was_replaced_does_not_count_when_another_one_le
 
 def test_ctrl_c_at_another_program_that_reports_here_stops_nothing():
     leader = leader_of(status("a"), members=("a",))
-    assert _lead.heard(leader, status("x", job="another", signal=2), now=1.0) == leader
-    assert _lead.order(leader, status("x", job="another", signal=2)).exit_code == 2
+    assert _lead.on_status(leader, status("x", job="another", signal=2), current_time=1.0) == leader
+    assert _lead.order_for(leader, status("x", job="another", signal=2)).exit_code == 2

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from meshwright.launch._local import Here, launch_local
+from meshwright.launch._local import LocalSpawner, launch_local
 from meshwright.launch._precompile import compiling_ahead
 
 PROGRAM = """
@@ -49,7 +49,7 @@ def told(tmp_path):
         command = [sys.executable, "-c", PROGRAM, str(tmp_path / "compiled"), compiles, "0"]
 
         def place(number):
-            return Here(command, number, None, progress, "127.0.0.1:1", only_compiles=True)
+            return LocalSpawner(command, number, None, progress, "127.0.0.1:1", only_compiles=True)
 
         def say(text):
             said.append(text)

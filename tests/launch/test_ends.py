@@ -7,30 +7,30 @@ import pytest
 from meshwright.base._storage._copies import read_text
 from meshwright.base._storage._path import location
 from meshwright.errors import MeshwrightError
-from meshwright.launch import _ends
-from meshwright.launch._ends import Ends, begin, leave, tell, telling_progress
+from meshwright.launch import _pod
 from meshwright.launch._members import End
+from meshwright.launch._pod import EndFiles, copying_progress, leave_begun, leave_end, print_summary
 
 
 @pytest.fixture(params=["volume", "store"])
 def place(request, tmp_path, at, monkeypatch):
-    monkeypatch.setattr(_ends, "_OTHERS_SECONDS", 0)
+    monkeypatch.setattr(_pod, "_OTHERS_SECONDS", 0)
     return str(tmp_path) if request.param == "volume" else at
 
 
 def ends_of(place, start="1", number_of_pods=3):
-    ends = Ends(location(place) / "gpt.launch", start)
+    ends = EndFiles(location(place) / "gpt.launch", start)
     for number in range(number_of_pods):
-        begin(ends, number, f"node-{number}")
+        leave_begun(ends, number, f"node-{number}")
     return ends
 
 
 def told(ends, *failed, capsys):
     """Let these processes end, with their exit codes; return what is said, and how often."""
     for number, exit_code in failed:
-        leave(ends, End(number, f"node-{number}", exit_code, (f"last of {number}",)))
+        leave_end(ends, End(number, f"node-{number}", exit_code, (f"last of {number}",)))
     for number, _ in failed:
-        tell(ends, number, 3, "gpt")
+        print_summary(ends, number, 3, "gpt")
     return capsys.readouterr().err
 
 
@@ -73,7 +73,7 @@ def test_what_an_earlier_jobset_of_the_same_name_left_is_removed(place, capsys):
 
 def test_processes_that_only_an_earlier_jobset_had_are_not_told_of(place, capsys):
     earlier = ends_of(place, number_of_pods=5)
-    leave(earlier, End(3, "node-3", 2, ("an old failure",)))
+    leave_end(earlier, End(3, "node-3", 2, ("an old failure",)))
     said = told(ends_of(place), (1, 1), capsys=capsys)
     assert "process 1 of 3 failed first, with exit code 1" in said
     assert "process 3" not in said
@@ -82,7 +82,7 @@ def test_processes_that_only_an_earlier_jobset_had_are_not_told_of(place, capsys
 
 def test_the_newest_step_of_process_0_is_seen_by_all(place, tmp_path, capsys):
     ends, local = ends_of(place), tmp_path / "progress"
-    with telling_progress(local, ends):
+    with copying_progress(local, ends):
         local.write_text("40\n")
     assert "the newest checkpoint is of step 40" in told(ends, (1, 1), capsys=capsys)
 

@@ -131,8 +131,8 @@ def test_a_stranger_who_sends_something_else_disturbs_nothing(machines, port):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"at": "node1"}, "expected HOST:PORT"),
-        ({"at": "no-such-host.invalid:1"}, "is not known here"),
+        ({"address": "node1"}, "expected HOST:PORT"),
+        ({"address": "no-such-host.invalid:1"}, "is not known here"),
         ({"hosts": 0}, "--hosts is 0"),
         ({"min_hosts": 3}, "--min-hosts is 3"),
         ({"wait_seconds": 0}, "--wait is 0"),
@@ -140,7 +140,7 @@ def test_a_stranger_who_sends_something_else_disturbs_nothing(machines, port):
 )
 def test_what_cannot_work_is_refused(options, complaint):
     with pytest.raises(UsageError, match=complaint):
-        launch_hosts([sys.executable], 1, **({"at": "127.0.0.1:29400", "hosts": 2} | options))
+        launch_hosts([sys.executable], 1, **({"address": "127.0.0.1:29400", "hosts": 2} | options))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
 from meshwright.launch._local import launch_local
-from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
+from meshwright.launch._outcome import FINAL_EXIT_CODES, Restarts
 
 FAIL_AT_FIRST = """
 import os, pathlib, signal, sys, time
@@ -107,9 +107,9 @@ def test_no_history_has_more_restarts_than_allowed_without_progress(allowed, his
         newest = -1 if saved is None else saved
         without = 0 if newest > best else without
         best = max(best, newest)
-        after = left.after(exit_code, saved)
+        after = left.after_end(exit_code, saved)
         assert (after is None) == (exit_code in FINAL_EXIT_CODES or without == allowed)
         if after is None:
             return
         without, left = without + 1, after
-        assert left.left == allowed - without
+        assert left.remaining == allowed - without

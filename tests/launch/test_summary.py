@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.launch._members import End
-from meshwright.launch._summary import causes, code_of, summary
+from meshwright.launch._outcome import causes, code_of, summary
 
 ABORTED = (
     "F client.h:86] Terminating process because the JAX distributed service detected fatal errors. "

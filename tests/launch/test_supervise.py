@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_PEERS
 from meshwright.launch import _supervise
-from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
+from meshwright.launch._outcome import FINAL_EXIT_CODES, Restarts
 from meshwright.launch._supervise import supervise
 from soak import cases, rng
 
@@ -130,11 +130,11 @@ def forget_progress(restarts, exit_code, saved):
     return _AFTER(restarts, exit_code, None)
 
 
-_AFTER = Restarts.after
+_AFTER = Restarts.after_end
 BROKEN = {
-    "a limit that is forgotten": (Restarts, "after", forget_the_limit),
-    "an exit code that is repeated": (Restarts, "after", repeat_what_is_final),
-    "progress that is forgotten": (Restarts, "after", forget_progress),
+    "a limit that is forgotten": (Restarts, "after_end", forget_the_limit),
+    "an exit code that is repeated": (Restarts, "after_end", repeat_what_is_final),
+    "progress that is forgotten": (Restarts, "after_end", forget_progress),
     "processes that stay": (Played, "kill", lambda process: None),
     "a run that shrinks unasked": (_supervise, "_number_left", lambda attempt, fewest: 1),
     "a run that grows": (_supervise, "_number_left", lambda attempt, fewest: 1 + len(attempt.processes)),

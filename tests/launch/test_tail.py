@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from meshwright.launch._tail import tail_slurm
+from meshwright.launch._slurm import tail_slurm
 
 SCONTROL = """#!/bin/sh
 if [ -e {folder}/asked ]; then state=$(cat {folder}/end); else state="RUNNING ExitCode=0:0"; fi
@@ -21,7 +21,7 @@ def ends(tmp_path, monkeypatch):
     scontrol.write_text(SCONTROL.format(folder=tmp_path))
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("meshwright.launch._tail._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("meshwright.launch._slurm._POLL_SECONDS", 0.01)
     return (tmp_path / "end").write_text
 
 

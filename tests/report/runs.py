@@ -10,8 +10,8 @@ import meshwright as mw
 from engine.experiment.runs import EXAMPLES, loss, measure
 from engine.experiment.runs import experiment as described
 from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.report._page import write_page
 from meshwright.report._run import read_run
-from meshwright.report._write import write_page
 
 DESCRIPTION = """workdir = 'runs/a'
 optimizer = optax.sgd(learning_rate=0.1)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.report._comparison_page import write_comparison
+from meshwright.report._page import write_page
 from meshwright.report._run import read_run
-from meshwright.report._write import write_comparison, write_page
 from report.runs import write_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -6,9 +6,9 @@ import pytest
 
 from meshwright.errors import UsageError
 from meshwright.report._comparison import compare, comparison_document, comparison_text
+from meshwright.report._comparison_page import write_comparison
 from meshwright.report._history import Best
 from meshwright.report._run import read_run
-from meshwright.report._write import write_comparison
 from report.runs import DESCRIPTION, write_run
 
 

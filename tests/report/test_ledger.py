@@ -6,7 +6,7 @@ import math
 import pytest
 
 from meshwright.engine._ledger import saving_remark
-from meshwright.report._ledger import PARTS, WORK, Ledger, read_ledger, saving_told
+from meshwright.report._ledger import PARTS, WORK, Ledger, read_ledger, saving_advice
 from meshwright.report._run import read_run
 from meshwright.report._summary import list_runs, runs_table, summary
 from report.runs import page_of, write_run
@@ -83,7 +83,7 @@ def test_the_interval_between_saves_is_that_of_young_and_daly():
 def test_saves_that_cost_nothing_and_attempts_that_fail_at_once_call_for_no_interval():
     free = Ledger({"step": 10.0}, attempts=3, failures=2, saves=2)
     assert free.best_save_seconds is None
-    assert saving_told(free) == (
+    assert saving_advice(free) == (
         "a save costs 0 s, and one is made every 5 s of work; an attempt fails every 5 s"
     )
     assert saving_remark(free) is None
@@ -93,7 +93,7 @@ def test_saves_that_cost_nothing_and_attempts_that_fail_at_once_call_for_no_inte
 def test_one_failure_says_nothing_of_how_often_a_run_fails():
     once = Ledger({"step": 10.0, "save": 1.0}, attempts=2, failures=1, saves=2)
     assert (once.seconds_between_failures, once.best_save_seconds, saving_remark(once)) == (None, None, None)
-    assert saving_told(once).endswith("; one attempt has failed so far")
+    assert saving_advice(once).endswith("; one attempt has failed so far")
 
 
 def test_a_ledger_is_read_as_it_was_written(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 
 from meshwright.errors import InputError, UsageError
 from meshwright.report._run import read_run
-from meshwright.report._sorting import sort_runs
-from meshwright.report._summary import list_runs, runs_table
+from meshwright.report._summary import list_runs, runs_table, sort_runs
 from report.runs import write_run
 
 FINISHED = {"ended": "finished", "step": 40, "scores": {}, "seconds": 1.0}

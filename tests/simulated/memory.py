@@ -15,8 +15,7 @@ from meshwright.checkpoints import _saving
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._directory import complete_steps
 from meshwright.checkpoints._host_memory import _checkpoints as _tier
-from meshwright.checkpoints._host_memory import _writing
-from meshwright.checkpoints._host_memory._settings import InMemory
+from meshwright.checkpoints._host_memory._budget import InMemory
 from meshwright.errors import MeshwrightError
 from meshwright.processes._when import Tick, at
 from simulated.disk import File, Folder
@@ -100,13 +99,13 @@ class InMemoryHistory(History):
         memory = InMemory(every=1, budget_nbytes=self.budget_nbytes, directory=str(ROOT / _MEMORY))
         with Checkpoints(DIRECTORY, keep=self.keep, memory=memory) as checkpoints:
             expected = self._expected(process)
-            checkpoints.tier.tell = _must_be_slow
+            checkpoints.host_memory.on_skip = _must_be_slow
             found = checkpoints.resume(state_of(0), None, otherwise=lambda: None)
             self._check_resumed(process, checkpoints, found, expected)
             last = steps + (checkpoints.resumed or 0)
             if process.run in self.going_back:
                 self.in_memory.clear()
-                checkpoints.tier.forget()
+                checkpoints.host_memory.invalidate()
                 self.forgotten = process.run
             save = checkpoints.saver(self.on_disk)
             for step in range(last - steps + 1, last + 1):
@@ -203,9 +202,8 @@ def play(seed):
     with (
         mounted(history.system),
         living_in(world),
-        mock.patch.object(_tier, "process", _telling(history, on_disk=False)),
-        mock.patch.object(_writing, "process", _telling(history, on_disk=False)),
-        mock.patch.object(_saving, "process", _telling(history, on_disk=True)),
+        mock.patch.object(_tier, "processes", _telling(history, on_disk=False)),
+        mock.patch.object(_saving, "processes", _telling(history, on_disk=True)),
         mock.patch.object(secrets, "token_hex", lambda count: drawn.randbytes(count).hex()),
     ):
         world.play()

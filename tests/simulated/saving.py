@@ -13,9 +13,8 @@ from unittest import mock
 import numpy as np
 
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._directory import aside, saved_steps, temporaries
-from meshwright.checkpoints._formats._pins import pin, unpin
-from meshwright.checkpoints._formats._verify import verify
+from meshwright.checkpoints._directory import saved_steps, set_aside_names, temporaries
+from meshwright.checkpoints._formats._inspect import pin, unpin, verify
 from meshwright.errors import CheckpointError, MeshwrightError, PeersError, UsageError
 from simulated.disk import Disk
 from simulated.system import ROOT, System, mounted
@@ -168,7 +167,7 @@ class History:
         assert self.told.get(max(steps)) == run, "a run that nothing disturbs does not save"
         assert self.pinned <= set(steps), f"pinned checkpoints are gone: {self.pinned - set(steps)}"
         assert not temporaries(DIRECTORY), "remains of killed runs stay"
-        assert not aside(DIRECTORY), "a checkpoint was set aside"
+        assert not set_aside_names(DIRECTORY), "a checkpoint was set aside"
 
 
 def run_of(step, state):

@@ -9,11 +9,10 @@ from unittest import mock
 import jax
 import numpy as np
 
-from meshwright.checkpoints import _saving, _session
+from meshwright.checkpoints import _saving
 from meshwright.checkpoints._arrays import _restore
 from meshwright.checkpoints._format import _commit
 from meshwright.checkpoints._host_memory import _checkpoints as _tier
-from meshwright.checkpoints._host_memory import _writing
 from meshwright.errors import PeersError
 from meshwright.processes import _agree
 
@@ -115,15 +114,15 @@ def living_in(world):
         (jax, "process_count", lambda: world.current.process.count),
         (_agree, "multihost_utils", _Collectives(world)),
         (_restore, "compare", lambda about, text: None),  # by sockets; all processes read one disk
-        (_session, "ThreadPoolExecutor", lambda *_: _Executor(world)),
+        (_saving, "ThreadPoolExecutor", lambda *_: _Executor(world)),
         (_commit, "_POLL_SECONDS", 10),  # of 60 that process 0 waits for others, and it is the same to them
         (_saving, "Event", lambda: _Event(world)),
         (_tier, "ThreadPoolExecutor", lambda *_: _Executor(world)),
         (_tier, "_END_SECONDS", 600),  # many of the intervals above
         (_tier, "free_nbytes", lambda path: 0),
-        (_writing, "_POLL_SECONDS", 1),
-        (_writing, "Event", lambda: _Event(world)),
-        (_writing, "time", SimpleNamespace(sleep=lambda s: _sleep(world, s), monotonic=lambda: world.now)),
+        (_tier, "_POLL_SECONDS", 1),
+        (_tier, "Event", lambda: _Event(world)),
+        (_tier, "time", SimpleNamespace(sleep=lambda s: _sleep(world, s), monotonic=lambda: world.now)),
         (_saving, "futures", SimpleNamespace(wait=lambda tasks, timeout: _wait(world, tasks, timeout))),
     ]
     with contextmanager(_patched)(changes):

@@ -78,7 +78,7 @@ def test_a_loop_of_ones_own_saves_no_state_that_is_not_finite(tmp_path):
 
     batches = iter([{"x": np.full(8, x, np.float32)} for x in (1, 1, 1, 0, 1, 1)])
     with mw.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.check_state = mw.training.check_finite(tx, checkpoints.settled)
+        checkpoints.check_state = mw.training.check_finite(tx, checkpoints.wait_quietly)
         step, save = mw.make_step(loss, tx, LAYOUT), checkpoints.saver(mw.engine.every(2))
         with pytest.raises(DivergedError, match=r"step 4 is not finite: params/w;(.|\n)*checkpoint: step 2"):
             mw.fit(step, state_of(tx), batches, max_steps=6, save=save)
@@ -95,5 +95,5 @@ def test_a_failed_save_is_logged_and_not_named_as_the_newest(tmp_path, caplog):
 
         checkpoints.before_commit = full
         checkpoints.save(2, {"x": np.ones(2)})
-        assert checkpoints.settled() == 1
+        assert checkpoints.wait_quietly() == 1
     assert "the save of step 2 failed" in caplog.text

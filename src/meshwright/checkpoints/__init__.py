@@ -14,24 +14,21 @@ from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.checkpoints._arrays._diff import diff
-    from meshwright.checkpoints._arrays._export_input import renamed
     from meshwright.checkpoints._arrays._lazy import LazyArray, concatenate, stack
     from meshwright.checkpoints._arrays._restore import load, load_lazily, restore_lazily
-    from meshwright.checkpoints._arrays._source import Source
-    from meshwright.checkpoints._arrays._transforms import as_source, cast, subtree
+    from meshwright.checkpoints._arrays._source import Source, as_source, cast, subtree
     from meshwright.checkpoints._choice import open_best
-    from meshwright.checkpoints._formats._contents import contents
+    from meshwright.checkpoints._exports import renamed
     from meshwright.checkpoints._formats._export_npz import export_npz
     from meshwright.checkpoints._formats._export_safetensors import export_safetensors
     from meshwright.checkpoints._formats._export_seqax import export_seqax
     from meshwright.checkpoints._formats._export_t5x import export_t5x
     from meshwright.checkpoints._formats._flat_tokens import flat_tokens
+    from meshwright.checkpoints._formats._inspect import contents, is_pinned, pin, unpin, verify, verify_all
     from meshwright.checkpoints._formats._open import find_step, open_source
-    from meshwright.checkpoints._formats._pins import is_pinned, pin, unpin
-    from meshwright.checkpoints._formats._verify import verify, verify_all
     from meshwright.checkpoints._formats.readers._t5 import open_tensorflow
     from meshwright.checkpoints._formats.readers._t5x import open_t5x
-    from meshwright.checkpoints._host_memory._settings import InMemory
+    from meshwright.checkpoints._host_memory._budget import InMemory
     from meshwright.checkpoints._retention import always, best, everything, keep_any, last, multiples, spaced
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -12,22 +12,35 @@ import jax
 from meshwright.base._internal import Directory, explained, tree
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._arrays._cast import Casts
-from meshwright.checkpoints._arrays._export_input import Names
 from meshwright.checkpoints._arrays._restore import compare_source
-from meshwright.checkpoints._bookmark import bookmark, rewind
+from meshwright.checkpoints._choice import numbers
+from meshwright.checkpoints._exports import Names
 from meshwright.checkpoints._format._layout import layouts
 from meshwright.checkpoints._format._manifest import Manifest
 from meshwright.checkpoints._format._read import NativeSource
 from meshwright.checkpoints._format._snapshot import HOST_NBYTES
-from meshwright.checkpoints._host_memory._checkpoints import Tier
+from meshwright.checkpoints._host_memory._budget import InMemory
+from meshwright.checkpoints._host_memory._checkpoints import HostMemoryCheckpoints
 from meshwright.checkpoints._host_memory._host_directory import RUN_ID
-from meshwright.checkpoints._host_memory._settings import InMemory
-from meshwright.checkpoints._resume import Candidate, newest_intact, not_complete, pass_over, tell_uncommitted
+from meshwright.checkpoints._resume import (
+    Candidate,
+    bookmark,
+    log_incomplete,
+    log_uncommitted,
+    newest_intact,
+    rewind,
+    set_aside_damaged,
+)
 from meshwright.checkpoints._retention import Keep
 from meshwright.checkpoints._saved import Saved
-from meshwright.checkpoints._saving import add_scores, begin_attempt, check_is_saved, start_saving, writer_of
-from meshwright.checkpoints._scores import numbers
-from meshwright.checkpoints._session import Session
+from meshwright.checkpoints._saving import (
+    Session,
+    add_scores,
+    begin_attempt,
+    check_is_saved,
+    start_saving,
+    writer_of,
+)
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.processes._internal import Due, Scores, Tick, When, on_lead
 
@@ -95,9 +108,10 @@ class Checkpoints(Saved):
         """
         super().__init__(directory, keep, cast, names)
         self._host_nbytes = host_nbytes
-        # What saves without a tier makes a history that checkpoints in memory, if there are any, are not of.
+        # What is saved without these makes a history that checkpoints in memory, if there are any, are not
+        # of.
         self._session = Session(self.directory, outdated=[RUN_ID] if memory is None else [])
-        self.tier = None if memory is None else Tier(memory, self.directory)
+        self.host_memory = None if memory is None else HostMemoryCheckpoints(memory, self.directory)
         """The checkpoints in memory; None for none."""
 
     def __repr__(self) -> str:
@@ -108,8 +122,8 @@ class Checkpoints(Saved):
         """Open the directory for saving, and clean up after killed runs; `UsageError` if it is open."""
         self._session.open()
         try:
-            if self.tier:
-                self.tier.open()
+            if self.host_memory:
+                self.host_memory.open()
         except BaseException as error:
             self.__exit__(None, error, None)
             raise
@@ -123,8 +137,8 @@ class Checkpoints(Saved):
             error = failed
             raise
         finally:
-            if self.tier:
-                self.tier.close(error)
+            if self.host_memory:
+                self.host_memory.close(error)
 
     def _remove_owed(self) -> None:
         if self.is_removal_owed and (latest := self.latest()) is not None:
@@ -132,7 +146,7 @@ class Checkpoints(Saved):
 
     def has_any(self) -> bool:
         """Return whether there is a checkpoint, on disk or in the memory of this host. Not collective."""
-        return self.latest() is not None or (self.tier is not None and self.tier.has_any())
+        return self.latest() is not None or (self.host_memory is not None and self.host_memory.has_any())
 
     def check_memory(self, target: tree.PyTree) -> None:
         """Check that the checkpoints in memory of a state fit into their budget. Collective.
@@ -143,10 +157,10 @@ class Checkpoints(Saved):
         Raises:
           UsageError: They do not fit, on some host.
         """
-        if self.tier:
-            self.tier.check(self._structs(target))
+        if self.host_memory:
+            self.host_memory.check(self._structs(target))
 
-    def settled(self) -> int | None:
+    def wait_quietly(self) -> int | None:
         """Wait for the save in flight, log its failure if it fails, and return `latest()`. Collective."""
         try:
             self.wait()
@@ -171,6 +185,7 @@ class Checkpoints(Saved):
           UsageError: A leaf of `state`, or `extra`, cannot be saved, or the step is saved with another state.
         """
         self.wait()
+        # Asking for the thread raises the error for a directory that is not open, before anything is written.
         thread, host_nbytes = self._session.thread, self._host_nbytes
         self.check_state(step, state)
         step, (leaves, impls) = operator.index(step), self._leaves(state)
@@ -183,9 +198,17 @@ class Checkpoints(Saved):
             self._scores.pop(step, None)
             return
         temporary = self.directory / attempt
+        # Old checkpoints are removed on the saving thread, once the new one is committed.
         remove = partial(self._remove_old, just_saved=step)
         self._session.saving = start_saving(
-            thread, leaves, arrays, head, temporary, host_nbytes, first=self.before_commit, then=remove
+            thread,
+            leaves,
+            arrays,
+            head,
+            temporary,
+            host_nbytes,
+            before_commit=self.before_commit,
+            after_commit=remove,
         )
 
     def wait(self) -> None:
@@ -209,7 +232,7 @@ class Checkpoints(Saved):
             if not is_checked:
                 self._check_newest(tick.step)
                 is_checked = True
-            is_due, in_memory = due(tick), self.tier is not None and self.tier.is_due(tick)
+            is_due, in_memory = due(tick), self.host_memory is not None and self.host_memory.is_due(tick)
             if is_due or in_memory:
                 extra = {**bookmark(data), "scores": numbers(scores or {})}
                 if in_memory:
@@ -221,7 +244,7 @@ class Checkpoints(Saved):
         return save
 
     def _check_newest(self, step: int) -> None:
-        in_memory = self.tier.steps()[0] if self.tier else []
+        in_memory = self.host_memory.steps()[0] if self.host_memory else []
         newest = max(on_lead(lambda: self.latest() or 0), *in_memory, 0)
         if newest > step:
             raise UsageError(
@@ -231,11 +254,11 @@ class Checkpoints(Saved):
             )
 
     def _save_in_memory(self, step: int, state: tree.PyTree, extra: Mapping[str, Any]) -> None:
-        assert self.tier is not None
+        assert self.host_memory is not None
         self.check_state(step, state)
         leaves, impls = self._leaves(state)
         head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra)), prng_keys=impls)
-        self.tier.save(leaves, head, self._host_nbytes, first=self.before_commit)
+        self.host_memory.save(leaves, head, self._host_nbytes, before_commit=self.before_commit)
 
     def resume(self, target: T, data: Any, *, otherwise: Callable[[], T]) -> T:
         """Return the newest intact checkpoint, restored into `target`; without any, return `otherwise()`.
@@ -255,27 +278,28 @@ class Checkpoints(Saved):
         self.wait()
         self.resumed, self.passed_over, self.is_from_memory = None, (), False
         steps = on_lead(lambda: list(_directory.saved_steps(self.directory)))
-        in_memory, incomplete = self.tier.steps() if self.tier else ([], {})
+        in_memory, incomplete = self.host_memory.steps() if self.host_memory else ([], {})
         candidates = [*map(Candidate, steps), *(Candidate(step, True) for step in in_memory)]
         fresh = self._not_saved(target, otherwise) if candidates else {}
-        found, chosen, damaged = newest_intact(
-            candidates, lambda each: self._read(self._candidate(each), target, fresh)
+        restored, chosen, damaged = newest_intact(
+            candidates, lambda candidate: self._read(self._candidate(candidate), target, fresh)
         )
-        if found and not (chosen and chosen.is_in_memory):  # of which each process has its own part
-            compare_source(found[0])
-        state = self._resumed(*found, data) if found else None
+        # Of a checkpoint in memory, each process has a part of its own.
+        if restored and not (chosen and chosen.is_in_memory):
+            compare_source(restored[0])
+        state = self._resumed(*restored, data) if restored else None
         self.passed_over = (
-            *not_complete(incomplete, chosen),
-            *pass_over(self.directory, damaged, chosen, self._session.is_open),
+            *log_incomplete(incomplete, chosen),
+            *set_aside_damaged(self.directory, damaged, chosen, self._session.is_open),
         )
-        tell_uncommitted(self.directory, chosen)
+        log_uncommitted(self.directory, chosen)
         self.is_from_memory = chosen is not None and chosen.is_in_memory
-        if self.tier:
-            self.tier.begin(self.resumed if self.is_from_memory else None)
+        if self.host_memory:
+            self.host_memory.begin(self.resumed if self.is_from_memory else None)
         return otherwise() if state is None else state
 
     def _candidate(self, candidate: Candidate) -> NativeSource:
-        of_step = self.tier.source if self.tier and candidate.is_in_memory else self.source
+        of_step = self.host_memory.source if self.host_memory and candidate.is_in_memory else self.source
         return of_step(candidate.step)
 
     def _resumed(self, source: NativeSource, finish: Callable[[], T], data: Any) -> T:

@@ -1,18 +1,150 @@
-"""One checkpoint of many, chosen by its step or as the best by a score."""
+"""The choice of one checkpoint of many, by its step or as the best by a score.
+
+The scores are those that were saved with the checkpoints. The settings of the run say which of them is meant
+and whether lower or higher values are better. Two files of a run directory, both written by `engine`, are
+read:
+
+    experiment.txt      the settings, one a line
+    environment.json    the directory of the checkpoints, if it is not the folder `checkpoints`
+"""
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from meshwright.base._internal import Directory, location
+from meshwright.base._internal import Directory, description, join, location, parse_object, read_text
 from meshwright.checkpoints import _directory
+from meshwright.checkpoints._format._manifest import read_manifest
 from meshwright.checkpoints._format._read import NativeSource
-from meshwright.checkpoints._of_run import checkpoints_of, settings_at
-from meshwright.checkpoints._scores import Mode, kept_by, mode_of, saved_scores, score_and_mode
-from meshwright.errors import CheckpointError, UsageError, did_you_mean, listed
-from meshwright.processes._internal import on_lead
+from meshwright.errors import CheckpointError, InputError, MeshwrightError, UsageError, did_you_mean, listed
+from meshwright.processes._internal import Scores, on_lead
+
+
+def checkpoints_of(path: str) -> str:
+    """Return the directory of checkpoints of the run at `path`; `path` itself, if no run can be read there.
+
+    Example:
+      >>> mw.checkpoints._internal.checkpoints_of("/tmp/exported")
+      '/tmp/exported'
+    """
+    try:
+        if _read(join(path, "experiment.txt")) is None:
+            return path
+    except InputError:
+        # The file exists, and its content is not needed.
+        pass
+    except MeshwrightError:
+        # The store does not answer. Opening the checkpoints will raise the same error.
+        return path
+    file = join(path, "environment.json")
+    try:
+        elsewhere = parse_object(_read(file) or "{}").get("checkpoints")
+        if not isinstance(elsewhere, str | None) or "\0" in (elsewhere or ""):
+            raise ValueError("it names no place")
+    except (ValueError, InputError) as error:
+        raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
+    return elsewhere or join(path, "checkpoints")
+
+
+def settings_at(path: str) -> dict[str, str]:
+    """Return the settings of a run by dotted path; {} if no run can be read.
+
+    Example:
+      >>> mw.checkpoints._internal.settings_at("/tmp/exported")
+      {}
+    """
+    try:
+        directory = location(path)
+        run = directory.parent if directory.name == "checkpoints" else directory
+        return description.values(_read(str(run / "experiment.txt")) or "")
+    except MeshwrightError:
+        return {}
+
+
+def _read(file: str) -> str | None:
+    """Return the content of a file; None if it does not exist."""
+    try:
+        return read_text(file)
+    except OSError:
+        return None
+
+
+Mode = Literal["min", "max"]
+"""The values of a score that are better: the lower ones (min) or the higher ones (max)."""
+
+_LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rmse", "wer", "cer", "fid"}
+_HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
+"""Words in the names of scores of which lower, or higher, values are better."""
+_MODES: Mapping[str | None, Mode] = {"'min'": "min", "'max'": "max"}
+_KEEPS = "save.keep"
+"""Beginning of the settings that say which checkpoints are kept."""
+
+
+def saved_scores(directory: Directory, cached: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
+    """Return the scores of each complete checkpoint that can be read; `cached` ones are not read again."""
+    cached, scores = cached or {}, {}
+    for step in _directory.complete_steps(directory):
+        with suppress(CheckpointError):
+            path = _directory.step_path(directory, step)
+            scores[step] = cached[step] if step in cached else read_manifest(path).scores
+    return scores
+
+
+def score_and_mode(text: str) -> tuple[str, Mode | None]:
+    """Return the name and the mode in `test/distance:min`; the mode is None where the text has none.
+
+    Example:
+      >>> mw.checkpoints._internal.score_and_mode("test/distance:min")
+      ('test/distance', 'min')
+    """
+    score, _, end = text.rpartition(":")
+    return (score, end) if end == "min" or end == "max" else (text, None)
+
+
+def numbers(scores: Scores) -> Scores:
+    """Return the scores that are numbers; an evaluation may also return texts and images for reports."""
+    return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
+
+
+def kept_by(settings: Mapping[str, str]) -> dict[str, Mode]:
+    """Return the scores by which a run keeps its best checkpoints, and which values of them are best.
+
+    Example:
+      >>> mw.checkpoints._internal.kept_by({"save.keep.metric": "'test/loss'", "save.keep.mode": "'min'"})
+      {'test/loss': 'min'}
+    """
+    return {score: mode for path, score, mode in _mentioned(settings) if path.startswith(_KEEPS)}
+
+
+def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
+    """Return whether lower or higher values of a score are better; None if nothing tells.
+
+    Example:
+      >>> mw.checkpoints._internal.mode_of("test/accuracy", {})
+      'max'
+    """
+    modes = (mode for _, score, mode in _mentioned(settings) if score == name)
+    if (mode := next(modes, None)) is not None:
+        return mode
+    last_part = name.rpartition("/")[2].lower()
+    words = {last_part, *last_part.split("_")}
+    return "min" if words & _LOWER else "max" if words & _HIGHER else None
+
+
+def _mentioned(settings: Mapping[str, str]) -> Iterator[tuple[str, str, Mode]]:
+    """Yield the path of each setting that names a score, the score, and which of its values are best."""
+    for path, value in settings.items():
+        beside = path.removesuffix("metric")
+        # Where a policy reads TensorBoard's files, its score is not among those of checkpoints.
+        is_policy = path.endswith(".metric") and settings.get(f"{beside}events") in (None, "None")
+        mode = settings.get(f"{beside}mode") if is_policy else None
+        if mode in _MODES:
+            yield path, value[1:-1], _MODES[mode]
+
 
 log = logging.getLogger("meshwright")
 
@@ -83,10 +215,10 @@ def _steps(path: str) -> tuple[Directory, list[int]]:
     directory = location(checkpoints_of(path))
     steps = _directory.complete_steps(directory)
     if not steps:
-        found = (
+        problem = (
             "has no complete checkpoint in Meshwright's format" if directory.is_dir() else "does not exist"
         )
-        raise CheckpointError(f"{directory} {found}. Expected a run or a directory of checkpoints.")
+        raise CheckpointError(f"{directory} {problem}. Expected a run or a directory of checkpoints.")
     return directory, steps
 
 
@@ -96,15 +228,18 @@ def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
         raise UsageError(f"mode={mode!r}: expected 'min' or 'max', or None to find out.")
     directory, steps = _steps(path)
     saved, settings = saved_scores(directory), settings_at(path)
-    there = _directory.complete_steps(directory)  # a run that trains may have removed some meanwhile
-    if unread := [str(step) for step in steps if step in there and step not in saved]:
-        said = "the best checkpoint in %s is one of the others: of step %s the scores cannot be read"
-        log.warning(said, directory, listed(unread, _MOST))
-    chosen = kept_by(settings)
-    name = score or _only(chosen, saved, path)
-    found = {step: of[name] for step, of in saved.items() if not math.isnan(of.get(name, math.nan))}
-    if not found:
-        raise _no_score(name, chosen, saved, directory)
+    # A run that is training may have removed steps since they were listed.
+    remaining = _directory.complete_steps(directory)
+    if unread := [str(step) for step in steps if step in remaining and step not in saved]:
+        message = "the best checkpoint in %s is one of the others: of step %s the scores cannot be read"
+        log.warning(message, directory, listed(unread, _MOST))
+    modes = kept_by(settings)
+    name = score or _only(modes, saved, path)
+    values = {
+        step: scores[name] for step, scores in saved.items() if not math.isnan(scores.get(name, math.nan))
+    }
+    if not values:
+        raise _no_score(name, modes, saved, directory)
     better = mode or mode_of(name, settings)
     if better is None:
         raise UsageError(
@@ -112,14 +247,14 @@ def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
             f"  Say it: mode='min' or mode='max', or 'best:{name}:min', or --best {name}:min."
         )
     sign = 1 if better == "max" else -1
-    return str(directory), max(found, key=lambda step: (sign * found[step], step))
+    return str(directory), max(values, key=lambda step: (sign * values[step], step))
 
 
-def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
+def _only(modes: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
     """Return the one score by which the run keeps its best checkpoint."""
-    if len(chosen) == 1:
-        return next(iter(chosen))
-    why = f"keeps its best by several scores, {_shown(chosen)}" if chosen else "keeps none by a score"
+    if len(modes) == 1:
+        return next(iter(modes))
+    why = f"keeps its best by several scores, {_as_text(modes)}" if modes else "keeps none by a score"
     names = _names(saved)
     raise UsageError(
         f"which checkpoint of {path} is the best? The run {why}.\n"
@@ -128,21 +263,21 @@ def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], pa
 
 
 def _no_score(
-    name: str, chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
+    name: str, modes: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
 ) -> CheckpointError:
-    names = {score for of in saved.values() for score in of}
+    names = {score for scores in saved.values() for score in scores}
     hint = " that is a number: all are NaN." if name in names else f".{did_you_mean(name, names)}"
-    by = f"\n  The run keeps its best checkpoints by {_shown(chosen)}." if chosen else ""
+    policy = f"\n  The run keeps its best checkpoints by {_as_text(modes)}." if modes else ""
     return CheckpointError(
         f"no checkpoint in {directory} has a score {name!r}{hint}\n"
-        f"  Scores of its checkpoints: {_names(saved) or 'none'}.{by}\n"
+        f"  Scores of its checkpoints: {_names(saved) or 'none'}.{policy}\n"
         "  A checkpoint is saved with the scores of its own step, if that is evaluated."
     )
 
 
-def _shown(chosen: Mapping[str, Mode]) -> str:
-    return ", ".join(f"{score} ({mode})" for score, mode in chosen.items())
+def _as_text(modes: Mapping[str, Mode]) -> str:
+    return ", ".join(f"{score} ({mode})" for score, mode in modes.items())
 
 
 def _names(saved: Mapping[int, Mapping[str, Any]]) -> str:
-    return ", ".join(sorted({name for of in saved.values() for name in of}))
+    return ", ".join(sorted({name for scores in saved.values() for name in scores}))

@@ -13,15 +13,14 @@ from meshwright.base._internal import Directory, ObjectPath, Table, compiled, ju
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._arrays._cast import cast_leaf, floating
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._source import Opened, Source, spelling_of
-from meshwright.checkpoints._arrays._transforms import Arrays, empty_of
+from meshwright.checkpoints._arrays._source import Arrays, Opened, Source, empty_of, spelling_of
+from meshwright.checkpoints._exports import errors_naming
 from meshwright.checkpoints._format._commit import commit
 from meshwright.checkpoints._format._layout import ArrayLayout, layouts
 from meshwright.checkpoints._format._manifest import MANIFEST, Manifest
 from meshwright.checkpoints._format._read import NativeSource
 from meshwright.checkpoints._format._snapshot import Snapshot
 from meshwright.checkpoints._format._write import write_part, write_streamed
-from meshwright.checkpoints._staging import errors_naming
 from meshwright.errors import UsageError
 
 PARAMETERS = ("^params/.*", "^target/.*", "^weights.*", ".*")
@@ -51,45 +50,54 @@ def convert(
       >>> mw.checkpoints.open_source(path).arrays()["params/w"].dtype
       dtype(bfloat16)
     """
-    changed = transform(source) if transform else called_as_ours(source)
-    taken = rewritten(changed, dtype=dtype, only=only).arrays()
+    changed = transform(source) if transform else with_native_names(source)
+    arrays = with_changes(changed, dtype=dtype, only=only).arrays()
     if isinstance(changed, NativeSource):
-        arrays = [_rewritten(layout, taken) for layout in changed.manifest.layouts() if layout.name in taken]
+        array_layouts = [
+            # The chunks stay the same, of the new dtype and all written by this one process.
+            replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))
+            for layout in changed.manifest.layouts()
+            if layout.name in arrays
+        ]
     else:
-        arrays = list(layouts(taken, 1))
+        array_layouts = list(layouts(arrays, 1))
     directory = _directory.of_checkpoints(location(destination))
     with _directory.lock(directory):
         _directory.probe(directory)
-        if not isinstance(directory, ObjectPath):  # in a store, without locks, they may be another process's
+        # A store has no locks, so the temporary files may belong to another process.
+        if not isinstance(directory, ObjectPath):
             _directory.remove_temporaries(directory)
-        return _write(_manifest(source, taken), taken, arrays, directory)
+        return _write(_manifest(source, arrays), arrays, array_layouts, directory)
 
 
-def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None = None) -> Source:
+def with_changes(source: Source, *, dtype: DTypes | None = None, only: str | None = None) -> Source:
     """Return a checkpoint with only some arrays, or with parameters cast while they are read.
 
     Patterns may match the name in the source or the Meshwright name.
     """
     arrays, spelling = source.arrays(), spelling_of(source)
     ours = {name: spelling.ours(name) for name in arrays}
-    chosen = Table("only", (".*" if only is None else only,))
-    judge({chosen: ours}, spelling.ours)
-    taken = {name: other for name, other in ours.items() if chosen.first(name, other)}
-    new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
-    held = {name: cast_leaf(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken}
-    empty = {name: node for name, node in empty_of(source).items() if chosen.first(name)}
-    return Arrays(str(source), held, empty, spelling)
+    table = Table("only", (".*" if only is None else only,))
+    judge({table: ours}, spelling.ours)
+    chosen_names = {name: other for name, other in ours.items() if table.first(name, other)}
+    new = _new_dtypes(arrays, chosen_names, _patterns(dtype, chosen_names))
+    new_arrays = {
+        name: cast_leaf(name, arrays[name], new[name]) if name in new else arrays[name]
+        for name in chosen_names
+    }
+    empty = {name: node for name, node in empty_of(source).items() if table.first(name)}
+    return Arrays(str(source), new_arrays, empty, spelling)
 
 
 def _patterns(dtype: DTypes | None, ours: Mapping[str, str]) -> Mapping[str, DTypeLike]:
     if isinstance(dtype, Mapping):
         return dtype
     names = ours.values()
-    called = next((each for each in PARAMETERS if any(map(compiled(each), names))), ".*")
-    return {} if dtype is None else {called: dtype}
+    first_match = next((pattern for pattern in PARAMETERS if any(map(compiled(pattern), names))), ".*")
+    return {} if dtype is None else {first_match: dtype}
 
 
-def called_as_ours(source: Source) -> Source:
+def with_native_names(source: Source) -> Source:
     """Return a source with Meshwright names; unchanged, if two arrays would get the same name."""
     arrays, ours = source.arrays(), spelling_of(source).ours
     named = {ours(name): array for name, array in arrays.items()}
@@ -111,7 +119,10 @@ def _manifest(source: Opened, arrays: Mapping[str, LazyArray]) -> Manifest:
 
 
 def _write(
-    manifest: Manifest, taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], directory: Directory
+    manifest: Manifest,
+    arrays: Mapping[str, LazyArray],
+    array_layouts: list[ArrayLayout],
+    directory: Directory,
 ) -> Directory:
     final = _directory.step_path(directory, manifest.step)
     if final.exists() or (final / MANIFEST).is_file():
@@ -120,21 +131,23 @@ def _write(
     temporary.mkdir()
     try:
         with errors_naming(final):
-            _write_data(taken, arrays, temporary)
-            commit(temporary, final, manifest, arrays, 1, Event())
+            _write_data(arrays, array_layouts, temporary)
+            commit(temporary, final, manifest, array_layouts, 1, Event())
     except BaseException:
         _directory.discard(temporary)
         raise
     return final
 
 
-def _write_data(taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], temporary: Directory) -> None:
+def _write_data(
+    arrays: Mapping[str, LazyArray], array_layouts: list[ArrayLayout], temporary: Directory
+) -> None:
     if isinstance(temporary, ObjectPath):
-        chunks = Snapshot(taken, arrays, 0)
+        chunks = Snapshot(arrays, array_layouts, 0)
         chunks.take(wait=False)
-        write_part(temporary, arrays, chunks, 0, 1)
+        write_part(temporary, array_layouts, chunks, 0, 1)
     else:
-        write_streamed(temporary, arrays, lambda name, index: taken[name].read(index))
+        write_streamed(temporary, array_layouts, lambda name, index: arrays[name].read(index))
 
 
 def _new_dtypes(
@@ -149,8 +162,3 @@ def _new_dtypes(
         for name, (number, _) in decided.items()
         if jnp.issubdtype(arrays[name].dtype, jnp.floating)
     }
-
-
-def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLayout:
-    """Return a layout with the same chunks, of their new dtype and all written by one process."""
-    return replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))

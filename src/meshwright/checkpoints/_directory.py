@@ -39,6 +39,7 @@ ASIDE = get_args(Aside)
 _PROBE = ".probe-"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
+# The data files of Meshwright: other programs use names like `step_00000800` as well.
 _DATA = re.compile(r"data-.*\.zarr\.zip")
 _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
 
@@ -93,7 +94,8 @@ def complete_steps(directory: Directory) -> list[int]:
     return [step for step, has_manifest in saved.items() if has_manifest]
 
 
-_warn = functools.cache(log.warning)  # once, as a run looks for steps at each save
+# Each message is logged once, as a run lists the steps at each save.
+_warn = functools.cache(log.warning)
 
 
 def saved_steps(directory: Directory) -> dict[int, bool]:
@@ -102,23 +104,28 @@ def saved_steps(directory: Directory) -> dict[int, bool]:
     A local directory gets its step's name when complete: without a manifest it is damaged, or half a copy.
     """
     if isinstance(directory, ObjectPath):
-        have = {path.parent.name: True for path in directory.glob(f"step_*/{MANIFEST}")}  # one request
+        completed = {path.parent.name: True for path in directory.glob(f"step_*/{MANIFEST}")}  # one request
     else:
         named = (path for path in directory.glob("step_*") if _STEP.fullmatch(path.name))
-        both = ((path, (path / MANIFEST).is_file()) for path in named)
-        have = {path.name: has for path, has in both if has or _has_lost_manifest(path)}
-    steps = ((_step_of(name), has) for name, has in have.items())
-    return dict(sorted((step, has) for step, has in steps if step is not None))
+        has_manifest = ((path, (path / MANIFEST).is_file()) for path in named)
+        completed = {
+            path.name: is_complete
+            for path, is_complete in has_manifest
+            if is_complete or _has_lost_manifest(path)
+        }
+    steps = ((_step_of(name), is_complete) for name, is_complete in completed.items())
+    return dict(sorted((step, is_complete) for step, is_complete in steps if step is not None))
 
 
 def _has_lost_manifest(path: Path) -> bool:
-    """Return whether what has the name of a step, and no manifest, was a checkpoint of Meshwright's.
+    """Return whether an entry with a step's name, but without a manifest, was a checkpoint of Meshwright.
 
     Then it has data files, or nothing is left: other programs, which use such names too, have other files.
     """
     try:
         names = [entry.name for entry in path.iterdir()]
-    except OSError:  # it was removed in this moment, or is a link to what was removed
+    except OSError:
+        # The directory has just been removed, or is a link to one that was.
         return path.is_symlink()
     return not names or any(_DATA.fullmatch(name) for name in names)
 
@@ -147,7 +154,8 @@ def remove_temporaries(directory: Directory, also: Collection[str] = ()) -> None
 def discard(temporary: Directory) -> None:
     """Remove the files of a failed save, as far as possible."""
     if isinstance(temporary, ObjectPath):
-        with suppress(MeshwrightError):  # the next run removes the rest
+        # The next run removes the rest.
+        with suppress(MeshwrightError):
             _remote.discard(temporary.impatient())
     else:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -166,23 +174,23 @@ def set_aside_after(directory: Directory, step: int, mark: str) -> list[int]:
 
     The latest one goes first, so that a killed process leaves a contiguous beginning.
     """
-    later = [each for each in saved_steps(directory) if each > step]
-    for each in reversed(later):
-        set_aside(directory, each, "later", mark)
+    later = [later_step for later_step in saved_steps(directory) if later_step > step]
+    for later_step in reversed(later):
+        set_aside(directory, later_step, "later", mark)
     if not isinstance(directory, ObjectPath):
         fsync_directory(directory)
     return later
 
 
-def aside(directory: Directory) -> list[str]:
+def set_aside_names(directory: Directory) -> list[str]:
     """Return the names of the checkpoints that were set aside."""
     if isinstance(directory, ObjectPath):
-        found = directory.glob(f"step_*/{MANIFEST}.*-*")  # one request
-        return sorted(f"{path.parent.name}/{path.name}" for path in found)
+        manifests = directory.glob(f"step_*/{MANIFEST}.*-*")  # one request
+        return sorted(f"{path.parent.name}/{path.name}" for path in manifests)
     return sorted(path.name for why in ASIDE for path in directory.glob(f"step_*.{why}-*"))
 
 
-def why_aside(name: str) -> str:
+def reason_set_aside(name: str) -> str:
     """Return the reason in the name of a checkpoint that was set aside: "damaged" or "later"; "" for
     others.
     """
@@ -209,15 +217,15 @@ def lock(directory: Directory) -> ExitStack:
     Object stores have no locks that end with their process, so nothing is locked there: if two runs save the
     same step, one succeeds.
     """
-    held = ExitStack()
+    stack = ExitStack()
     if not isinstance(directory, ObjectPath):
-        held.callback(lock_local(directory).close)
-    return held
+        stack.callback(lock_local(directory).close)
+    return stack
 
 
 def lock_local(directory: Path) -> processes.DirectoryLock:
     """Create a local directory if needed, and lock it."""
-    with _telling(directory):
+    with _errors_naming_directory(directory):
         make_directory(directory)
         return processes.lock_directory(directory / LOCK)
 
@@ -235,14 +243,15 @@ def probe(directory: Directory) -> None:
     if isinstance(directory, ObjectPath):
         _remote.probe(directory)
         return
-    with _telling(directory):
+    with _errors_naming_directory(directory):
         file = directory / f"{_PROBE}{secrets.token_hex(4)}"
-        file.touch(exist_ok=False)  # otherwise it would follow a link
+        # With `exist_ok`, `touch` would follow a link.
+        file.touch(exist_ok=False)
         file.unlink()
 
 
 @contextmanager
-def _telling(directory: Path) -> Iterator[None]:
+def _errors_naming_directory(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -264,35 +273,38 @@ def _remove_unless_pinned(path: Path) -> None:
     a killed run that still writes cannot create more files in it.
 
     This name is flushed before its manifest is removed, and that before the data are: otherwise a power cut
-    could undo one but not the other, and leave what looks like a checkpoint, or like a damaged one.
+    could undo one but not the other, and leave a directory that looks like a checkpoint, intact or damaged.
     """
     doomed = path.rename(_fresh_name(path))
     fsync_directory(doomed.parent)
     if (doomed / PINNED).is_file() and (doomed / MANIFEST).is_file():
         doomed.rename(str(final_path(doomed)))
         return
-    (doomed / MANIFEST).unlink(missing_ok=True)  # from here on it must not be restored
+    # From here on, the checkpoint must not be restored.
+    (doomed / MANIFEST).unlink(missing_ok=True)
     fsync_directory(doomed)
     shutil.rmtree(doomed)
 
 
 def _remove_overtaken(directory: ObjectPath, also: Collection[str]) -> None:
-    found = list(directory.glob("step_*/*", f"{_PROBE}*", *also))  # one request
-    for path in found:
-        if path.name in also or path.name.startswith(_PROBE):  # all processes have made theirs
+    entries = list(directory.glob("step_*/*", f"{_PROBE}*", *also))  # one request
+    for path in entries:
+        # All processes have finished with their probe files.
+        if path.name in also or path.name.startswith(_PROBE):
             path.unlink()
-    manifests = (path for path in found if path.name == MANIFEST)
+    manifests = (path for path in entries if path.name == MANIFEST)
     complete = {step for path in manifests if (step := _step_of(path.parent.name)) is not None}
-    for step, number in _attempts(found).items():
+    for step, number in _attempts(entries).items():
         if step <= max(complete, default=-1) and number > (step in complete):
-            with suppress(CheckpointError):  # a manifest that cannot be read: keep everything
+            # A manifest that cannot be read: keep everything.
+            with suppress(CheckpointError):
                 _remote.remove_leftovers(directory / step_name(step))
 
 
 def _attempts(paths: Iterable[ObjectPath]) -> Counter[int]:
     """Return the number of attempts at each step, given the paths directly below all steps."""
-    found = (path for path in paths if _remote.is_attempt(path))
-    return Counter(step for path in found if (step := _step_of(path.parent.name)) is not None)
+    attempts = (path for path in paths if _remote.is_attempt(path))
+    return Counter(step for path in attempts if (step := _step_of(path.parent.name)) is not None)
 
 
 def _step_of(name: str) -> int | None:

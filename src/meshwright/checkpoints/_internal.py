@@ -5,43 +5,45 @@ from typing import TYPE_CHECKING
 from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from meshwright.checkpoints._arrays._cast import Casts, cast_dtypes
+    from meshwright.checkpoints._arrays._cast import Casts, cast_dtypes, keys_as_data, type_name
     from meshwright.checkpoints._arrays._diff import Difference, diff
-    from meshwright.checkpoints._arrays._export_input import TreeSource, local, source_of
-    from meshwright.checkpoints._arrays._keys import keys_as_data, type_name
     from meshwright.checkpoints._arrays._lazy import Index, LazyArray, concatenate, in_memory, stack
     from meshwright.checkpoints._arrays._match import Assign, origins
     from meshwright.checkpoints._arrays._restore import restore, restore_lazily
-    from meshwright.checkpoints._arrays._source import Opened, Source
-    from meshwright.checkpoints._arrays._transforms import as_source, cast, subtree
+    from meshwright.checkpoints._arrays._source import Opened, Source, as_source, cast, subtree
     from meshwright.checkpoints._checkpoints import Checkpoints
-    from meshwright.checkpoints._choice import chosen_step, open_best
-    from meshwright.checkpoints._convert import called_as_ours, convert, rewritten
+    from meshwright.checkpoints._choice import (
+        Mode,
+        checkpoints_of,
+        chosen_step,
+        kept_by,
+        mode_of,
+        open_best,
+        score_and_mode,
+        settings_at,
+    )
+    from meshwright.checkpoints._convert import convert, with_changes, with_native_names
     from meshwright.checkpoints._directory import (
-        aside,
         complete_steps,
         is_locked,
+        reason_set_aside,
         set_aside_after,
+        set_aside_names,
         step_name,
-        why_aside,
     )
+    from meshwright.checkpoints._exports import TreeSource, local, source_of, staged
     from meshwright.checkpoints._format._snapshot import HOST_NBYTES
     from meshwright.checkpoints._format._verify import Report
-    from meshwright.checkpoints._formats._contents import Contents, contents
     from meshwright.checkpoints._formats._export_npz import export_npz
+    from meshwright.checkpoints._formats._export_safetensors import DTYPES as SAFETENSORS_DTYPES
     from meshwright.checkpoints._formats._export_safetensors import export_safetensors
+    from meshwright.checkpoints._formats._export_safetensors import write_file as write_safetensors
     from meshwright.checkpoints._formats._export_seqax import export_seqax
     from meshwright.checkpoints._formats._export_t5x import export_t5x, t5x_names
     from meshwright.checkpoints._formats._flat_tokens import flat_tokens
+    from meshwright.checkpoints._formats._inspect import Contents, contents, is_pinned, pin, unpin, verify_all
     from meshwright.checkpoints._formats._open import find_step, open_source
-    from meshwright.checkpoints._formats._pins import is_pinned, pin, unpin
-    from meshwright.checkpoints._formats._safetensors import DTYPES as SAFETENSORS_DTYPES
-    from meshwright.checkpoints._formats._safetensors import write_file as write_safetensors
-    from meshwright.checkpoints._formats._verify import verify_all
-    from meshwright.checkpoints._host_memory._settings import InMemory
-    from meshwright.checkpoints._of_run import checkpoints_of, settings_at
+    from meshwright.checkpoints._host_memory._budget import InMemory
     from meshwright.checkpoints._retention import Keep, best, keep_any, last, metrics_of
-    from meshwright.checkpoints._scores import Mode, kept_by, mode_of, score_and_mode
-    from meshwright.checkpoints._staging import staged
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -76,7 +76,8 @@ def remove_step(step: ObjectPath, *, unless: ObjectPath) -> None:
     manifest = step / MANIFEST
     content = manifest.read_bytes()
     manifest.unlink()
-    if unless.is_file():  # it was created in the meantime
+    # The object was created after the first check.
+    if unless.is_file():
         manifest.put(content)
         return
     for path in doomed:

@@ -142,11 +142,11 @@ class Spaced:
     num_steps: int
 
     def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
-        kept: list[int] = []
+        steps: list[int] = []
         for step in sorted(scores):
-            if not kept or step >= kept[-1] + self.num_steps:
-                kept.append(step)
-        return set(kept)
+            if not steps or step >= steps[-1] + self.num_steps:
+                steps.append(step)
+        return set(steps)
 
 
 def best(
@@ -185,7 +185,8 @@ def best(
         )
     _at_least_1("best", num_checkpoints)
     if events is not None:
-        local_path(events)  # raises if it is the URL of a store
+        # The event files cannot be in a store: this raises an error for a URL.
+        local_path(events)
     return Best(metric, mode, num_checkpoints, without_metric, events)
 
 
@@ -205,13 +206,14 @@ class Best:
 
     def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
         if self.events is None:
-            found = {step: saved[self.metric] for step, saved in scores.items() if self.metric in saved}
+            values = {step: saved[self.metric] for step, saved in scores.items() if self.metric in saved}
         else:
-            found = read_scalars(self.events, self.metric)
+            values = read_scalars(self.events, self.metric)
         newest = max(scores, default=None)
         older = scores.keys() - {newest}
-        spared = older - found.keys() if self.without_metric == "keep" else set()
-        ranked = sorted(older - spared, key=lambda step: _rank(step, found.get(step), self.mode))
+        spared = older - values.keys() if self.without_metric == "keep" else set()
+        ranked = sorted(older - spared, key=lambda step: _rank(step, values.get(step), self.mode))
+        # The last of the ranking are the best.
         return (scores.keys() - older) | spared | set(ranked[-self.num_checkpoints :])
 
 

@@ -6,14 +6,13 @@ from typing import Any, TypeVar
 
 from meshwright.base._internal import Directory, location, tree
 from meshwright.checkpoints import _directory
-from meshwright.checkpoints._arrays._cast import Casts, cast_dtypes, cast_leaves
-from meshwright.checkpoints._arrays._export_input import Names, left_out, named_back, renamed
-from meshwright.checkpoints._arrays._keys import keys_as_data, saved_structs
+from meshwright.checkpoints._arrays._cast import Casts, cast_dtypes, cast_leaves, keys_as_data, saved_structs
 from meshwright.checkpoints._arrays._restore import compare_source, read_for
-from meshwright.checkpoints._arrays._transforms import cast_back
+from meshwright.checkpoints._arrays._source import cast_back
+from meshwright.checkpoints._choice import saved_scores
+from meshwright.checkpoints._exports import Names, left_out, named_back, renamed
 from meshwright.checkpoints._format._read import NativeSource
 from meshwright.checkpoints._retention import Keep, as_policy
-from meshwright.checkpoints._scores import saved_scores
 from meshwright.errors import CheckpointError, DamagedError, MeshwrightError
 from meshwright.processes._internal import Scores, on_all
 
@@ -35,7 +34,7 @@ class Saved:
         self._cast, self._names = cast, names
         self._scores: dict[int, Scores] = {}
         self.is_removal_owed = False
-        """Whether old checkpoints may still be there, on process 0: leaving the directory removes them."""
+        """True on process 0 if old checkpoints may remain: leaving the directory removes them."""
 
     @property
     def keep(self) -> Keep:
@@ -82,9 +81,10 @@ class Saved:
 
     def scores_by_step(self) -> dict[int, Scores]:
         """Return the scores saved with each complete checkpoint that can be read, by step. Not collective."""
-        found = saved_scores(self.directory, self._scores)
-        self._scores = found  # only when complete: the saving thread and the main thread both call this
-        return found
+        scores = saved_scores(self.directory, self._scores)
+        # Set when complete, because the saving thread and the main thread both call this method.
+        self._scores = scores
+        return scores
 
     def source(self, step: int) -> NativeSource:
         """Return the checkpoint of a step, opened for `mw.restore`."""
@@ -122,8 +122,8 @@ class Saved:
     def _not_saved(self, target: tree.PyTree, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
         """Return fresh values for the leaves that are not saved, as a tree. Collective, if `otherwise` is."""
         lacking = self.left_out(target)
-        made = tree.named_leaves(otherwise()) if lacking else {}
-        return tree.nested({name: made[name] for name in lacking if name in made})
+        fresh = tree.named_leaves(otherwise()) if lacking else {}
+        return tree.nested({name: fresh[name] for name in lacking if name in fresh})
 
     def _read(
         self, source: NativeSource, target: tree.PyTree, fresh: tree.PyTree
@@ -143,19 +143,20 @@ class Saved:
     def _remove_old(self, *, just_saved: int) -> None:
         """Remove the checkpoints that the policy does not keep and that are not pinned.
 
-        What the disk or the store does not remove is a warning, and is tried again in the next call.
+        If the disk or the store does not remove one, this logs a warning, and the next call tries again.
         """
         message = f"step {just_saved} is saved, but older checkpoints could not be removed"
         try:
             if self.is_removal_owed:
                 _directory.remove_temporaries(self.directory)
             scores = self.scores_by_step()
-            kept = self.keep(scores) | {just_saved, max(scores)}
-            for step in sorted(scores.keys() - kept):
+            kept_steps = self.keep(scores) | {just_saved, max(scores)}
+            for step in sorted(scores.keys() - kept_steps):
                 _directory.remove_step(self.directory, step)
             self.is_removal_owed = False
         except (OSError, MeshwrightError) as error:
             self.is_removal_owed = True
             log.warning(f"{message}: {error}. It is tried again after the next save, or at the end.")
-        except Exception as error:  # of the policy, which is the user's
+        except Exception as error:
+            # The error comes from the policy, which is the user's.
             raise MeshwrightError(f"{message}: {error}") from error

@@ -1,4 +1,8 @@
-"""A save in the background: two tasks on a thread, whose results all processes exchange at the end."""
+"""A save in the background, and the directory of checkpoints that is open for it.
+
+A save is two tasks on a thread, whose results all processes exchange at the end. A `Session` has the lock of
+the directory, the thread, and the save in flight.
+"""
 
 import json
 import logging
@@ -6,7 +10,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -26,8 +31,10 @@ from meshwright.checkpoints._format._verify import incomplete, other_arrays
 from meshwright.checkpoints._format._write import write_part
 from meshwright.errors import MeshwrightError, UsageError, listed
 from meshwright.processes import _internal as processes
+from meshwright.processes._internal import on_all, on_lead
 
-_OTHERS_SECONDS = 60  # all processes began at the same time and write about the same amount
+# All processes began at the same time and write about the same amount.
+_OTHERS_SECONDS = 60
 log = logging.getLogger("meshwright")
 
 
@@ -71,9 +78,9 @@ def add_scores(directory: Directory, step: int, scores: Mapping[str, float]) -> 
     """
     final = _directory.step_path(directory, step)
     saved = read_manifest(final)
-    both = {**saved.scores, **scores}
-    if both != saved.scores:
-        content = manifest_text(replace(saved, extra={**saved.extra, "scores": both}))
+    all_scores = {**saved.scores, **scores}
+    if all_scores != saved.scores:
+        content = manifest_text(replace(saved, extra={**saved.extra, "scores": all_scores}))
         if isinstance(final, Path):
             write_whole(final / MANIFEST, content)
         else:
@@ -81,15 +88,15 @@ def add_scores(directory: Directory, step: int, scores: Mapping[str, float]) -> 
 
 
 def _compared(final: Directory, head: Manifest) -> list[str]:
-    """Return what differs beside the arrays, and log which values of `extra` stay as they are saved.
+    """Return the differences besides the arrays, and log the values of `extra` that stay as they were saved.
 
     The data's position and the scores of a restart may differ.
     """
     saved = read_manifest(final)
-    before, now = saved.extra, json.loads(json.dumps(head.extra))
-    names = sorted((before.keys() | now.keys()) - {"data", "scores"})
+    saved_extra, new_extra = saved.extra, json.loads(json.dumps(head.extra))
+    names = sorted((saved_extra.keys() | new_extra.keys()) - {"data", "scores"})
     text = lambda value: json.dumps(value, sort_keys=True)  # noqa: E731 - in which NaN is equal to NaN
-    if changed := [name for name in names if text(before.get(name)) != text(now.get(name))]:
+    if changed := [name for name in names if text(saved_extra.get(name)) != text(new_extra.get(name))]:
         log.warning(f"{final} has the same state, and keeps its values of extra: {listed(changed)} differ.")
     return ["the kind of its random keys"] if saved.prng_keys != head.prng_keys else []
 
@@ -107,9 +114,9 @@ class Saving:
 
     step: int
     temporary: Directory
-    written: Future[None]
+    writing: Future[None]
     """Done when this process's part is on disk."""
-    committed: Future[None] | None
+    committing: Future[None] | None
     """Done when the checkpoint is committed and old ones are removed; None on all processes but 0."""
     abandoned: Event
     """Set when the part of some process will not be written."""
@@ -122,14 +129,15 @@ class Saving:
         Collective: call it on the main thread of all processes. The saving thread itself starts no
         collectives, because they would race with those of the training step.
         """
+        # The saving thread starts no collectives, so the main threads exchange the results here.
         failures = [
             f"process {number}: {failure}"
-            for number, failure in enumerate(processes.gather(_failure(self.written)))
+            for number, failure in enumerate(processes.gather(_failure(self.writing)))
             if failure
         ]
         if failures:
             self.abandoned.set()
-        not_committed = processes.agree(_failure(self.committed))
+        not_committed = processes.agree(_failure(self.committing))
         if not failures and not not_committed:
             return None
         _directory.discard(self.temporary)
@@ -141,14 +149,14 @@ class Saving:
         The other processes may be gone. Process 0 still commits the checkpoint if they finish their parts in
         time.
         """
-        if self.committed and not _failure(self.written):
-            futures.wait([self.committed], timeout=_OTHERS_SECONDS)
+        if self.committing and not _failure(self.writing):
+            futures.wait([self.committing], timeout=_OTHERS_SECONDS)
         self.abandoned.set()
-        return _failure(self.written) or _failure(self.committed)
+        return _failure(self.writing) or _failure(self.committing)
 
     def error(self) -> BaseException | None:
         """Return the exception of this process, if any, for its traceback."""
-        tasks = [task for task in (self.written, self.committed) if task]
+        tasks = [task for task in (self.writing, self.committing) if task]
         return next((error for task in tasks if (error := task.exception())), None)
 
 
@@ -160,13 +168,14 @@ def start_saving(
     temporary: Directory,
     host_nbytes: int,
     *,
-    first: Callable[[], None],
-    then: Callable[[], None],
+    before_commit: Callable[[], None],
+    after_commit: Callable[[], None],
 ) -> Saving:
     """Copy this process's shards to the host, and start writing them on `thread`.
 
     The leaves may be donated when this returns. At most `host_nbytes` of copies wait to be written; a larger
-    state makes this wait. `first` runs on process 0's thread before the commit, and `then` after it.
+    state makes this wait. `before_commit` runs on process 0's thread before the commit, and `after_commit`
+    after it.
     """
     began, ended = time.monotonic(), list[float]()
     num_processes, number = jax.process_count(), jax.process_index()
@@ -174,25 +183,27 @@ def start_saving(
 
     @processes.delaying_exit()
     def make_checkpoint() -> None:
-        written.result()  # raises, if this process failed: then there is nothing to wait for
-        first()
+        # Raises, if this process failed: then there is nothing to wait for.
+        writing.result()
+        before_commit()
         commit(temporary, _directory.final_path(temporary), head, arrays, num_processes, abandoned)
         processes.report_progress(head.step)
-        then()
+        after_commit()
 
     write = processes.delaying_exit()(write_part)
     try:
         chunks.take(wait=False)
-        written = thread.submit(write, temporary, arrays, chunks, number, num_processes)
-        committed = thread.submit(make_checkpoint) if processes.is_lead() else None
-        (committed or written).add_done_callback(lambda _: ended.append(time.monotonic()))
+        writing = thread.submit(write, temporary, arrays, chunks, number, num_processes)
+        committing = thread.submit(make_checkpoint) if processes.is_lead() else None
+        (committing or writing).add_done_callback(lambda _: ended.append(time.monotonic()))
         chunks.take(wait=True)
     except BaseException:
-        chunks.abandon()  # otherwise the thread would wait for chunks for ever
+        # Otherwise the thread would wait for chunks for ever.
+        chunks.abandon()
         abandoned.set()
         raise
     return Saving(
-        head.step, temporary, written, committed, abandoned, lambda: (ended or [time.monotonic()])[0] - began
+        head.step, temporary, writing, committing, abandoned, lambda: (ended or [time.monotonic()])[0] - began
     )
 
 
@@ -214,3 +225,82 @@ def writer_of(leaves: Mapping[str, Any]) -> dict[str, Any]:
         "processes": jax.process_count(),
         "mesh": next(meshes, None),
     }
+
+
+class Session:
+    """A directory opened for saving by one run. Methods are collective, but for `leave` after an error."""
+
+    def __init__(self, directory: Directory, outdated: Sequence[str] = ()):
+        """Open nothing yet; `open` does."""
+        self._directory, self._outdated = directory, outdated
+        self._lock: ExitStack | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self.saving: Saving | None = None
+        """The save in progress, if any."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the directory is open for saving."""
+        return self._thread is not None
+
+    @property
+    def thread(self) -> Executor:
+        """Return the thread that writes files."""
+        if self._thread is None:
+            raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
+        return self._thread
+
+    def open(self) -> None:
+        """Create the directory if needed, lock it, and remove incomplete saves of killed runs."""
+        try:
+            on_lead(self._take)
+            on_all(lambda: _directory.probe(self._directory))
+            on_lead(lambda: _directory.remove_temporaries(self._directory, self._outdated))
+            self._thread = ThreadPoolExecutor(1, "checkpoint")
+        except BaseException:
+            self._close()
+            raise
+
+    def wait(self) -> float:
+        """Wait until the save in flight, if any, is complete, and return the seconds that it took."""
+        if (saving := self.saving) is None:
+            return 0.0
+        # If this is interrupted, the save is still in flight.
+        failure = saving.finish()
+        self.saving = None
+        if failure:
+            raise MeshwrightError(f"the save of step {saving.step} failed:\n  {failure}") from saving.error()
+        return saving.seconds()
+
+    def leave(self, error: BaseException | None, last: Callable[[], None]) -> None:
+        """Wait for the save in flight, and call `last`; after an error, only wait for this process's part."""
+        try:
+            if error is None:
+                self.wait()
+                last()
+        except BaseException as failed:
+            # Another process may be gone.
+            self._join(failed)
+            raise
+        else:
+            self._join(error)
+        finally:
+            self._close()
+
+    def _join(self, error: BaseException | None) -> None:
+        if error and self.saving and (failure := self.saving.join()):
+            error.add_note(f"The save of step {self.saving.step} failed, too: {failure}")
+
+    def _take(self) -> None:
+        self._lock = _directory.lock(self._directory)
+
+    def _close(self) -> None:
+        try:
+            if self._thread:
+                self._thread.shutdown()
+        finally:
+            # The lock is released even if waiting is interrupted: a thread that still writes has a directory
+            # of its own.
+            if self._lock:
+                self._lock.close()
+            self._thread = self._lock = self.saving = None

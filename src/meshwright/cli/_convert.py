@@ -12,16 +12,16 @@ from meshwright.base._internal import is_address
 from meshwright.checkpoints._internal import (
     Opened,
     Source,
-    called_as_ours,
     checkpoints_of,
     export_npz,
     export_safetensors,
     export_seqax,
     export_t5x,
     open_source,
-    rewritten,
     subtree,
     t5x_names,
+    with_changes,
+    with_native_names,
 )
 from meshwright.checkpoints._internal import convert as convert_checkpoint
 from meshwright.cli._checkpoint_option import step_asked
@@ -117,10 +117,10 @@ def _changes(options: argparse.Namespace) -> Callable[[Source], Source]:
 
 def _renaming(options: argparse.Namespace) -> Callable[[Source], Source]:
     if options.map is None:
-        return lambda source: _below(options.subtree, called_as_ours(source))
+        return lambda source: _below(options.subtree, with_native_names(source))
     if is_back(options):
         renamed = to_theirs(options, **_chosen(options))
-        return lambda source: renamed(_below(options.subtree, called_as_ours(source)))
+        return lambda source: renamed(_below(options.subtree, with_native_names(source)))
     renamed = to_ours(options)
     return lambda source: renamed(_below(options.subtree, source))
 
@@ -144,7 +144,7 @@ def _written(
     to = options.to or _usual_format(options)
     if to == "native":
         return str(convert_checkpoint(source, options.destination, transform=changed, **chosen)), []
-    arrays = rewritten(changed(source), **chosen)
+    arrays = with_changes(changed(source), **chosen)
     if is_back(options) and is_hugging_face(options):
         hugging_face.export_model(arrays, options.destination, described)
         return options.destination, []

@@ -23,7 +23,7 @@ from meshwright.checkpoints._internal import (
     contents,
     find_step,
     open_source,
-    why_aside,
+    reason_set_aside,
 )
 from meshwright.cli._checkpoint_option import step_asked
 from meshwright.cli._train import Result
@@ -141,7 +141,7 @@ def _listed(found: dict[str, Any]) -> list[str]:
         f"  step {each['step']:<12} {_size(each['nbytes'], unknown):>9}{'  pinned' if each['pinned'] else ''}"
         for each in found["checkpoints"]
     ]
-    return ["", *rows, *(f"  {name}, set aside as {why_aside(name)}" for name in found["set_aside"])]
+    return ["", *rows, *(f"  {name}, set aside as {reason_set_aside(name)}" for name in found["set_aside"])]
 
 
 def _size(nbytes: int | None, unknown: str) -> str:

@@ -58,7 +58,7 @@ def hosts(options: argparse.Namespace) -> int:
     exit_code = launch_hosts(
         options.command_line,
         options.num_processes,
-        at=options.at,
+        address=options.at,
         hosts=options.hosts,
         min_hosts=options.min_hosts,
         devices_per_process=options.devices_per_process,

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.checkpoints._internal import Source, as_source, rewritten, subtree
+from meshwright.checkpoints._internal import Source, as_source, subtree, with_changes
 from meshwright.cli._target import find
 from meshwright.errors import UsageError
 from meshwright.lm._internal import Map, hugging_face, t5x
@@ -50,13 +50,13 @@ def to_theirs(options: argparse.Namespace, **chosen: Any) -> Callable[[Source], 
     `config.json`.
     """
     if is_hugging_face(options):
-        return lambda source: rewritten(_parameters(source), **chosen)
+        return lambda source: with_changes(_parameters(source), **chosen)
     if is_t5x(options):
         scanned = T5X[options.map.removeprefix(TO)]
-        return lambda source: t5x.to_theirs(rewritten(_parameters(source), **chosen), scanned=scanned)
+        return lambda source: t5x.to_theirs(with_changes(_parameters(source), **chosen), scanned=scanned)
     names = _named(options.map.removeprefix(TO))
     part = _whole if _is_of_state(names) else _parameters
-    return lambda source: names.to_theirs(rewritten(part(source), **chosen))
+    return lambda source: names.to_theirs(with_changes(part(source), **chosen))
 
 
 def _parameters(source: Source) -> Source:

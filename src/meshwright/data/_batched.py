@@ -37,12 +37,10 @@ class Batched:
       [(16, 4), (16, 4)]
     """
 
-    loader: Any = field(repr=False)  # it may differ between processes
-    """An iterable of batches, such as a DataLoader; a function of the epoch, or of nothing, that returns one.
-
-    Or
-    an iterator with `get_state` and `set_state`, which is read once.
-    """
+    # The loader may differ between processes, so the `repr` that these compare leaves it out.
+    loader: Any = field(repr=False)
+    """An iterable of batches, such as a DataLoader; a function of the epoch, or of nothing, that returns
+    one; or an iterator with `get_state` and `set_state`, which is read once."""
     shapes: Sequence[PyTree] = ()
     """Batches, as arrays or `jax.ShapeDtypeStruct`s, of every shape that may follow besides that of the
     first: the step is compiled for them before it starts. Required in a run of several processes.
@@ -91,11 +89,11 @@ class Batched:
                 f"{sorted(lengths) or 'missing'}, and must be equal.\n  Leave out mw.data.Batched if the "
                 "items are single examples."
             )
-        (found,) = lengths.pop()
-        if num_rows is not None and found > num_rows:
+        (num_found,) = lengths.pop()
+        if num_rows is not None and num_found > num_rows:
             local = " of this process" if self.rows == "local" else ""
             raise ExamplesError(
-                f"item {number} of the loader has {found} examples, but a batch{local} has {num_rows}.\n"
+                f"item {number} of the loader has {num_found} examples, but a batch{local} has {num_rows}.\n"
                 "  Give the loader and the run the same batch size."
             )
         check_numbers(batch)
@@ -124,6 +122,7 @@ class Once:
     def do(self, reading: int, act: Callable[[Any], Any]) -> list[Any]:
         """Return the result of `act(iterator)` in a list; an empty list if this reading has ended."""
         with self._lock:
+            # Threads of an earlier reading may still run: they get nothing, and move nothing on.
             return [act(self._iterator)] if reading == self._newest else []
 
 
@@ -152,16 +151,17 @@ class _Reading:
 class Cursor:
     """An iterator over the items of one epoch, some of which were read before a restart."""
 
-    def __init__(self, items: Any, state: Any, num_read: int, what: str):
+    def __init__(self, items: Any, state: Any, num_read: int, noun: str):
         self._iterator: Iterator[Any] = iter(items)
         self._has_state = is_stateful(self._iterator)
         if state is not None and self._has_state:
             self._iterator.set_state(state)  # type: ignore[attr-defined]
             return
+        # An iterator without a state reads the used items again.
         skipped = sum(1 for _ in islice(self._iterator, num_read))
         if skipped < num_read:
             raise InputError(
-                f"the data changed since the checkpoint: {num_read} {what} were read then, but there are "
+                f"the data changed since the checkpoint: {num_read} {noun} were read then, but there are "
                 f"only {skipped} now.\n  Restore the same data, or start a new run."
             )
 

@@ -20,14 +20,13 @@ from meshwright.base._internal import PyTree, explained
 from meshwright.data._batched import Batched
 from meshwright.data._collate import Collate
 from meshwright.data._device import local_rows, placing
-from meshwright.data._facts import facts_of
 from meshwright.data._kinds import Source
 from meshwright.data._mixture import Mixture
-from meshwright.data._prefetch import in_step, read_ahead
-from meshwright.data._reading import reader, shapes_of, shapes_text, without
+from meshwright.data._order import Position
+from meshwright.data._reading import in_step, read_ahead, reader, shapes_of, shapes_text, without
 from meshwright.data._samples import leave, readable_again, samples_of, shares
-from meshwright.data._source import PartSource, num_examples, num_threads_for
-from meshwright.data._stretches import Position, from_json
+from meshwright.data._source import PartSource, facts_of, num_examples, num_threads_for
+from meshwright.data._stretches import from_json
 from meshwright.data._text import Text
 from meshwright.errors import InputError, UsageError
 from meshwright.processes import _internal as processes
@@ -47,7 +46,7 @@ class Batches:
         batch_size: int,
         *,
         rows: np.ndarray,
-        place: Callable[[PyTree], PyTree],
+        to_global: Callable[[PyTree], PyTree],
         collate: Collate | None = None,
         seed: int | None,
         epochs: int | None,
@@ -57,13 +56,15 @@ class Batches:
     ):
         examples = readable_again(examples, epochs)
         self._samples = samples_of(examples, seed, epochs, map_seed or (seed or 0, 0))
-        self._batch_size, self._rows, self._place = batch_size, rows, place
+        self._batch_size, self._rows, self._to_global = batch_size, rows, to_global
         self._examples, self._reader = examples, reader(examples, collate)
         self._num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
-        self._position = Position(0, 0)  # after the batch returned last: the whole state
+        # The whole state: the position after the batch that was returned last.
+        self._position = Position(0, 0)
         self._ahead: Results | None = None
         self._peeked: tuple[PyTree, Position] | None = None
-        self._source: Source | PartSource | None = None  # source of the first examples that are read
+        # The source of the first examples that are read.
+        self._source: Source | PartSource | None = None
         self._facts: dict[str, str] | None = None
         self._are_local = isinstance(examples, Batched) and examples.rows == "local"
         self._in_agreement = _agreement(examples, self._are_local, is_of_all)
@@ -84,11 +85,12 @@ class Batches:
     def __next__(self) -> PyTree:
         """Return the next global batch: NumPy arrays in one process, global JAX arrays in several."""
         started = time.perf_counter()
-        with jax.profiler.TraceAnnotation("input wait"):  # the name that `observe` looks for in profiles
+        # `observe` looks for this name in profiles.
+        with jax.profiler.TraceAnnotation("input wait"):
             batch, self._position = self._peeked or self._read()
         self._peeked = self._source = None
         self.wait_seconds += time.perf_counter() - started
-        return self._place(batch)
+        return self._to_global(batch)
 
     def peek(self) -> PyTree:
         """Return this process's rows of the next batch as NumPy arrays, without moving on."""
@@ -115,11 +117,13 @@ class Batches:
         three of them; those of one batch, if a function returned an iterable, which must not be used up.
         """
         if self._facts is None:
-            self.is_empty()  # reads ahead
+            # This reads the first batch ahead, and with it the source.
+            self.is_empty()
             self._facts = facts_of([] if self._are_local else self._source or [])
         position = self.get_state()
         if self._are_local:
-            position.pop("state", None)  # each process's loader has its own state
+            # The loader of each process has a state of its own.
+            position.pop("state", None)
         return {**self._facts, "batch_size": str(self._batch_size), "position": str(position)}
 
     def shapes(self) -> list[PyTree]:
@@ -155,16 +159,23 @@ class Batches:
         except StopIteration:
             raise
         except BaseException:
-            self._forget_ahead()  # so that another attempt reads again
+            # Another attempt then reads the batch again.
+            self._forget_ahead()
             raise
 
     def _from(self, position: Position) -> Results:
         """Yield the batches from `position` on."""
-        read, num_threads = self._reader, self._num_threads  # or the generator would keep `self` alive
-        each = shares(self._samples, position, self._batch_size, self._rows)
-        first = list(itertools.islice(each, 1))
+        # The generator must not hold `self`, or the threads would keep it alive.
+        read, num_threads = self._reader, self._num_threads
+        all_shares = shares(self._samples, position, self._batch_size, self._rows)
+        # The source of the first batch is needed before the batch: its facts are compared between
+        # processes.
+        first = list(itertools.islice(all_shares, 1))
         self._source = first[0][0][0].source if first else None
-        tasks = ((partial(read, parts), after) for parts, after in itertools.chain(first, each))
+        tasks = (
+            (partial(read, parts), next_position)
+            for parts, next_position in itertools.chain(first, all_shares)
+        )
         return self._in_agreement(read_ahead(tasks, num_threads))
 
     def _forget_ahead(self) -> None:
@@ -188,6 +199,7 @@ def _agreement(examples: Any, are_local: bool, is_of_all: bool) -> Callable[[Res
     """Return the check that all processes read as many batches, for examples whose number is not known."""
     if are_local:
         return _all_have_one if jax.process_count() > 1 else lambda results: results
+    # Where the number of examples is known, all processes end in the same batch without an agreement.
     is_known = isinstance(examples, Text | Mixture) or num_examples(examples) is not None
     return _ending_together if is_of_all and not is_known else lambda results: results
 
@@ -264,7 +276,7 @@ def batches(
         examples,
         batch_size,
         rows=local_rows(batch_size, sharding),
-        place=placing(batch_size, sharding),
+        to_global=placing(batch_size, sharding),
         collate=collate,
         seed=seed,
         epochs=epochs,

@@ -13,16 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshwright.base._internal import PyTree
-from meshwright.data._order import record_ids
+from meshwright.data._order import Position, record_ids
 from meshwright.data._source import Part, PartSource, Source, read
-from meshwright.data._stretches import Position, Stretch
+from meshwright.data._stretches import Stretch
 from meshwright.data._text import Text
 
 
 class Counted(Protocol):
     """Samples that can be fetched by their numbers."""
 
-    what: Any
+    digest: Any
     """A digest of the examples as a value of JSON, the same on all processes."""
 
     def available(self, stop: int, epochs: int | None) -> int:
@@ -39,7 +39,7 @@ class CountedRows:
 
     def __init__(self, text: Text, seed: int | None):
         self._text, self._seed = text, seed
-        self.what = text.rows.what
+        self.digest = text.rows.digest
 
     def available(self, stop: int, epochs: int | None) -> int:
         """Return `stop`, or the number of samples in `epochs` epochs if that is less."""
@@ -56,8 +56,10 @@ class CountedRows:
         total = int(ends[-1])
         if self._seed is None:
             return self._text.rows.rows(numbers % total if is_complete else numbers)
+        # In the first epoch rows come block by block, as later blocks may not be tokenized yet.
         ids = self._in_first_epoch(numbers, ends)
         if is_complete and (first or numbers.max() >= total):
+            # From the second epoch on all rows are there, and the order is that of other examples.
             later = numbers + first * total >= total
             ids[later] = record_ids(numbers[later] + first * total, total, self._seed)
         return self._text.rows.rows(ids)
@@ -68,11 +70,11 @@ class CountedRows:
         sizes = np.diff(ends, prepend=0)
         ids = np.empty(len(numbers), np.int64)
         for block in np.unique(blocks).tolist():
-            here, size = blocks == block, int(sizes[block])
+            in_block, size = blocks == block, int(sizes[block])
             begin = int(ends[block]) - size
-            within = np.minimum(numbers[here] - begin, size - 1)
+            within = np.minimum(numbers[in_block] - begin, size - 1)
             # The block's number takes the place of the epoch's, so that blocks of one size differ.
-            ids[here] = begin + record_ids(block * size + within, size, self._seed)
+            ids[in_block] = begin + record_ids(block * size + within, size, self._seed)
         return ids
 
 
@@ -81,7 +83,7 @@ class CountedExamples:
 
     def __init__(self, source: Source, seed: int | None):
         self._source, self._seed, self._size = source, seed, len(source)
-        self.what = self._size
+        self.digest = self._size
 
     def available(self, stop: int, epochs: int | None) -> int:
         """Return `stop`, or the number of samples in `epochs` epochs if that is less."""
@@ -135,5 +137,5 @@ class CountedSamples:
 
     def state(self, position: Position) -> dict[str, Any]:
         """Return a position, and the seed and data that it belongs to."""
-        known = {"seed": self._seed, "num_examples": None, "data": self._counted.what}
-        return {"samples": position.samples, **known}
+        data_facts = {"seed": self._seed, "num_examples": None, "data": self._counted.digest}
+        return {"samples": position.samples, **data_facts}

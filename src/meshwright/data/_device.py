@@ -25,6 +25,7 @@ def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
       >>> mw.data.local_rows(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
       array([0, 1, 2, 3, 4, 5, 6, 7])
     """
+    # Devices that differ only in other axes hold the same rows.
     ways = sharding.mesh.size // max(1, _copies(sharding))
     if batch_size % ways:
         raise LayoutError(
@@ -32,8 +33,8 @@ def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
             f"{dict(sharding.mesh.shape)} splits it ({sharding.spec}).\n"
             f"  Make the batch size a multiple of {ways}, or the mesh's batch axes smaller."
         )
-    held = [np.arange(batch_size)[rows] for (rows,) in _addressable(batch_size, sharding).values()]
-    return np.unique(np.concatenate(held))
+    row_sets = [np.arange(batch_size)[rows] for (rows,) in _addressable(batch_size, sharding).values()]
+    return np.unique(np.concatenate(row_sets))
 
 
 def placing(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
@@ -48,29 +49,25 @@ def as_global(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], Py
     """Return a function that makes global JAX arrays of this process's rows of a batch.
 
     Example:
-      >>> place = mw.data._internal.as_global(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
-      >>> place({"x": np.ones((8, 2))})["x"].sharding.spec
+      >>> to_global = mw.data._internal.as_global(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
+      >>> to_global({"x": np.ones((8, 2))})["x"].sharding.spec
       P('data',)
     """
     rows = local_rows(batch_size, sharding)
-    spans = {span: _positions(rows, *span) for span in _spans(batch_size, sharding)}
+    # The slice of this process's rows that each device has, by the device's rows in the global batch.
+    spans = {}
+    for (device_rows,) in _addressable(batch_size, sharding).values():
+        start, stop, _ = device_rows.indices(batch_size)
+        first = int(np.searchsorted(rows, start))
+        spans[start, stop] = slice(first, first + stop - start)
 
-    def one(x: np.ndarray) -> jax.Array:
+    def to_global(x: np.ndarray) -> jax.Array:
         def read(index: Any) -> np.ndarray:
             return x[spans[index[0].indices(batch_size)[:2]]]
 
         return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, read)
 
-    return lambda batch: jax.tree.map(one, batch)
-
-
-def _positions(rows: np.ndarray, start: int, stop: int) -> slice:
-    first = int(np.searchsorted(rows, start))
-    return slice(first, first + stop - start)
-
-
-def _spans(batch_size: int, sharding: NamedSharding) -> set[tuple[int, int]]:
-    return {rows.indices(batch_size)[:2] for (rows,) in _addressable(batch_size, sharding).values()}
+    return lambda batch: jax.tree.map(to_global, batch)
 
 
 def _addressable(batch_size: int, sharding: NamedSharding) -> dict[Any, tuple[slice]]:

@@ -66,26 +66,27 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 _LIBRARIES = ("grain", "tensorflow")
+# Attributes in which data sets of these libraries keep the data sets that they were made from.
 _ABOVE = ("_parents", "_input_dataset", "_operations")
-"""Attributes in which data sets of these libraries keep the data sets that they were made from."""
+# Operations after which items are examples again, or may be.
 _UNDO = ("unbatch", "flatmap", "flat_map", "interleave")
-"""Operations after which items are examples again, or may be."""
 
 
 def check_not_batched(examples: Any) -> None:
     """Check that the items of `examples` are not known to be batches."""
-    found = makes_batches(examples)
-    if found:
+    setting = makes_batches(examples)
+    if setting:
         raise ExamplesError(
-            f"the items of {type(examples).__name__} are already batches ({found}), and would be stacked to "
-            "batches of batches.\n  Wrap it, mw.data.Batched(loader), with the same batch size; or let it "
+            f"the items of {type(examples).__name__} are already batches ({setting}), and would be stacked "
+            "to batches of batches.\n  Wrap it, mw.data.Batched(loader), with the same batch size; or let it "
             "yield single examples: no `.batch(...)`, or DataLoader(..., batch_size=None)."
         )
 
 
 def makes_batches(examples: Any) -> str | None:
     """Return the setting that batches the examples, as text; None if none is known."""
-    if getattr(examples, "_auto_collation", False) is True:  # a DataLoader, or its iterator
+    # A DataLoader of PyTorch, or its iterator.
+    if getattr(examples, "_auto_collation", False) is True:
         return f"batch_size={getattr(examples, 'batch_size', None)}"
     return next(_batching(examples, 0), None)
 
@@ -93,6 +94,8 @@ def makes_batches(examples: Any) -> str | None:
 def _batching(examples: Any, depth: int) -> Iterator[str]:
     kind = type(examples)
     name = kind.__name__.lower()
+    # Data sets of grain and TensorFlow are chains. A batching anywhere in the chain counts, up to an
+    # operation that undoes it.
     if depth > 50 or kind.__module__.partition(".")[0] not in _LIBRARIES or any(x in name for x in _UNDO):
         return
     if "batch" in name:
@@ -100,8 +103,8 @@ def _batching(examples: Any, depth: int) -> Iterator[str]:
         return
     for attribute in _ABOVE:
         above = getattr(examples, attribute, None)
-        for each in above if isinstance(above, list | tuple) else (above,):
-            yield from _batching(each, depth + 1)
+        for parent in above if isinstance(above, list | tuple) else (above,):
+            yield from _batching(parent, depth + 1)
 
 
 class Source(Protocol):

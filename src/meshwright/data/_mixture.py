@@ -1,9 +1,18 @@
-"""Several sets of examples, mixed by shares."""
+"""Several sets of examples, mixed by shares.
+
+`Turns` decides which set gives the next example, so that each set has its share at every prefix, to within
+one. R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980): of the sources that are
+behind their shares by 1/(2k - 2) or more, take the one whose deadline comes first, at which it would be
+behind by 1 - 1/(2k - 2). Then none is ever ahead or behind by more than that. It also holds for shares that
+change, if the changes are known. All is computed in whole numbers, so that it is exact after any number of
+turns.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,11 +21,83 @@ from meshwright.base._internal import PyTree
 from meshwright.data._counted import Counted, CountedExamples, CountedRows, CountedSource
 from meshwright.data._kinds import is_indexed
 from meshwright.data._mapped import seeded
+from meshwright.data._order import Position
 from meshwright.data._source import Part, as_source
-from meshwright.data._stretches import Position, Stretch
+from meshwright.data._stretches import Stretch
 from meshwright.data._text import Text
-from meshwright.data._turns import Shares, Turns, shares_of
 from meshwright.errors import ExamplesError, UsageError
+
+# The sum of all shares.
+_UNIT = 1 << 40
+
+
+class Shares(NamedTuple):
+    """Shares from a turn on."""
+
+    start: int
+    """The number of the first turn."""
+    by_source: tuple[int, ...]
+    """Share of each source; their sum is 2**40."""
+
+
+def shares_of(start: int, weights: Mapping[str, float], names: Sequence[str]) -> Shares:
+    """Return shares, from positive numbers of any sum, as whole numbers."""
+    total = sum(Fraction(weights[name]) for name in names)
+    # Whole numbers stay exact after any number of turns; floats would drift.
+    exact = [Fraction(weights[name]) * _UNIT / total for name in names]
+    whole = [int(x) for x in exact]
+    # The units that rounding down has left go to the sources that have lost most.
+    order = sorted(range(len(names)), key=lambda i: (whole[i] - exact[i], i))
+    for i in order[: _UNIT - sum(whole)]:
+        whole[i] += 1
+    return Shares(start, tuple(whole))
+
+
+class Turns:
+    """The turns from a number on."""
+
+    def __init__(self, shares: Sequence[Shares], start: int = 0, counts: Sequence[int] | None = None):
+        self._shares, self.start = list(shares), start
+        self.counts = list(counts) if counts is not None else [0] * len(shares[0].by_source)
+        """The number of turns that each source had."""
+        self._owed = [self._total(i, start) - _UNIT * count for i, count in enumerate(self.counts)]
+        self._bound = _UNIT // max(1, 2 * len(self.counts) - 2)
+
+    def next(self) -> int:
+        """Return the source whose turn it is, and move on."""
+        part = max(
+            (shares for shares in self._shares if shares.start <= self.start), key=lambda shares: shares.start
+        )
+        self.start += 1
+        self._owed = [owed + share for owed, share in zip(self._owed, part.by_source, strict=True)]
+        behind = [i for i, owed in enumerate(self._owed) if owed >= self._bound]
+        chosen = behind[0] if len(behind) == 1 else min(behind, key=lambda i: (self._deadline(i), i))
+        self._owed[chosen] -= _UNIT
+        self.counts[chosen] += 1
+        return chosen
+
+    def _deadline(self, i: int) -> float:
+        """Return the number of turns after which source `i` would be behind by 1 - 1/(2k - 2)."""
+        remaining, begin = _UNIT - self._bound - self._owed[i], self.start
+        if remaining <= 0:
+            return begin
+        for number, part in enumerate(self._shares):
+            end = self._shares[number + 1].start if number + 1 < len(self._shares) else None
+            if end is not None and end <= begin:
+                continue
+            share = part.by_source[i]
+            if share and (end is None or remaining <= share * (end - begin)):
+                return begin + -(-remaining // share)
+            remaining, begin = remaining - share * ((end or begin) - begin), end or begin
+        return float("inf")
+
+    def _total(self, i: int, start: int) -> int:
+        """Return the sum of the shares of source `i` before a turn."""
+        ends = [*(shares.start for shares in self._shares[1:]), start]
+        return sum(
+            part.by_source[i] * max(0, min(end, start) - part.start)
+            for part, end in zip(self._shares, ends, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -66,18 +147,18 @@ def mixture(
       ...     next(data)["x"].sum()
       np.float64(2.0)
     """
-    given = {0: shares, **(changes or {})}
-    for start, each in given.items():
-        _check_shares(examples, each)
-        if start < 0 or (start == 0 and each is not shares):
+    shares_from = {0: shares, **(changes or {})}
+    for start, current_shares in shares_from.items():
+        _check_shares(examples, current_shares)
+        if start < 0 or (start == 0 and current_shares is not shares):
             raise UsageError(f"mw.data.mixture: changes from {start} on; the first must be after example 0.")
-    for name, one in examples.items():
-        if not isinstance(one, Text) and not is_indexed(one):
+    for name, example_set in examples.items():
+        if not isinstance(example_set, Text) and not is_indexed(example_set):
             raise ExamplesError(
-                f"mw.data.mixture: {name!r} is of type {type(one).__name__}; a set must be of mw.data.text, "
-                "or have __len__ and __getitem__."
+                f"mw.data.mixture: {name!r} is of type {type(example_set).__name__}; a set must be of "
+                "mw.data.text, or have __len__ and __getitem__."
             )
-    return Mixture(dict(examples), {start: dict(given[start]) for start in sorted(given)})
+    return Mixture(dict(examples), {start: dict(shares_from[start]) for start in sorted(shares_from)})
 
 
 def _check_shares(examples: Mapping[str, Any], shares: Mapping[str, float]) -> None:
@@ -98,8 +179,8 @@ class MixedSamples:
     def __init__(self, mixed: Mixture, seed: int | None, epochs: int | None, map_seed: tuple[int, int]):
         self._names, self._seed, self._epochs = sorted(mixed.examples), seed, epochs
         sets = (mixed.examples[name] for name in self._names)
-        self._sets = [_counted(each, seed, map_seed) for each in sets]
-        self._shares = [shares_of(start, each, self._names) for start, each in mixed.shares.items()]
+        self._sets = [_counted(example_set, seed, map_seed) for example_set in sets]
+        self._shares = [shares_of(start, shares, self._names) for start, shares in mixed.shares.items()]
 
     def open(self, position: Position) -> Stretch | None:
         """Return the samples from a position on."""
@@ -112,12 +193,12 @@ class MixedSamples:
 
     def state(self, position: Position) -> dict[str, Any]:
         """Return a position, and the seed, the data and the shares so far that it belongs to."""
-        known = {} if position.state is None else {"state": position.state}
-        data = {name: each.what for name, each in zip(self._names, self._sets, strict=True)}
-        so_far = [each for each in self._shares if each.start < max(1, position.samples)]
-        shares = [[each.start, *each.of_each] for each in so_far]
+        stretch_state = {} if position.state is None else {"state": position.state}
+        data = {name: counted.digest for name, counted in zip(self._names, self._sets, strict=True)}
+        so_far = [shares_now for shares_now in self._shares if shares_now.start < max(1, position.samples)]
+        shares = [[shares_now.start, *shares_now.by_source] for shares_now in so_far]
         of_data = {"seed": self._seed, "num_examples": None, "data": data, "shares": json.dumps(shares)}
-        return {"samples": position.samples, **of_data, **known}
+        return {"samples": position.samples, **of_data, **stretch_state}
 
 
 def _counted(examples: Any, seed: int | None, map_seed: tuple[int, int]) -> Counted:
@@ -130,7 +211,7 @@ class _Mixed:
     """The samples of several sets. A number is that in a set times the number of sets, plus the set's."""
 
     def __init__(self, names: list[str], sets: list[Counted]):
-        self._names, self._sets, self.what = names, sets, None
+        self._names, self._sets, self.digest = names, sets, None
 
     def read(self, numbers: np.ndarray) -> PyTree:
         """Return the samples of these numbers, int64[k], as a batch."""
@@ -138,23 +219,24 @@ class _Mixed:
         present = np.unique(of_set).tolist()
         batches = [self._sets[i].read(within[of_set == i]) for i in present]
         self._check_same(present, batches)
+        # Each set is read once, and its rows are then put back into the order of the turns.
         back = np.argsort(np.concatenate([np.flatnonzero(of_set == i) for i in present]))
         return jax.tree.map(lambda *x: np.concatenate(x)[back], *batches)
 
     def available(self, stop: int, epochs: int | None) -> int:
-        """Not asked: the stretch asks each set."""
+        """Raise an error: a mixture's stretch asks each set instead."""
         raise NotImplementedError
 
     def _check_same(self, present: list[int], batches: list[PyTree]) -> None:
-        described = [
-            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[1:])}", each, is_leaf=lambda x: x is None)
-            for each in batches
+        layouts = [
+            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[1:])}", batch, is_leaf=lambda x: x is None)
+            for batch in batches
         ]
-        for i, other in zip(present[1:], described[1:], strict=True):
-            if other != described[0]:
+        for i, other in zip(present[1:], layouts[1:], strict=True):
+            if other != layouts[0]:
                 first = self._names[present[0]]
                 raise ExamplesError(
-                    f"mw.data.mixture: examples of {first!r} are {described[0]}, but those of "
+                    f"mw.data.mixture: examples of {first!r} are {layouts[0]}, but those of "
                     f"{self._names[i]!r} are {other}.\n"
                     "  All sets need arrays of the same names, shapes and dtypes."
                 )
@@ -174,6 +256,7 @@ class _MixedStretch:
     ):
         self._names, self._sets, self._epochs = names, sets, epochs
         self._turns = Turns(shares, start if counts else 0, counts)
+        # Without saved counts the turns are played again from the first example.
         while self._turns.start < start:
             self._turns.next()
         self._source, self._has_ended = CountedSource(_Mixed(names, sets)), False
@@ -183,11 +266,14 @@ class _MixedStretch:
         """Move on by `num_samples`, or by as many as are left; see `Stretch`."""
         stops = [num_samples + count for count in self._counts]
         if self._epochs is not None:
-            stops = [each.available(stop, self._epochs) for each, stop in zip(self._sets, stops, strict=True)]
+            stops = [
+                counted.available(stop, self._epochs) for counted, stop in zip(self._sets, stops, strict=True)
+            ]
         ids: list[int] = []
         while len(ids) < num_samples and not self._has_ended:
             chosen = self._turns.next()
-            if self._counts[chosen] == stops[chosen]:  # its next sample would begin an epoch too many
+            # The next sample of this set would begin one epoch too many.
+            if self._counts[chosen] == stops[chosen]:
                 self._has_ended = True
             else:
                 ids.append(self._counts[chosen] * len(self._sets) + chosen)
@@ -196,5 +282,5 @@ class _MixedStretch:
 
     @property
     def state(self) -> dict[str, int]:
-        """How many samples each set has given."""
+        """The number of samples that each set has given."""
         return dict(zip(self._names, self._counts, strict=True))

@@ -13,15 +13,28 @@ about a tenth of a millisecond. `Order` computes a few thousand at once, which c
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-ROUNDS = 6  # 4 rounds already pass tests of randomness; two more cost microseconds
+# Four rounds already pass tests of randomness, and two more cost microseconds.
+ROUNDS = 6
 
-WINDOW = 8192  # positions computed at once
+# The number of positions that are computed at once.
+WINDOW = 8192
 
 Uint64s = np.ndarray
+
+
+class Position(NamedTuple):
+    """A position in a run: a number of samples into a stretch."""
+
+    stretch: int
+    """Number of the stretch."""
+    samples: int
+    """Number of samples of the stretch that were taken."""
+    state: Any = None
+    """State of the stretch; see `Stretch.state`."""
 
 
 class Order:
@@ -36,6 +49,7 @@ class Order:
         first, ids = self._window
         length = int(offsets[-1]) + 1
         if start < first or start + length > first + len(ids):
+            # A few thousand ids cost little more than one batch of them.
             positions = np.arange(start, start + max(length, WINDOW))
             first, ids = self._window = start, record_ids(positions, self._num_records, self._seed)
         return ids[start - first + offsets]
@@ -59,6 +73,7 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
     distinct, which = np.unique(epochs, return_inverse=True)
     keys = np.take(_round_keys(seed, distinct), which, axis=1)
     ids = _feistel(within.astype(np.uint64), table, keys)
+    # Cycle-walking: the few positions that land outside pass through the network again.
     outside = np.flatnonzero(ids >= num_records)
     while outside.size:
         ids[outside] = _feistel(ids[outside], table, keys[:, outside])
@@ -89,11 +104,13 @@ def _feistel(x: Uint64s, table: tuple[int, int], keys: Uint64s) -> Uint64s:
 
 
 def _remainder(x: Uint64s, n: np.uint64) -> Uint64s:
-    return x - x // n * n  # NumPy divides by a scalar with fast multiplications, but has no such fast `%`
+    # NumPy divides by a scalar with fast multiplications, but has no such fast `%`.
+    return x - x // n * n
 
 
 def _hash(x: Uint64s) -> Uint64s:
-    return _mix(x) >> np.uint64(1)  # so that a later sum does not overflow
+    # One bit less, so that a later sum does not overflow.
+    return _mix(x) >> np.uint64(1)
 
 
 def _round_keys(seed: int, epochs: np.ndarray) -> Uint64s:

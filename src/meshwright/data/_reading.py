@@ -1,8 +1,16 @@
-"""The function that makes a batch's arrays of its examples, chosen by their kind and the `collate`."""
+"""Reading of batches: the function that makes a batch's arrays, and threads that call it ahead.
 
-from collections.abc import Callable, Sequence
+The order of the results does not depend on the threads. With several processes, results are used only after
+all processes have one.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.data._batched import Batched
@@ -11,6 +19,70 @@ from meshwright.data._collate import Collate
 from meshwright.data._kinds import takes
 from meshwright.data._source import Part, read
 from meshwright.errors import ExamplesError
+from meshwright.processes import _internal as processes
+
+# The number of results that are under way: the next one, and two more.
+READ_AHEAD = 3
+
+T = TypeVar("T")
+Label = TypeVar("Label")
+
+
+def read_ahead(
+    tasks: Iterator[tuple[Callable[[], T], Label]], num_threads: int
+) -> Generator[tuple[T, Label], None, None]:
+    """Yield the result of each task, with its label, in order; up to two more results are read ahead.
+
+    One thread at a time takes the next task, so that `tasks` may be a generator that also reads; it then runs
+    the task while other threads take theirs. Without threads each task runs when its result is asked for.
+    """
+    return _in_threads(tasks, num_threads) if num_threads else ((task(), label) for task, label in tasks)
+
+
+def _in_threads(
+    tasks: Iterator[tuple[Callable[[], T], Label]], num_threads: int
+) -> Generator[tuple[T, Label], None, None]:
+    taking, results = threading.Lock(), SimpleQueue[Future[tuple[T, Label] | None]]()
+
+    def work() -> None:
+        result: Future[tuple[T, Label] | None] = Future()
+        try:
+            with taking:
+                # The lock keeps results in the order of the tasks.
+                results.put(result)
+                task = next(tasks, None)
+            result.set_result(task and (task[0](), task[1]))
+        except BaseException as error:
+            # The error is raised where the result is read.
+            result.set_exception(error)
+
+    threads = ThreadPoolExecutor(num_threads, thread_name_prefix="input")
+    try:
+        for _ in range(READ_AHEAD):
+            threads.submit(work)
+        while (labelled := results.get().result()) is not None:
+            threads.submit(work)
+            yield labelled
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def in_step(results: Iterator[T], about: str, description: Callable[[T], str]) -> Iterator[T]:
+    """Yield `results`, each after all processes have one. Otherwise a process with more would wait for
+    ever.
+    """
+    result: list[T] = []
+
+    def next_description() -> dict[str, str]:
+        result[:] = itertools.islice(results, 1)
+        return {"next": description(result[0]) if result else "none are left"}
+
+    while True:
+        processes.compare(about, next_description)
+        if not result:
+            return
+        yield result[0]
+
 
 Read = Callable[[Sequence[Part]], PyTree]
 """Function that returns this process's rows of one batch as arrays."""
@@ -23,11 +95,14 @@ def reader(examples: Any, collate: Collate | None) -> Read:
 
     def read_parts(parts: Sequence[Part]) -> PyTree:
         lengths = [part.length for part in parts if part.length is not None]
-        here = [part for part in parts if part.ids.size]
+        local_parts = [part for part in parts if part.ids.size]
         if not lengths:
-            return read(here, collate)
-        here = [part._replace(length=max(lengths)) for part in here]
-        return read(here, partial(collate, length=max(lengths)) if collate and takes_length else collate)
+            return read(local_parts, collate)
+        # A batch at the end of an epoch has parts of several buckets, and is padded to the longest.
+        local_parts = [part._replace(length=max(lengths)) for part in local_parts]
+        return read(
+            local_parts, partial(collate, length=max(lengths)) if collate and takes_length else collate
+        )
 
     return read_parts
 

@@ -15,15 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshwright.data._batched import Batched, Once, check_readable_again
-from meshwright.data._bucketed import Bucketed
-from meshwright.data._buckets import Buckets
+from meshwright.data._bucketed import Bucketed, Buckets
 from meshwright.data._counted import CountedRows, CountedSamples
 from meshwright.data._kinds import Source, by_epoch, check_not_batched, is_indexed, iterated
 from meshwright.data._mapped import MappedIterable, seeded
 from meshwright.data._mixture import MixedSamples, Mixture
-from meshwright.data._order import Order
+from meshwright.data._order import Order, Position
 from meshwright.data._source import Part, as_source, unreadable
-from meshwright.data._stretches import Indexed, Iterated, Position, Ready, Stretch, as_json
+from meshwright.data._stretches import Indexed, Iterated, Ready, Stretch, as_json
 from meshwright.data._text import Text
 from meshwright.errors import ExamplesError, InputError
 
@@ -192,8 +191,8 @@ class _ByEpoch:
 
     def state(self, position: Position) -> dict[str, Any]:
         epoch, samples, state = position
-        known = {} if state is None else {"state": as_json(state)}
-        return {"epoch": epoch, "samples": samples, "seed": self._seed, "num_examples": None, **known}
+        stretch_state = {} if state is None else {"state": as_json(state)}
+        return {"epoch": epoch, "samples": samples, "seed": self._seed, "num_examples": None, **stretch_state}
 
 
 def _items_by_epoch(items: Any) -> Callable[[int], Any]:

@@ -1,5 +1,6 @@
-"""Sources of examples, and one batch of NumPy arrays read from them."""
+"""Sources of examples, one batch of arrays read from them, and facts that all processes must agree on."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,10 @@ from meshwright.base._internal import PyTree, tree
 from meshwright.data._collate import Collate, check_numbers, collated, stack
 from meshwright.data._kinds import Source, VectorSource, check_not_batched, is_indexed
 from meshwright.errors import ExamplesError
+from meshwright.processes import _internal as processes
+
+# Number of readings of each of the three; examples made at random differ between them and get no digest.
+_READINGS = 4
 
 
 class Arrays:
@@ -164,11 +169,46 @@ def _fetched(part: Part) -> PyTree:
     """Return a list of examples, or the batch of a source that fetches many at once."""
     source = part.source
     if isinstance(source, Arrays):
-        return source.rows(part.ids)  # much cheaper than a list of examples
+        # Indexing whole arrays is much cheaper than a list of examples.
+        return source.rows(part.ids)
     if isinstance(source, PartSource):
         return source.fetch(part)
-    wanted = part.ids.tolist()
+    numbers = part.ids.tolist()
     if not isinstance(source, VectorSource):
-        return [source[i] for i in wanted]
-    fetched = source.__getitems__(wanted)
+        return [source[i] for i in numbers]
+    fetched = source.__getitems__(numbers)
     return fetched if isinstance(fetched, list) else jax.tree.map(np.asarray, fetched)
+
+
+def facts_of(examples: Any) -> dict[str, str]:
+    """Return the number of examples, and digests of the first, the middle and the last, by name.
+
+    Collective: if any process finds that examples are made at random, all return the number alone.
+    """
+    source = as_source(examples) if num_examples(examples) else []
+    ids = sorted({0, len(source) // 2, len(source) - 1}) if len(source) else []
+    part = Part(source, np.asarray(ids, np.int64))
+    readings = [list(map(_digest, rows_of(part) if ids else [])) for _ in range(_READINGS)]
+    # Examples that are made at random differ between two readings, and would differ between processes.
+    at_random = processes.gather_on_hosts("the examples", any(reading != readings[0] for reading in readings))
+    digests = {} if any(at_random) else {f"example {i}": x for i, x in zip(ids, readings[0], strict=True)}
+    return {"number of examples": str(len(source)), **digests}
+
+
+def _digest(example: Any) -> str:
+    """Return a digest of an example; of leaves that are neither numbers nor text, only the type counts."""
+    leaves, structure = jax.tree.flatten(example, is_leaf=lambda x: x is None)
+    digest = hashlib.sha256(str(structure).encode())
+    for x in leaves:
+        digest.update(_bytes(x))
+    return digest.hexdigest()[:12]
+
+
+def _bytes(x: Any) -> bytes:
+    if isinstance(x, str | bytes | int | float | complex | None):
+        return repr(x).encode()
+    if not (hasattr(x, "__array__") or hasattr(x, "__array_interface__")):
+        return type(x).__qualname__.encode()
+    array = np.asarray(x)
+    values = str(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+    return f"{array.dtype}{array.shape}".encode() + values

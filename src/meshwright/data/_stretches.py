@@ -1,7 +1,7 @@
 """Remaining samples of an epoch, or of all epochs, taken batch by batch in order."""
 
 import base64
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,17 +11,6 @@ from meshwright.data._mapped import Mapped, MappedIterable
 from meshwright.data._order import Order
 from meshwright.data._source import Arrays, Part
 from meshwright.errors import ExamplesError, InputError
-
-
-class Position(NamedTuple):
-    """A position in a run: a number of samples into a stretch."""
-
-    stretch: int
-    """Number of the stretch."""
-    samples: int
-    """Number of samples of the stretch that were taken."""
-    state: Any = None
-    """State of the stretch; see `Stretch.state`."""
 
 
 class Stretch(Protocol):
@@ -69,10 +58,10 @@ class Iterated:
         self._start, self._epoch, self._map_seed = start, epoch, map_seed
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
-        taken, start = self._cursor.take(num_samples), self._start
-        self._start += len(taken)
-        source = taken if self._functions is None else Mapped(taken, self._functions, self._map_seed)
-        return len(taken), Part(source, rows[rows < len(taken)], start, self._epoch)
+        examples, start = self._cursor.take(num_samples), self._start
+        self._start += len(examples)
+        source = examples if self._functions is None else Mapped(examples, self._functions, self._map_seed)
+        return len(examples), Part(source, rows[rows < len(examples)], start, self._epoch)
 
     @property
     def state(self) -> Any:
@@ -91,12 +80,12 @@ class Ready:
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
         self._cursor = cursor = self._cursor or self._opened(num_samples)
         number = self._start // num_samples
-        taken, self._state = cursor.take(1), cursor.state
-        if not taken:
+        batches, self._state = cursor.take(1), cursor.state
+        if not batches:
             return 0, Part([], rows[:0])
         is_local = self._batched.rows == "local"
         num_rows = len(rows) if is_local else num_samples
-        batch = Arrays(self._batched.of_size(taken[0], num_rows, number))
+        batch = Arrays(self._batched.of_size(batches[0], num_rows, number))
         if len(batch) < num_rows:
             self._check_last(len(batch), num_rows, number)
             return 0, Part([], rows[:0])
@@ -117,15 +106,17 @@ class Ready:
             )
         return Cursor(self._items, self._begin, num_batches, f"batches of epoch {self._epoch}")
 
-    def _check_last(self, found: int, expected: int, number: int) -> None:
+    def _check_last(self, num_found: int, expected: int, number: int) -> None:
         """Raise an `ExamplesError` if a batch is smaller than others and not the last of an epoch."""
+        # Only the last batch of an epoch may be smaller, so one more item is asked for.
         is_last = self._cursor is not None and not self._cursor.take(1)
         if is_last and number:
             return
-        what = f"batch {number} of the loader has {found} examples" + ("" if is_last else ", is not the last")
+        position = "" if is_last else ", is not the last"
         raise ExamplesError(
-            f"{what}, but a batch has {expected}.\n  Give the loader and the run the same batch size; only "
-            "the last batch of an epoch may be smaller, and is left out."
+            f"batch {number} of the loader has {num_found} examples{position}, but a batch has {expected}.\n"
+            "  Give the loader and the run the same batch size; only the last batch of an epoch may be "
+            "smaller, and is left out."
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.base._internal import PyTree
 from meshwright.data._corpus._indexed_source import Documents
-from meshwright.data._corpus._row_store import RowStore
+from meshwright.data._corpus._rows import RowStore
 from meshwright.data._corpus._store import tokenized
 from meshwright.errors import UsageError
 

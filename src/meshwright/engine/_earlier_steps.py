@@ -61,8 +61,8 @@ def go_back(step: int, opened: OpenRun) -> None:
     checkpoints, directory = opened.checkpoints, opened.directory
     assert checkpoints is not None
     assert directory is not None
-    if checkpoints.tier:  # first: a run that is killed now must not continue from memory
-        checkpoints.tier.forget()
+    if checkpoints.host_memory:  # first: a run that is killed now must not continue from memory
+        checkpoints.host_memory.invalidate()
     later = processes.on_lead(lambda: _go_back(step, directory, checkpoints.directory))
     steps = listed(map(str, later), _MOST_NAMED)
     done = f"later checkpoints are set aside, of step {steps}" if later else "there is no later checkpoint"

@@ -65,7 +65,7 @@ class Hooks:
         self._gather = report_maker(context.settings, buffer, before, context.training, context.evaluate)
         self._save = _saver(context, self._when_saved)
         checkpoints = context.opened.checkpoints
-        always = self._is_by_scores or (checkpoints is not None and checkpoints.tier is not None)
+        always = self._is_by_scores or (checkpoints is not None and checkpoints.host_memory is not None)
         self._judge = context.rollbacks.judge(context.settings.logging.every, always, self._when_saved)
 
     def begin(self, *, is_new: bool) -> bool:

@@ -17,7 +17,7 @@ from typing import Self
 from meshwright.errors import DivergedError, Interrupted
 from meshwright.observe._internal import Values, Writer
 from meshwright.processes import _internal as processes
-from meshwright.report._internal import LEDGER, Ledger, read_ledger, saving_told
+from meshwright.report._internal import LEDGER, Ledger, read_ledger, saving_advice
 from meshwright.training._internal import PhaseClock
 
 log = logging.getLogger("meshwright")
@@ -152,7 +152,7 @@ def saving_remark(ledger: Ledger) -> str | None:
     best, now = ledger.best_save_seconds, ledger.seconds_between_saves
     if best is None or now is None or 1 / _FAR < now / best < _FAR:
         return None
-    return f"  saves: {saving_told(ledger)}"
+    return f"  saves: {saving_advice(ledger)}"
 
 
 def _how(error: BaseException | None) -> str:

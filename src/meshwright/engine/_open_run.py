@@ -153,7 +153,7 @@ def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Ch
         _check_can_continue(checkpoints.left_out(target))
     with errors_naming("save.cast"):
         checkpoints.check(target)
-    checkpoints.check_state = check_finite(optimizer, checkpoints.settled)
+    checkpoints.check_state = check_finite(optimizer, checkpoints.wait_quietly)
     return checkpoints
 
 
@@ -165,8 +165,8 @@ def _open_checkpoints(
 ) -> None:
     with errors_naming("save.directory"):
         stack.enter_context(checkpoints)
-    if checkpoints.tier:
-        checkpoints.tier.tell = lambda text: warn(f"  ! {text}")
+    if checkpoints.host_memory:
+        checkpoints.host_memory.on_skip = lambda text: warn(f"  ! {text}")
         with errors_naming("save.memory"):
             checkpoints.check_memory(target)
 

@@ -61,7 +61,7 @@ def writers(
 
     Process 0 writes. All processes check that the loss is finite. Collective.
     """
-    halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
+    halt = halt_on_divergence(opened.checkpoints.wait_quietly if opened.checkpoints else lambda: None)
     opening = partial(_files_and_trackers, settings, opened, after)
     keep = opened.kept_open.reports if opened.kept_open else lambda opening, _: (opening(stack), True)
     files, is_new = processes.on_all(lambda: keep(opening, after) if processes.is_lead() else (tee(), False))

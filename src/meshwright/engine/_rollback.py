@@ -90,11 +90,13 @@ class Rollbacks:
         assert self._spikes is not None
         newest = spiked.spike.step - self._spikes.before - 1
         checkpoints.wait()
-        if checkpoints.tier:
-            checkpoints.tier.settle()
-            steps, _ = checkpoints.tier.steps()
+        if checkpoints.host_memory:
+            checkpoints.host_memory.wait()
+            steps, _ = checkpoints.host_memory.steps()
             if max(steps, default=0) > newest:
-                checkpoints.tier.forget(max((step for step in steps if step <= newest), default=None))
+                checkpoints.host_memory.invalidate(
+                    max((step for step in steps if step <= newest), default=None)
+                )
         processes.on_lead(lambda: _set_aside_after(checkpoints, newest))
 
     def decide(self, spiked: Spiked, step: int) -> str:

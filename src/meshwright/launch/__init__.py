@@ -2,7 +2,7 @@
 Kubernetes.
 
 It loads no JAX. A scheduler is a function from a `Job` to the text to submit, as in `_jobset`; a way to start
-processes is a `Place` for `_supervise`, as in `_ray`.
+processes is a `Spawner` for `_supervise`, as in `_ray`.
 """
 
 from typing import TYPE_CHECKING

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from meshwright.launch._local import launch_local
     from meshwright.launch._pod import run_pod
     from meshwright.launch._ray import launch_ray
-    from meshwright.launch._slurm import slurm_script
-    from meshwright.launch._tail import tail_slurm
+    from meshwright.launch._slurm import slurm_script, tail_slurm
 else:
     __getattr__, __dir__ = lazy_names(__name__)

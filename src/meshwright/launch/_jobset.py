@@ -25,14 +25,14 @@ from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DIVERGED, EXIT_INPUT
 from meshwright.launch._job import Job
 
 _PORT = 55527
+# Name of the Jobs, in the names of pods.
 _WORKERS = "workers"
-"""Name of the Jobs, in the names of pods."""
+# Name of the container in which the program runs.
 _CONTAINER = "main"
-"""Name of the container in which the program runs."""
 _FOR_GOOD = (EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED, EXIT_CTRL_C)
 _LONGEST_NAME = 63
+# The word of `--shared` for programs that save nothing.
 _NOTHING = "none"
-"""The word of `--shared` for programs that save nothing."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Pods:
     mounts: Sequence[str] = ()
     """Volumes as `CLAIM:PATH`: the name of a PersistentVolumeClaim, and the directory where pods see it."""
     shared: str = ""
-    """Where pods leave their ends, for the summary of a start that failed: a directory on a volume, or the
-    URL of a store; the first of `mounts` if it is empty. `none` for a program that saves nothing: then there
-    is no summary."""
+    """The folder in which pods leave their ends, for the summary of a start that failed: a directory on a
+    volume, or the URL of a store; the first of `mounts` if it is empty. `none` for a program that saves
+    nothing: then there is no summary."""
     namespace: str = ""
     """Namespace of the JobSet; that of `kubectl`'s context if it is empty."""
 
@@ -97,7 +97,8 @@ def jobset_manifest(job: Job, pods: Pods) -> str:
                             "parallelism": per_job,
                             "completions": per_job,
                             "completionMode": "Indexed",
-                            "backoffLimit": 0,  # the first pod that fails ends the Job
+                            # The first pod that fails ends the Job.
+                            "backoffLimit": 0,
                             "podFailurePolicy": {"rules": _pod_rules()},
                             "template": {"spec": _pod(job, pods, per_job)},
                         }
@@ -145,13 +146,15 @@ def _jobset_rules() -> list[dict[str, Any]]:
     codes = "|".join(map(str, _FOR_GOOD))
     return [
         {
-            "name": "repeats",  # these exit codes would come again
+            # A new start would end with the same exit code.
+            "name": "repeats",
             "action": "FailJobSet",
             "onJobFailureReasons": ["PodFailurePolicy"],
             "onJobFailureMessagePatterns": [f"with exit code ({codes}) "],
         },
         {
-            "name": "stopped",  # saved and stopped, or evicted
+            # These pods have saved and stopped, or were evicted.
+            "name": "stopped",
             "action": "RestartJobSetAndIgnoreMaxRestarts",
             "onJobFailureReasons": ["PodFailurePolicy"],
         },
@@ -186,14 +189,15 @@ def _pod(job: Job, pods: Pods, per_job: int) -> dict[str, Any]:
         "env": _variables(job, pods, per_job),
         **({"resources": {"limits": resources}} if resources else {}),
         **(
-            {"volumeMounts": [{"name": name, "mountPath": at} for name, at in mounts.items()]}
+            {"volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()]}
             if mounts
             else {}
         ),
     }
     claims = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in mounts]
     return {
-        "restartPolicy": "Never",  # a container that starts again alone would join a run that is gone
+        # A container that starts again alone would join a run that is gone.
+        "restartPolicy": "Never",
         "terminationGracePeriodSeconds": job.save_seconds,
         **({"nodeSelector": selector} if selector else {}),
         "containers": [container],

@@ -8,15 +8,14 @@ from types import MappingProxyType
 
 from meshwright.errors import EXIT_DONE, EXIT_OF_STOPS, EXIT_PEERS, EXIT_USAGE
 from meshwright.launch._members import LEASE_SECONDS, LOST_SECONDS, End, Order, Status
-from meshwright.launch._restarts import Restarts
-from meshwright.launch._summary import causes, code_of, has_failed, stop_of, summary
+from meshwright.launch._outcome import Restarts, causes, code_of, has_failed, stop_of, summary
 
+# Exit code of a generation that lost a machine, as of a process that was killed.
 _EXIT_LOST = 137
-"""Exit code of a generation that lost a machine, as of a process that was killed."""
 
 
 class Phase(Enum):
-    """What the leader does."""
+    """The phases of a leader, each with the leader's next act."""
 
     GATHERING = "waits until enough machines are there, with no process running"
     RUNNING = "waits until all processes have ended, or one has failed"
@@ -25,7 +24,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """The machines that a run needs."""
 
     hosts: int
@@ -39,14 +38,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AgentView:
     """The newest status of an agent."""
 
     status: Status
-    at: float
+    heard_at: float
     """Time on the leader's clock at which it came."""
     is_gone: bool = False
-    """Whether the connection has ended. The processes may still run until the agent's lease ends."""
+    """True if the connection has ended. The processes may still run until the agent's lease ends."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Leader:
     own: str
     """Name of the agent on the leader's machine, which runs process 0."""
     job: str
-    wanted: Wanted
+    requirements: Requirements
     restarts: Restarts
     born: float
     since: float
@@ -68,56 +67,59 @@ class Leader:
     """The agents of the newest generation, in the order of their processes."""
     order: Order | None = None
     """The order to the members of the newest generation."""
-    seen: Mapping[str, Seen] = field(default_factory=lambda: MappingProxyType({}))
+    views: Mapping[str, AgentView] = field(default_factory=lambda: MappingProxyType({}))
     has_predecessor: bool = False
-    """Whether an agent knew another leader: processes may run on machines that are not heard yet, and orders
+    """True if an agent knew another leader: processes may run on machines that are not heard yet, and orders
     of that leader may be on their way."""
     saved: int | None = None
     exit_code: int | None = None
     text: str = ""
 
 
-def heard(leader: Leader, status: Status, now: float) -> Leader:
+def on_status(leader: Leader, status: Status, current_time: float) -> Leader:
     """Return the state of the leader after a status.
 
     One that is older than the newest is ignored, and so is that of another program, which `order` refuses.
     """
-    before = leader.seen.get(status.agent)
-    if status.job != leader.job or (before and before.status.sent >= status.sent):
+    view = leader.views.get(status.agent)
+    if status.job != leader.job or (view and view.status.sent >= status.sent):
         return leader
     newest = max((step for step in (leader.saved, status.saved) if step is not None), default=None)
     return replace(
         leader,
-        seen={**leader.seen, status.agent: Seen(status, now)},
+        views={**leader.views, status.agent: AgentView(status, current_time)},
         has_predecessor=leader.has_predecessor or status.num_leaders > (status.leader == leader.name),
         saved=newest,
     )
 
 
-def gone(leader: Leader, agent: str) -> Leader:
+def on_disconnect(leader: Leader, agent: str) -> Leader:
     """Return the state of the leader after the connection to an agent has ended."""
-    if agent not in leader.seen:
+    if agent not in leader.views:
         return leader
-    return replace(leader, seen={**leader.seen, agent: replace(leader.seen[agent], is_gone=True)})
+    return replace(leader, views={**leader.views, agent: replace(leader.views[agent], is_gone=True)})
 
 
-def step(leader: Leader, now: float) -> Leader:
+def advance(leader: Leader, current_time: float) -> Leader:
     """Return the state of the leader after its next decision, if one is due."""
     match leader.phase:
         case Phase.GATHERING:
-            return _gather(leader, now)
+            return _gather(leader, current_time)
         case Phase.RUNNING:
-            return _watch(leader, now)
+            return _watch(leader, current_time)
         case Phase.STOPPING:
-            stopped = all(_is_at_rest(leader, name) or _is_lost(leader, name, now) for name in leader.members)
-            return _decide(leader, now) if stopped else leader
+            stopped = all(
+                _is_at_rest(leader, name) or _is_lost(leader, name, current_time) for name in leader.members
+            )
+            return _decide(leader, current_time) if stopped else leader
         case Phase.OVER:
             return leader
 
 
-def order(leader: Leader, status: Status) -> Order:
+def order_for(leader: Leader, status: Status) -> Order:
     """Return the answer to a status."""
-    newest = max(leader.generation, status.generation)  # nobody leaves by an order that it would ignore
+    # The order must not be older than the agent's own generation, or the agent would ignore it.
+    newest = max(leader.generation, status.generation)
     if status.job != leader.job:
         text = _other_job(status)
         return Order(leader.name, status.sent, newest, exit_code=EXIT_USAGE, text=text)
@@ -126,53 +128,59 @@ def order(leader: Leader, status: Status) -> Order:
     if leader.phase is Phase.RUNNING and leader.order and not (status.signal and _is_spare(leader, status)):
         signal = _stop_of(leader) if _is_to_stop(leader) else 0
         return replace(leader.order, answers=status.sent, signal=signal)
-    if leader.phase is not Phase.STOPPING and status.signal and not status.is_running:  # it leaves
+    # The machine was told to stop, and leaves.
+    if leader.phase is not Phase.STOPPING and status.signal and not status.is_running:
         code = max((end.exit_code for end in status.ended), default=0)
         due = code if code > 0 else EXIT_OF_STOPS[status.signal]
         return Order(leader.name, status.sent, newest, exit_code=due)
     return Order(leader.name, status.sent, leader.generation)
 
 
-def is_done(leader: Leader, now: float) -> bool:
+def is_done(leader: Leader, current_time: float) -> bool:
     """Return whether all agents that can be heard know that the run is over."""
     if leader.phase is not Phase.OVER:
         return False
     return all(
-        seen.status.is_over or seen.is_gone or _is_lost(leader, name, now)
-        for name, seen in leader.seen.items()
+        view.status.is_over or view.is_gone or _is_lost(leader, name, current_time)
+        for name, view in leader.views.items()
     )
 
 
-def _gather(leader: Leader, now: float) -> Leader:
+def _gather(leader: Leader, current_time: float) -> Leader:
     """Start a generation if the machines for it are there."""
     if _is_to_stop(leader):
-        return _over(leader, now, EXIT_OF_STOPS[_stop_of(leader)], "")
-    others = [seen.status for seen in leader.seen.values() if _is_of_another(leader, seen.status)]
+        return _over(leader, current_time, EXIT_OF_STOPS[_stop_of(leader)], "")
+    others = [view.status for view in leader.views.values() if _is_of_another(leader, view.status)]
     if (newest := max((status.generation for status in others), default=-1)) >= leader.generation:
         return replace(leader, generation=newest + 1)
-    waited = now - leader.since
-    here = [name for name in leader.seen if _is_here(leader, name, now)]
-    count = len(here)
-    enough = count >= leader.wanted.hosts or (
-        leader.members and waited > leader.wanted.elsewhere_seconds and count >= leader.wanted.min_hosts
+    waited = current_time - leader.since
+    present = [name for name in leader.views if _is_present(leader, name, current_time)]
+    count = len(present)
+    enough = count >= leader.requirements.hosts or (
+        leader.members
+        and waited > leader.requirements.elsewhere_seconds
+        and count >= leader.requirements.min_hosts
     )
     if not enough:
-        too_long = waited > leader.wanted.wait_seconds
-        return _over(leader, now, EXIT_PEERS, _missing(leader, here)) if too_long else leader
-    ready = leader.own in here and all(_is_ready(leader, name) for name in here)
-    is_safe = now - leader.born > LOST_SECONDS or (
-        not leader.has_predecessor and (leader.members or count >= leader.wanted.hosts)
+        too_long = waited > leader.requirements.wait_seconds
+        return _over(leader, current_time, EXIT_PEERS, _missing(leader, present)) if too_long else leader
+    ready = leader.own in present and all(_is_ready(leader, name) for name in present)
+    # A leader that was started again does not know which processes run under its predecessor. It waits
+    # until their leases are over.
+    is_safe = current_time - leader.born > LOST_SECONDS or (
+        not leader.has_predecessor and (leader.members or count >= leader.requirements.hosts)
     )
     others_rest = all(
-        name in here or not seen.status.is_running or _is_lost(leader, name, now)
-        for name, seen in leader.seen.items()
+        name in present or not view.status.is_running or _is_lost(leader, name, current_time)
+        for name, view in leader.views.items()
     )
-    return _start(leader, now, here) if ready and is_safe and others_rest else leader
+    return _start(leader, current_time, present) if ready and is_safe and others_rest else leader
 
 
-def _start(leader: Leader, now: float, here: list[str]) -> Leader:
-    names = sorted(here, key=lambda name: (name != leader.own, leader.seen[name].status.host, name))
-    statuses = [leader.seen[name].status for name in names[: leader.wanted.hosts]]
+def _start(leader: Leader, current_time: float, present: list[str]) -> Leader:
+    # The leader's own machine comes first, as process 0 runs there.
+    names = sorted(present, key=lambda name: (name != leader.own, leader.views[name].status.host, name))
+    statuses = [leader.views[name].status for name in names[: leader.requirements.hosts]]
     generation = leader.generation + 1
     order = Order(
         leader.name,
@@ -183,48 +191,53 @@ def _start(leader: Leader, now: float, here: list[str]) -> Leader:
     )
     members = tuple(status.agent for status in statuses)
     phase = Phase.RUNNING
-    return replace(leader, phase=phase, since=now, generation=generation, members=members, order=order)
+    return replace(
+        leader, phase=phase, since=current_time, generation=generation, members=members, order=order
+    )
 
 
-def _watch(leader: Leader, now: float) -> Leader:
+def _watch(leader: Leader, current_time: float) -> Leader:
     """Notice that all processes have ended, or that the generation cannot go on."""
     if all(_has_ended(leader, name) for name in leader.members):
-        return _decide(leader, now)
+        return _decide(leader, current_time)
     is_broken = any(
-        leader.seen[name].is_gone
-        or _is_lost(leader, name, now)
+        leader.views[name].is_gone
+        or _is_lost(leader, name, current_time)
         or (_has_ended(leader, name) and _has_failed(leader, name))
         for name in leader.members
     )
-    return replace(leader, phase=Phase.STOPPING, since=now) if is_broken else leader
+    return replace(leader, phase=Phase.STOPPING, since=current_time) if is_broken else leader
 
 
-def _decide(leader: Leader, now: float) -> Leader:
+def _decide(leader: Leader, current_time: float) -> Leader:
     """Decide after the end of a generation whether there is another one."""
-    code, text = _outcome(leader, now)
-    more = None if _is_to_stop(leader) else leader.restarts.after(code, leader.saved)
+    code, text = _outcome(leader, current_time)
+    more = None if _is_to_stop(leader) else leader.restarts.after_end(code, leader.saved)
     if more is None:
-        return _over(leader, now, code, text)
-    return replace(leader, phase=Phase.GATHERING, since=now, restarts=more, text=text)
+        return _over(leader, current_time, code, text)
+    return replace(leader, phase=Phase.GATHERING, since=current_time, restarts=more, text=text)
 
 
-def _outcome(leader: Leader, now: float) -> tuple[int, str]:
+def _outcome(leader: Leader, current_time: float) -> tuple[int, str]:
     """Return the exit code of the generation that has ended, and the summary if it failed."""
-    silent = [name for name in leader.members if leader.seen[name].is_gone or _is_lost(leader, name, now)]
+    silent = [
+        name for name in leader.members if leader.views[name].is_gone or _is_lost(leader, name, current_time)
+    ]
     if silent := [name for name in silent if not _has_all_ended(leader, name)]:
-        lost = ", ".join(sorted(leader.seen[name].status.host for name in silent))
+        lost = ", ".join(sorted(leader.views[name].status.host for name in silent))
         return _EXIT_LOST, f"the launcher on {lost} is gone, or cannot be reached"
     members = leader.order.members if leader.order else ()
-    hosts = [leader.seen[name].status.host for name, count in members for _ in range(count)]
+    hosts = [leader.views[name].status.host for name, count in members for _ in range(count)]
     ends = [
-        end for name in leader.members if _has_ended(leader, name) for end in leader.seen[name].status.ended
+        end for name in leader.members if _has_ended(leader, name) for end in leader.views[name].status.ended
     ]
     ran = {end.number: end for end in ends}
     every = [ran.get(number) or End(number, host, 0) for number, host in enumerate(hosts)]
     killed = [end for end in every if end.number not in ran]
     stop = stop_of(ends, [_stop_of(leader)])
     if failed := causes(ends, killed, stop):
-        ends = sorted(ends, key=lambda end: end not in failed)  # those that failed first
+        # The processes that failed come first.
+        ends = sorted(ends, key=lambda end: end not in failed)
         return code_of(ends, killed), summary(every, ends, leader.saved)
     if killed:
         return (
@@ -234,24 +247,24 @@ def _outcome(leader: Leader, now: float) -> tuple[int, str]:
     return EXIT_OF_STOPS[Signals(stop)] if any(end.exit_code for end in ends) else EXIT_DONE, ""
 
 
-def _over(leader: Leader, now: float, exit_code: int, text: str) -> Leader:
-    return replace(leader, phase=Phase.OVER, since=now, exit_code=exit_code, text=text)
+def _over(leader: Leader, current_time: float, exit_code: int, text: str) -> Leader:
+    return replace(leader, phase=Phase.OVER, since=current_time, exit_code=exit_code, text=text)
 
 
-def _is_lost(leader: Leader, name: str, now: float) -> bool:
+def _is_lost(leader: Leader, name: str, current_time: float) -> bool:
     """Return whether an agent has been silent for so long that its processes are dead."""
-    return now - leader.seen[name].at > LOST_SECONDS
+    return current_time - leader.views[name].heard_at > LOST_SECONDS
 
 
-def _is_here(leader: Leader, name: str, now: float) -> bool:
-    seen = leader.seen[name]
-    stays = not seen.status.signal and not seen.status.is_over
-    return stays and not seen.is_gone and not _is_lost(leader, name, now)
+def _is_present(leader: Leader, name: str, current_time: float) -> bool:
+    view = leader.views[name]
+    stays = not view.status.signal and not view.status.is_over
+    return stays and not view.is_gone and not _is_lost(leader, name, current_time)
 
 
 def _is_ready(leader: Leader, name: str) -> bool:
     """Return whether an agent runs nothing, and will ignore all older orders."""
-    status = leader.seen[name].status
+    status = leader.views[name].status
     is_mine = (status.generation, status.leader) == (leader.generation, leader.name)
     return not status.is_running and is_mine
 
@@ -259,23 +272,23 @@ def _is_ready(leader: Leader, name: str) -> bool:
 def _has_ended(leader: Leader, name: str) -> bool:
     """Return whether all processes of an agent have ended in the newest generation."""
     generation = leader.order.generation if leader.order else 0
-    status = leader.seen[name].status
+    status = leader.views[name].status
     return not status.is_running and (status.generation, status.leader) == (generation, leader.name)
 
 
 def _is_at_rest(leader: Leader, name: str) -> bool:
     """Return whether an agent runs nothing of the newest generation, and will not begin to."""
-    status = leader.seen[name].status
+    status = leader.views[name].status
     return not status.is_running and status.leader == leader.name and status.generation >= leader.generation
 
 
 def _has_all_ended(leader: Leader, name: str) -> bool:
-    status = leader.seen[name].status
+    status = leader.views[name].status
     return _has_ended(leader, name) and len(status.ended) == status.num_processes
 
 
 def _has_failed(leader: Leader, name: str) -> bool:
-    return not _has_all_ended(leader, name) or any(has_failed(end) for end in leader.seen[name].status.ended)
+    return not _has_all_ended(leader, name) or any(has_failed(end) for end in leader.views[name].status.ended)
 
 
 def _is_of_another(leader: Leader, status: Status) -> bool:
@@ -294,10 +307,10 @@ def _is_to_stop(leader: Leader) -> bool:
     Ctrl-C on any machine ends it, as does any signal on that of the leader. A machine that gets SIGTERM
     leaves, and the others go on if they are enough.
     """
-    told = _told_to_stop(leader)
-    leaving = [one for one in told if not _is_spare(leader, one)]
-    too_few = bool(leaving) and leader.wanted.hosts - len(leaving) < leader.wanted.min_hosts
-    return too_few or any(one.signal == SIGINT or one.agent == leader.own for one in told)
+    stopping = _told_to_stop(leader)
+    leaving = [status for status in stopping if not _is_spare(leader, status)]
+    too_few = bool(leaving) and leader.requirements.hosts - len(leaving) < leader.requirements.min_hosts
+    return too_few or any(status.signal == SIGINT or status.agent == leader.own for status in stopping)
 
 
 def _stop_of(leader: Leader) -> int:
@@ -308,17 +321,18 @@ def _stop_of(leader: Leader) -> int:
 def _told_to_stop(leader: Leader) -> list[Status]:
     """Return the agents that were told to stop, without those that left before the newest generation."""
     return [
-        seen.status
-        for name, seen in leader.seen.items()
-        if seen.status.signal and (name in leader.members or not seen.is_gone)
+        view.status
+        for name, view in leader.views.items()
+        if view.status.signal and (name in leader.members or not view.is_gone)
     ]
 
 
-def _missing(leader: Leader, here: list[str]) -> str:
-    hosts = ", ".join(sorted(leader.seen[name].status.host for name in here)) or "none"
+def _missing(leader: Leader, present: list[str]) -> str:
+    hosts = ", ".join(sorted(leader.views[name].status.host for name in present)) or "none"
     return (
-        f"{len(here)} of {leader.wanted.hosts} machines came within {leader.wanted.wait_seconds:g} s: "
-        f"{hosts}. Run the same command on the others, or raise --wait."
+        f"{len(present)} of {leader.requirements.hosts} machines came within "
+        f"{leader.requirements.wait_seconds:g} s: {hosts}. Run the same command on the others, or raise "
+        "--wait."
     )
 
 

@@ -15,18 +15,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import UsageError
-from meshwright.launch import _follow, _lead
-from meshwright.launch._follow import Agent
+from meshwright.launch import _lead, _members
 from meshwright.launch._lead import Leader, Phase
-from meshwright.launch._members import BEAT_SECONDS, LOST_SECONDS, Order, Status
+from meshwright.launch._members import BEAT_SECONDS, LOST_SECONDS, Agent, Order, Status
 from meshwright.processes._internal import address_towards, send_at_once, split_address
 
 _STATUS, _ORDER = TypeAdapter(Status), TypeAdapter(Order)
 _LONGEST_LINE = 1 << 20
 _TICK_SECONDS = 0.2
 _CONNECT_SECONDS = 3
+# Connections that the system keeps until they are accepted.
 _MOST_WAITING = 1000
-"""Connections that the system keeps until they are accepted."""
 
 
 def split(address: str) -> tuple[str, int]:
@@ -37,12 +36,14 @@ def split(address: str) -> tuple[str, int]:
     return split_address(address)
 
 
-class Seat:
-    """The leader's place: a server at which the agents of all machines report."""
+class LeaderServer:
+    """The leader as a server, to which the agents of all machines report."""
 
-    def __init__(self, listening: socket.socket, leader: Leader, tell: Callable[[Leader, Leader], None]):
-        """Take the place."""
-        self.leader, self._listening, self._tell = leader, listening, tell
+    def __init__(
+        self, listening: socket.socket, leader: Leader, on_decision: Callable[[Leader, Leader], None]
+    ):
+        """Begin to accept connections, and to decide."""
+        self.leader, self._listening, self._on_decision = leader, listening, on_decision
         self._lock = threading.Lock()
         self._connected: dict[str, Any] = {}
         self._is_closed = threading.Event()
@@ -67,7 +68,8 @@ class Seat:
                 peer, _ = self._listening.accept()
             except OSError:
                 return
-            peer.settimeout(LOST_SECONDS)  # agents send each second; a stranger may send nothing
+            # Agents send each second. A stranger who sends nothing must not hold a thread.
+            peer.settimeout(LOST_SECONDS)
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
@@ -75,38 +77,40 @@ class Seat:
         for status in _messages(peer, _STATUS):
             name = status.agent
             with self._lock:
-                self.leader = _lead.heard(self.leader, status, time.monotonic())
+                self.leader = _lead.on_status(self.leader, status, time.monotonic())
                 self._connected[name] = peer
-                if not self._decide():  # a decision answers all
+                # A decision is sent to all agents, so this one needs no answer of its own.
+                if not self._decide():
                     self._answer(status)
         with self._lock:
+            # The agent may have connected again before the old connection ended.
             if name is not None and self._connected.get(name) is peer:
-                self.leader = _lead.gone(self.leader, name)
+                self.leader = _lead.on_disconnect(self.leader, name)
                 self._decide()
 
     def _decide(self) -> bool:
         """Decide what is due; tell all agents if it changes what they do, and return whether it does."""
-        before, self.leader = self.leader, _lead.step(self.leader, time.monotonic())
-        after = self.leader
-        if after.phase is before.phase and after.generation == before.generation:
+        previous, self.leader = self.leader, _lead.advance(self.leader, time.monotonic())
+        leader = self.leader
+        if leader.phase is previous.phase and leader.generation == previous.generation:
             return False
-        self._tell(before, after)
-        for seen in after.seen.values():
-            self._answer(seen.status)
+        self._on_decision(previous, leader)
+        for view in leader.views.values():
+            self._answer(view.status)
         return True
 
     def _answer(self, status: Status) -> None:
         """Send the order to an agent without waiting. If it does not fit, the next status gets another."""
-        line = _ORDER.dump_json(_lead.order(self.leader, status)) + b"\n"
+        line = _ORDER.dump_json(_lead.order_for(self.leader, status)) + b"\n"
         send_at_once(self._connected[status.agent], line)
 
 
-class Member:
+class AgentClient:
     """The state of this machine's agent, and its connection to the leader."""
 
-    def __init__(self, agent: Agent, at: tuple[str, int]):
+    def __init__(self, agent: Agent, address: tuple[str, int]):
         """Begin to report."""
-        self.agent, self.at = agent, at
+        self.agent, self.address = agent, address
         self.heard_at = time.monotonic()
         """Time of the newest order."""
         self._lock, self._is_due = threading.Lock(), threading.Event()
@@ -117,8 +121,8 @@ class Member:
     def change(self, rule: Callable[..., Agent], *arguments: Any) -> Agent:
         """Apply a rule to the state and report it at once if it has changed; return the new state."""
         with self._lock:
-            before, self.agent = self.agent, rule(self.agent, *arguments)
-        if self.agent.status != before.status:
+            previous, self.agent = self.agent, rule(self.agent, *arguments)
+        if self.agent.status != previous.status:
             self._is_due.set()
         return self.agent
 
@@ -131,7 +135,10 @@ class Member:
     def _report(self) -> None:
         """Keep a connection to the leader, and send statuses over it."""
         while not self._is_closed:
-            with contextlib.suppress(OSError), socket.create_connection(self.at, _CONNECT_SECONDS) as peer:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(self.address, _CONNECT_SECONDS) as peer,
+            ):
                 peer.settimeout(None)
                 threading.Thread(target=self._hear, args=(peer,), daemon=True).start()
                 while True:
@@ -139,6 +146,7 @@ class Member:
                     peer.sendall(_STATUS.dump_json(self._stamped()) + b"\n")
                     if self._is_closed:
                         break
+                    # A change of the status is sent at once, and otherwise each second.
                     self._is_due.wait(BEAT_SECONDS)
             if not self._is_closed:
                 time.sleep(_TICK_SECONDS)
@@ -152,37 +160,40 @@ class Member:
     def _hear(self, peer: socket.socket) -> None:
         for order in _messages(peer, _ORDER):
             self.heard_at = time.monotonic()
-            self.change(_follow.heard, order, self.heard_at)
-        with contextlib.suppress(OSError):  # so that sending fails, too
+            self.change(_members.on_order, order, self.heard_at)
+        # Sending must fail, too, so that the agent connects again.
+        with contextlib.suppress(OSError):
             peer.shutdown(socket.SHUT_RDWR)
 
 
-def listening(at: tuple[str, int]) -> socket.socket | None:
+def listening(address: tuple[str, int]) -> socket.socket | None:
     """Return a socket that listens at an address; None if another program does, or another machine has it."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(*at, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, socket_address = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise UsageError(
-            f"launch hosts: the host {at[0]!r} of --at is not known here: {error.strerror}. Give a name or "
-            "an address that all machines can reach."
+            f"launch hosts: the host {address[0]!r} of --at is not known here: {error.strerror}. Give a name "
+            "or an address that all machines can reach."
         ) from None
     server = socket.socket(family, kind, protocol)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        server.bind(address)
+        server.bind(socket_address)
     except OSError as error:
         server.close()
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             return None
-        raise UsageError(f"launch hosts: cannot listen at {at[0]}:{at[1]}: {error.strerror}.") from None
+        raise UsageError(
+            f"launch hosts: cannot listen at {address[0]}:{address[1]}: {error.strerror}."
+        ) from None
     server.listen(_MOST_WAITING)
     return server
 
 
-def own_address(at: tuple[str, int]) -> str:
+def own_address(leader_address: tuple[str, int]) -> str:
     """Return the address of this machine from which packets go to the leader; that of its name if unknown."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(*at, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(*leader_address, type=socket.SOCK_DGRAM)[0]
         return address_towards(address, family)
     except OSError:
         return socket.gethostname()

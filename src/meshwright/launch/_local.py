@@ -23,9 +23,8 @@ from pathlib import Path
 
 from meshwright.base._internal import local_path
 from meshwright.errors import UsageError
-from meshwright.launch._child import Child
 from meshwright.launch._precompile import at_lowest_priority, compiling_ahead
-from meshwright.launch._process import News, Show
+from meshwright.launch._process import Child, News, Show
 from meshwright.launch._supervise import check, say, supervise
 from meshwright.processes._internal import Entry, LookOut, Seen, birth_of, here, look, read_entries, verdict
 
@@ -77,7 +76,9 @@ def launch_local(
         progress = Path(directory, "progress")
         with looking_out(progress, say):
             return supervise(
-                partial(_place, command, devices_per_process, progress, fewest if compile_ahead else None),
+                partial(
+                    _local_spawner, command, devices_per_process, progress, fewest if compile_ahead else None
+                ),
                 num_processes,
                 grace_seconds=grace_seconds,
                 restarts=restarts,
@@ -88,7 +89,7 @@ def launch_local(
 
 
 def _tell_why(progress: Path, why: str) -> None:
-    """Leave the run a note of why it starts again, for its log."""
+    """Write the reason of a new start to a file, which the run copies to its log."""
     with contextlib.suppress(OSError):
         progress.with_name(f"{progress.name}.failed").write_text(why, encoding="utf-8")
 
@@ -106,8 +107,8 @@ def check_command(command: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Here:
-    """Place for one start of all processes on this machine."""
+class LocalSpawner:
+    """Spawner of all processes on this machine, for one start."""
 
     command: Sequence[str]
     num_processes: int
@@ -118,9 +119,9 @@ class Here:
     first: int = 0
     """Number of the first process on this machine."""
     only_compiles: bool = False
-    """Whether processes compile for the cache at the lowest priority, and do nothing else."""
+    """True if processes compile for the cache at the lowest priority, and do nothing else."""
     token: str = ""
-    """What the processes show each other when they meet, and no stranger knows."""
+    """A secret by which the processes know each other when they meet."""
 
     def start(self, number: int, news: News, show: Show) -> Child:
         """Start a process."""
@@ -144,27 +145,27 @@ class Here:
 
 
 @contextlib.contextmanager
-def _place(
+def _local_spawner(
     command: Sequence[str],
     devices_per_process: int | None,
     progress: Path,
     compile_for_at_least: int | None,
     num_processes: int,
     is_stopped: Callable[[], bool],
-) -> Iterator[Here]:
-    """Yield the place for one start."""
+) -> Iterator[LocalSpawner]:
+    """Yield the spawner of one start, and compile ahead for a smaller one."""
 
-    def place(number: int, *, only_compiles: bool = False) -> Here:
+    def spawner_for(number: int, *, only_compiles: bool = False) -> LocalSpawner:
         reported = progress.with_name("of-compiling") if only_compiles else progress
         address = f"127.0.0.1:{free_port()}"
         token = secrets.token_hex(16)
-        return Here(command, number, devices_per_process, reported, address, 0, only_compiles, token)
+        return LocalSpawner(command, number, devices_per_process, reported, address, 0, only_compiles, token)
 
     with contextlib.ExitStack() as stack:
         if compile_for_at_least is not None and num_processes > compile_for_at_least:
-            fewer = partial(place, only_compiles=True)
+            fewer = partial(spawner_for, only_compiles=True)
             stack.enter_context(compiling_ahead(progress, fewer, num_processes - 1, say))
-        yield place(num_processes)
+        yield spawner_for(num_processes)
 
 
 def read_progress(path: Path) -> int | None:
@@ -181,6 +182,7 @@ def free_port() -> int:
     It is below those that systems give to outgoing connections, Linux from 32,768 on: one of these could be
     taken before process 0 has started, and listens.
     """
+    # Ports above belong to outgoing connections: one could be taken before process 0 listens.
     for port in random.SystemRandom().sample(_PORTS, _TRIED_PORTS):
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             return port
@@ -188,20 +190,20 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def _own_devices(place: int, devices_per_process: int | None) -> dict[str, str]:
+def _own_devices(index: int, devices_per_process: int | None) -> dict[str, str]:
     if devices_per_process is None:
         return {}
-    first = place * devices_per_process
+    first = index * devices_per_process
     return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(first, first + devices_per_process)))}
 
 
+# The longest time between two readings of the board. It is read as often as it is written.
 _LOOK_SECONDS = 1.0
-"""The longest time between two readings of the board. It is read as often as it is written."""
 
 
 @contextlib.contextmanager
 def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Show where all processes stand when one of them stands still for longer than is usual for the run."""
+    """Print the positions of all processes when one stands still for longer than is usual for the run."""
     over = threading.Event()
     thread = threading.Thread(target=_look_out, args=(progress, say, over), daemon=True)
     thread.start()
@@ -221,15 +223,15 @@ def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event)
             entries = read_entries(board)
             seconds = min((entry.beat_seconds for entry in entries.values()), default=_LOOK_SECONDS)
             if late := watched.late(entries, time.monotonic()):
-                seen = look(board)
-                if not over.is_set() and any(_is_still(late, each) for each in seen):
-                    say(f"the run stands still:\n{verdict(seen)}")
+                observed = look(board)
+                if not over.is_set() and any(_is_still(late, process) for process in observed):
+                    say(f"the run stands still:\n{verdict(observed)}")
 
 
-def _is_still(late: Mapping[int, Entry], seen: Seen) -> bool:
+def _is_still(late: Mapping[int, Entry], observed: Seen) -> bool:
     """Return whether a process that was late has not gone on since."""
-    before = late.get(seen.process)
-    return before is not None and seen.entry is not None and seen.entry.turns == before.turns
+    previous = late.get(observed.process)
+    return previous is not None and observed.entry is not None and observed.entry.turns == previous.turns
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
@@ -242,6 +244,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
     mine = f"meshwright-launch-{hashlib.sha256(f'{host} {namespace}'.encode()).hexdigest()[:8]}-"
     for path in Path(tempfile.gettempdir()).glob(f"{mine}*"):
         owner = re.match(r"(\d+)-(\d+)-", path.name.removeprefix(mine))
+        # The time of birth tells a launcher from a later process with the same number.
         if owner and birth_of(int(owner[1])) != owner[2] and path.lstat().st_uid == os.getuid():
             shutil.rmtree(path, ignore_errors=True)
     return tempfile.TemporaryDirectory(prefix=f"{mine}{pid}-{birth}-")

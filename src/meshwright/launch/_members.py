@@ -1,4 +1,4 @@
-"""What the launchers of several machines tell each other.
+"""The messages between the launchers of several machines, and the rules by which an agent follows the leader.
 
 Each machine has an agent, which starts and ends the processes there. One machine also has the leader, which
 decides. An agent sends its `Status` again and again, and the leader answers each with an `Order`. Both say
@@ -15,12 +15,13 @@ It is assumed that no more machines than `hosts` have an agent, and that the pro
 it. `tests/agents.py` simulates all this.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 LEASE_SECONDS = 10.0
 LOST_SECONDS = 15.0
-"""Larger than the lease by what clocks may differ in speed, and by the time that killing takes."""
+"""The lease, with the drift between two clocks and the time to kill the processes added."""
 BEAT_SECONDS = 1.0
 """Time between two statuses of an agent."""
 
@@ -38,7 +39,7 @@ class End:
 
 @dataclass(frozen=True)
 class Status:
-    """What an agent says of itself."""
+    """The state of an agent, as a message to the leader."""
 
     agent: str
     """A name that no other agent has, and no earlier one on the same machine."""
@@ -57,20 +58,20 @@ class Status:
     num_leaders: int = 0
     """Number of leaders that the agent has followed."""
     is_running: bool = False
-    """Whether processes run, or have yet to be killed."""
+    """True if processes run, or have yet to be killed."""
     ended: tuple[End, ...] = ()
     """The processes of that generation that have ended by themselves, in order, after all have ended."""
     saved: int | None = None
     """Step of the newest checkpoint, as process 0 has reported it; None on the other machines."""
     is_over: bool = False
-    """Whether the agent has heard that the run is over."""
+    """True if the agent has heard that the run is over."""
     signal: int = 0
     """The signal with which the agent was told to stop; 0 for none."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the leader wants an agent to do: to run a generation, to leave with an exit code, or to rest."""
+    """The leader's answer to a status: run a generation, leave with an exit code, or rest."""
 
     leader: str
     answers: float
@@ -95,3 +96,68 @@ class Order:
     def num_processes(self) -> int:
         """Number of processes on all machines."""
         return sum(number for _, number in self.members)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The state of an agent."""
+
+    status: Status
+    """Its message to the leader."""
+    order: Order | None = None
+    """The order under which processes run; None if none shall run."""
+    lease_until: float = float("-inf")
+    """Time on its own clock until which its orders hold."""
+    last: Order | None = None
+    """The order with which the run was over; None before."""
+
+
+def on_order(agent: Agent, order: Order, current_time: float) -> Agent:
+    """Return the state of an agent after an order.
+
+    Orders that answer a status from before the lease are late, and ignored; so are those of a generation
+    that is older than the newest one.
+    """
+    mine = agent.status
+    if order.answers + LEASE_SECONDS < current_time or order.generation < mine.generation:
+        return agent
+    agent = replace(agent, lease_until=max(agent.lease_until, order.answers + LEASE_SECONDS))
+    if order.exit_code is not None:
+        return replace(agent, order=None, last=order, status=replace(mine, is_over=True))
+    is_same = (order.generation, order.leader) == (mine.generation, mine.leader)
+    if not any(name == mine.agent for name, _ in order.members):
+        return _resting(agent, order)
+    # The agent runs this generation already, or its processes have ended.
+    if is_same:
+        return replace(agent, order=order) if agent.order else agent
+    # Processes of an older generation must be dead before those of a newer one start.
+    if mine.is_running or order.generation == mine.generation:
+        return replace(agent, order=None)
+    return replace(agent, order=order, status=replace(_following(mine, order), is_running=True))
+
+
+def on_time(agent: Agent, current_time: float) -> Agent:
+    """Return the state of an agent as time passes: without an order after the lease."""
+    return replace(agent, order=None) if agent.order and current_time > agent.lease_until else agent
+
+
+def on_ends(agent: Agent, ends: Sequence[End], saved: int | None) -> Agent:
+    """Return the state of an agent after all its processes have ended."""
+    status = replace(agent.status, is_running=False, ended=tuple(ends), saved=saved)
+    return replace(agent, order=None, status=status)
+
+
+def _resting(agent: Agent, order: Order) -> Agent:
+    """Return the state after an order to run nothing. Ends are reported under the generation that ran."""
+    mine = agent.status
+    if mine.is_running or (order.generation, order.leader) == (mine.generation, mine.leader):
+        return replace(agent, order=None)
+    return replace(agent, order=None, status=_following(mine, order))
+
+
+def _following(status: Status, order: Order) -> Status:
+    """Return the status of an agent that has heard of a new generation."""
+    num_leaders = status.num_leaders + (status.leader != order.leader)
+    return replace(
+        status, generation=order.generation, leader=order.leader, num_leaders=num_leaders, ended=()
+    )

@@ -15,13 +15,13 @@ from typing import TextIO
 
 from meshwright.errors import ranges
 
+# Longest time for which a line waits for equal lines of other processes.
 _WAIT_SECONDS = 0.1
-"""Longest time for which a line waits for equal lines of other processes."""
 _MOST_RANGES = 3
+# Lines of C++ that say nothing of the run. Only the files of `--logs` have them.
 _UNSHOWN = re.compile(r"\[Gloo\] Rank |\s*@\s+0x|\*\*\* Check failure stack trace: |.*\] SIGTERM caught at ")
-"""Lines of C++ that say nothing of the run. Only the files of `--logs` have them."""
+# Time and process in the lines of JAX's C++, because of which no two of them would be equal.
 _STAMP = re.compile(r"^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ")
-"""Time and process in the lines of JAX's C++, because of which no two of them would be equal."""
 
 
 class Output:
@@ -51,7 +51,7 @@ class Output:
         if self._logs:
             with contextlib.suppress(OSError), (self._logs / f"{process}.log").open("ab") as file:
                 file.write(f"{line}\n".encode())
-        if (text := shown(line)) is None:
+        if (text := screen_text(line)) is None:
             return
         with self._lock:
             self._lines.add(process, (text, out))
@@ -76,7 +76,8 @@ class Output:
             self._is_closed.wait(_WAIT_SECONDS)
             self._has_lines.clear()
             self.flush()
-        self.flush()  # what came while the lines before were printed
+        # Lines came while the earlier ones were printed.
+        self.flush()
 
 
 class Lines:
@@ -84,8 +85,10 @@ class Lines:
 
     def __init__(self) -> None:
         self._merged: list[tuple[list[int], tuple[str, TextIO]]] = []
-        self._positions: dict[tuple[str, TextIO], list[int]] = {}  # of each line, in order
-        self._reached: dict[int, int] = {}  # the position of each process's last line
+        # The positions of each line, in order.
+        self._positions: dict[tuple[str, TextIO], list[int]] = {}
+        # The position of the last line of each process.
+        self._reached: dict[int, int] = {}
 
     def add(self, process: int, line: tuple[str, TextIO]) -> None:
         """Add the next line of a process."""
@@ -103,7 +106,7 @@ class Lines:
         return self._merged
 
 
-def shown(line: str) -> str | None:
+def screen_text(line: str) -> str | None:
     """Return a line as it is shown on the screen; None if it is not."""
     return None if _UNSHOWN.match(line) else _STAMP.sub(r"\1 ", line).rstrip()
 

@@ -21,15 +21,14 @@ from typing import Any, TextIO
 
 from meshwright.base._internal import import_extra, local_path
 from meshwright.errors import EXIT_CTRL_C, Interrupted, UsageError
-from meshwright.launch._child import LAST_LINES, Child
 from meshwright.launch._local import GRACE_SECONDS, free_port, read_progress, scratch
-from meshwright.launch._output import shown
-from meshwright.launch._process import News, Process, Show
+from meshwright.launch._output import screen_text
+from meshwright.launch._process import LAST_LINES, Child, News, Process, Show
 from meshwright.launch._supervise import check, supervise
 
 _POLL_SECONDS = 0.2
+# Time after which an actor that does not answer counts as lost.
 _SILENT_SECONDS = 30
-"""Time after which an actor that does not answer counts as lost."""
 
 
 def launch_ray(
@@ -83,7 +82,7 @@ def launch_ray(
     bundle = {"CPU": cpus_per_process, "GPU": gpus_per_process, **(resources or {})}
     bundle = {name: number for name, number in bundle.items() if number}
     return supervise(
-        partial(_place, ray, tuple(command), bundle, wait_seconds),
+        partial(_ray_spawner, ray, tuple(command), bundle, wait_seconds),
         num_processes,
         grace_seconds=grace_seconds,
         restarts=restarts,
@@ -106,7 +105,7 @@ def _connected(address: str | None) -> Any:
     return ray
 
 
-class Host:
+class ProcessActor:
     """The actor that runs one process."""
 
     def address(self) -> str:
@@ -118,7 +117,8 @@ class Host:
     def start(self, number: int, command: Sequence[str], environ: Mapping[str, str]) -> str:
         """Start the process, and return the name of its machine."""
         self._lines: deque[tuple[str, bool]] = deque()
-        self._scratch = scratch()  # removed with the actor
+        # The directory is removed with the actor.
+        self._scratch = scratch()
         self._progress = Path(self._scratch.name, "progress")
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, which would slow down the process.
         own = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -177,7 +177,7 @@ class Remote:
                 lines = [] if self._is_killed else [(f"lost by Ray: {type(error).__name__}", True)]
                 code, saved = -signal.SIGKILL, None
             for line, is_error in lines:
-                if (text := shown(line)) is not None:
+                if (text := screen_text(line)) is not None:
                     self.last_lines.append(text)
                 self._show(self.number, line, sys.stderr if is_error else sys.stdout)
             self.saved = self.saved if saved is None else saved
@@ -186,7 +186,7 @@ class Remote:
 
 
 class Cluster:
-    """Place for one start of all processes in actors."""
+    """Spawner of all processes in actors, for one start."""
 
     def __init__(self, ray: Any, command: Sequence[str], actors: Sequence[Any], address: str):
         self._ray, self._command, self._actors, self._address = ray, command, actors, address
@@ -205,7 +205,8 @@ class Cluster:
         try:
             host = self._ray.get(actor.start.remote(number, self._command, environ))
         except self._ray.exceptions.RayError:
-            host = "an actor that Ray lost as it began"  # the next poll says so
+            # The next poll reports the loss.
+            host = "an actor that Ray lost as it began"
         remote = Remote(self._ray, actor, number, host, news, show)
         self._first = self._first or remote
         return remote
@@ -216,7 +217,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def _place(
+def _ray_spawner(
     ray: Any,
     command: Sequence[str],
     bundle: Mapping[str, float],
@@ -231,15 +232,16 @@ def _place(
     group = placement_group([dict(bundle)] * num_processes, strategy="SPREAD")
     try:
         _wait_for(ray, group, f"{num_processes} × {dict(bundle)}", wait_seconds, is_stopped)
-        host = ray.remote(max_restarts=0, max_task_retries=0)(Host)
-        at = partial(PlacementGroupSchedulingStrategy, group)
-        given = {name: number for name, number in bundle.items() if name not in ("CPU", "GPU")}
+        # Ray must restart nothing by itself: all processes start again together.
+        host = ray.remote(max_restarts=0, max_task_retries=0)(ProcessActor)
+        scheduling = partial(PlacementGroupSchedulingStrategy, group)
+        other_resources = {name: number for name, number in bundle.items() if name not in ("CPU", "GPU")}
         actors = [
             host.options(
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
-                resources=given,
-                scheduling_strategy=at(placement_group_bundle_index=number),
+                resources=other_resources,
+                scheduling_strategy=scheduling(placement_group_bundle_index=number),
             ).remote()
             for number in range(num_processes)
         ]

@@ -1,6 +1,6 @@
-"""The batch script of a SLURM job, which continues after a stop and starts again after a failure.
+"""The batch script of a SLURM job, which continues after a stop and starts again after a failure; its output.
 
-What SLURM sends to whom, and when, was tried with SLURM 22.05:
+The signals of SLURM, and their receivers, were tried with SLURM 22.05:
 
     cause                        tasks     batch shell
     --signal=B:USR1@S                      USR1
@@ -12,12 +12,19 @@ So TERM to the shell means that SLURM or the user has decided what comes next; t
 ends are decided by the script.
 """
 
+import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from meshwright.errors import EXIT_AGAIN, EXIT_PEERS, UsageError
+from meshwright.base._internal import print_line
+from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_FAILED, EXIT_PEERS, UsageError
 from meshwright.launch._job import Job
-from meshwright.launch._restarts import FINAL_EXIT_CODES
+from meshwright.launch._outcome import FINAL_EXIT_CODES
+from meshwright.launch._output import Output
 
 _SCRIPT = """\
 #!/bin/bash
@@ -157,3 +164,81 @@ def _merged(ours: Mapping[str, str | None], theirs: Sequence[str], *, fixed: Col
             )
         options[name] = value if equals else None
     return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
+
+
+# A line of `srun --label`: the number of the task, and the task's line.
+_LABEL = re.compile(r" *(\d+): (.*)", re.DOTALL)
+_OVER = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+)
+_POLL_SECONDS = 1.0
+
+
+def tail_slurm(number: str, num_processes: int) -> int:
+    """Show the output of a job of SLURM until the job is over, also over its restarts; return its exit code.
+
+    The files of the output must be visible here. Ctrl-C ends the showing, not the job.
+    """
+    files: dict[str, _File] = {}
+    try:
+        with Output(num_processes) as output:
+            while True:
+                job = _job(number)
+                for name in {job[key] for key in ("StdOut", "StdErr") if key in job}:
+                    for line in files.setdefault(name, _File(Path(name))).lines():
+                        _show(line, output)
+                if job.get("JobState", "") in _OVER:
+                    return _exit_code(job)
+                time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        print(f"job {number} goes on; to end it: scancel {number}", file=sys.stderr)
+        return EXIT_CTRL_C
+
+
+def _show(line: str, output: Output) -> None:
+    if labelled := _LABEL.fullmatch(line):
+        output.add(int(labelled[1]), labelled[2], sys.stdout)
+    else:
+        # The script has written this line.
+        output.flush()
+        print_line(line, sys.stderr)
+
+
+class _File:
+    """A file that grows, or is not there yet."""
+
+    def __init__(self, path: Path):
+        self._path, self._read, self._rest = path, 0, b""
+
+    def lines(self) -> Iterator[str]:
+        """Return the whole lines that are new."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+
+
+def _job(number: str) -> Mapping[str, str]:
+    """Return the fields of a job, by name. A job that SLURM has forgotten counts as over."""
+    result = subprocess.run(
+        ["scontrol", "-o", "show", "job", number], stdin=subprocess.DEVNULL, capture_output=True
+    )
+    # SLURM forgets jobs some time after their end.
+    if b"Invalid job id" in result.stderr:
+        return {"JobState": "COMPLETED", "ExitCode": f"{EXIT_FAILED}:0"}
+    words = result.stdout.decode(errors="replace").split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _exit_code(job: Mapping[str, str]) -> int:
+    """Return the exit code of a job that is over; 128 + n if signal n ended it."""
+    code, _, signal = job.get("ExitCode", "0:0").partition(":")
+    if int(signal or 0):
+        return 128 + int(signal)
+    return int(code) or (0 if job["JobState"] == "COMPLETED" else EXIT_FAILED)

@@ -14,18 +14,17 @@ from types import FrameType
 
 from meshwright.base._internal import allow_files_of, print_line
 from meshwright.errors import EXIT_DONE, EXIT_OF_STOPS, UsageError
+from meshwright.launch._outcome import SAVED, Restarts, causes, code_of, has_failed, stop_of, summary
 from meshwright.launch._output import Output, numbers_text
-from meshwright.launch._process import News, Outcome, Place, Process
-from meshwright.launch._restarts import Restarts
-from meshwright.launch._summary import SAVED, causes, code_of, has_failed, stop_of, summary
+from meshwright.launch._process import News, Outcome, Process, Spawner
 
+# Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait,
+# or that another thread receives; it handles such a signal after the wait.
 _LONGEST_WAIT_SECONDS = 0.2
-"""Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait, or
-that another thread receives; it handles such a signal after the wait."""
+# Time to wait for the last output of killed processes.
 _DRAIN_SECONDS = 2
-"""Time to wait for the last output of killed processes."""
+# Time to wait for the cause before a restart: a survivor may be seen to end before the process that died.
 _CAUSE_SECONDS = 0.3
-"""Time to wait for the cause before a restart: a survivor may be seen to end before the process that died."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of all processes, after its end."""
+    """The result of one start of all processes."""
 
     processes: Sequence[Process]
     ended: Sequence[Process]
@@ -65,7 +64,7 @@ class Grace:
 
 
 def supervise(
-    place_for: Callable[[int, Callable[[], bool]], AbstractContextManager[Place]],
+    place_for: Callable[[int, Callable[[], bool]], AbstractContextManager[Spawner]],
     num_processes: int,
     *,
     grace_seconds: float,
@@ -75,21 +74,24 @@ def supervise(
     before_restart: Callable[[str], None] = lambda why: None,
 ) -> int:
     """Start all processes, again after failures, and return one exit code for all."""
-    left, newest = Restarts(restarts), None
+    remaining, newest = Restarts(restarts), None
     grace = grace_of(grace_seconds, restarts)
     with Output(num_processes, logs) as output, passing_on_signals() as running:
         while True:
-            with place_for(num_processes, lambda: bool(running.received)) as place:
-                attempt = attempt_on(place, range(num_processes), running, output, grace)
+            with place_for(num_processes, lambda: bool(running.received)) as spawner:
+                attempt = attempt_on(spawner, range(num_processes), running, output, grace)
             newest = max((step for step in (newest, attempt.saved) if step is not None), default=None)
-            code = _tell(attempt, running.received)
-            more = None if running.received else left.after(code, newest)
+            code = _report(attempt, running.received)
+            more = None if running.received else remaining.after_end(code, newest)
             if more is None:
                 return code
-            left, num_processes = more, _number_left(attempt, min_processes)
+            remaining, num_processes = more, _number_left(attempt, min_processes)
             before_restart(_summary_of(attempt) if _failed(attempt) else f"exit code {code}")
             saved = "no checkpoint" if newest is None else f"the checkpoint of step {newest}"
-            say(f"starting {num_processes} processes again, from {saved}; restart {left.used} of {restarts}")
+            say(
+                f"starting {num_processes} processes again, from {saved}; "
+                f"restart {remaining.used} of {restarts}"
+            )
 
 
 def check(grace_seconds: float, num_processes: int, restarts: int, min_processes: int | None) -> None:
@@ -138,7 +140,7 @@ def passing_on_signals() -> Iterator[Running]:
 
 
 def attempt_on(
-    place: Place,
+    spawner: Spawner,
     numbers: Sequence[int],
     running: Running,
     output: Output,
@@ -150,9 +152,10 @@ def attempt_on(
     processes.clear()
     try:
         for number in numbers:
-            if running.received:  # the running processes have got the signal; do not start the rest
+            # The running processes have got the signal, so the rest need not start.
+            if running.received:
                 break
-            processes.append(place.start(number, running.news, output.add))
+            processes.append(spawner.start(number, running.news, output.add))
         ended = _wait(running.news, processes, grace, is_wanted)
     finally:
         for process in processes:
@@ -161,7 +164,7 @@ def attempt_on(
         for process in processes:
             process.drain(drained_by)
         output.flush()
-    return Attempt(tuple(processes), ended, place.saved())
+    return Attempt(tuple(processes), ended, spawner.saved())
 
 
 def _wait(
@@ -175,31 +178,33 @@ def _wait(
     ended: list[Process] = []
     give_up, stop = math.inf, 0
     while len(ended) < len(processes) and is_wanted():
-        left = max(0, give_up - time.monotonic())
+        seconds = max(0, give_up - time.monotonic())
         try:
-            one = news.get(timeout=min(left, _LONGEST_WAIT_SECONDS))
+            item = news.get(timeout=min(seconds, _LONGEST_WAIT_SECONDS))
         except queue.Empty:
-            if left == 0:
+            if seconds == 0:
                 break
             continue
-        if isinstance(one, int):
-            stop = stop or one
-        elif one in processes:  # not killed in an earlier attempt
-            ended.append(one)
-            if has_failed(one) and not stop:
+        if isinstance(item, int):
+            stop = stop or item
+        elif item in processes:
+            # A process that was killed in an earlier attempt is not in the list.
+            ended.append(item)
+            if has_failed(item) and not stop:
                 give_up = min(give_up, time.monotonic() + grace.after_failure)
         if stop == signal.SIGTERM or (stop and ended):
             give_up = min(give_up, time.monotonic() + grace.after_signal)
     return ended
 
 
-def _tell(attempt: Attempt, received: Sequence[int]) -> int:
-    """Print what went wrong, if anything did, and return the exit code for all."""
+def _report(attempt: Attempt, received: Sequence[int]) -> int:
+    """Print the failure, if there is one, and return the exit code for all."""
     if len(received) > 1:
         return 128 + received[-1]
     stop = stop_of(attempt.ended, received)
     if failed := _failed(attempt, received):
-        ended = sorted(attempt.ended, key=lambda process: process not in failed)  # those that failed first
+        # The processes that failed come first.
+        ended = sorted(attempt.ended, key=lambda process: process not in failed)
         say(_summary_of(replace(attempt, ended=ended)))
         return code_of(ended, attempt.silent)
     killed = [x.number for x in attempt.silent if not any(SAVED in line for line in x.last_lines)]
@@ -222,9 +227,9 @@ def _summary_of(attempt: Attempt) -> str:
 def _number_left(attempt: Attempt, min_processes: int | None) -> int:
     """Return the number of processes of the next attempt."""
     total = len(attempt.processes)
-    left = total - len(_failed(attempt))
+    num_left = total - len(_failed(attempt))
     # If all failed alike, it was not for one of their machines.
-    return total if min_processes is None or left == 0 else max(min_processes, left)
+    return total if min_processes is None or num_left == 0 else max(min_processes, num_left)
 
 
 def say(text: str) -> None:

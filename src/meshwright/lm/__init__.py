@@ -2,9 +2,10 @@
 
 _models/                   reference models, one file each, and maps to the names of other libraries
 _generation/               tokens of a model with a cache: greedy, drawn, by beam search, in slots
-_runs/                     runs of language models: their texts, their servers, their files for other programs
 _tuning/                   adapters beside frozen weights, weights in eight and four bits, preferences
 _server/                   a model behind HTTP, by OpenAI's protocol
+_text_samples              the texts that the model of a run writes, for its page and for predictors
+_checkpoint_models         a checkpoint's model: its texts, a server of it, its files for other programs
 """
 
 from typing import TYPE_CHECKING
@@ -12,14 +13,12 @@ from typing import TYPE_CHECKING
 from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from meshwright.lm._generation._batch import generate_batch
-    from meshwright.lm._generation._count_bytes import count_bytes
     from meshwright.lm._generation._decoding import Decoding
+    from meshwright.lm._generation._generate import generate, generate_batch, stream
     from meshwright.lm._generation._harness import lm_eval, task_scores
     from meshwright.lm._generation._model import Model, counting, logits_of, without_cache
     from meshwright.lm._generation._score import score
-    from meshwright.lm._generation._stream import generate, stream
-    from meshwright.lm._generation._text import Bytes, GrowingText, tokenizer_of
+    from meshwright.lm._generation._text import Bytes, GrowingText, count_bytes, tokenizer_of
     from meshwright.lm._models import decoder as decoder
     from meshwright.lm._models import gguf as gguf
     from meshwright.lm._models import gpt2 as gpt2
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from meshwright.lm._models import t5x as t5x
     from meshwright.lm._models._map import Map, Reshape, Row, Transpose
     from meshwright.lm._models._with_cache import with_cache
-    from meshwright.lm._runs._generation import Generation
     from meshwright.lm._server._serve import Limits, Served, application, serve
+    from meshwright.lm._text_samples import Generation
     from meshwright.lm._tuning._dpo import dpo, log_probabilities, with_reference
     from meshwright.lm._tuning._experiment import adapted
     from meshwright.lm._tuning._lora import lora

@@ -5,11 +5,16 @@ from typing import TYPE_CHECKING
 from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from meshwright.lm._checkpoint_models import (
+        export_checkpoint,
+        generation_in,
+        served_of_checkpoint,
+        texts_of_checkpoint,
+    )
     from meshwright.lm._generation._decoding import GREEDY, Decoding
+    from meshwright.lm._generation._generate import stream
     from meshwright.lm._generation._model import Model
-    from meshwright.lm._generation._pool import Pool, Wanted
-    from meshwright.lm._generation._slots import Piece
-    from meshwright.lm._generation._stream import stream
+    from meshwright.lm._generation._slots import GenerationRequest, Piece, Pool
     from meshwright.lm._generation._text import GrowingText, Numbers, Tokenizer, stop_sequences, tokenizer_of
     from meshwright.lm._models import decoder as decoder
     from meshwright.lm._models import gguf as gguf
@@ -19,13 +24,10 @@ if TYPE_CHECKING:
     from meshwright.lm._models import t5x as t5x
     from meshwright.lm._models._map import Map
     from meshwright.lm._models._with_cache import with_cache
-    from meshwright.lm._runs._export import export_checkpoint
-    from meshwright.lm._runs._served import served_of_checkpoint
-    from meshwright.lm._runs._texts import generation_in, texts_of_checkpoint
     from meshwright.lm._server._batcher import Batcher
     from meshwright.lm._server._serve import Limits, Served, serve
+    from meshwright.lm._tuning._examples import read_pair_rows, read_rows
     from meshwright.lm._tuning._quantised import quantise
-    from meshwright.lm._tuning._rows import read_pair_rows, read_rows
     from meshwright.lm._tuning._tune import write_best
 else:
     __getattr__, __dir__ = lazy_names(__name__)

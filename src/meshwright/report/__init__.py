@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from meshwright._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from meshwright.report._page import inline_page
     from meshwright.report._run import read_run
-    from meshwright.report._write import inline_page
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 

@@ -2,7 +2,7 @@
 
 A curve with many points is thinned to columns: a line through their means, over a band from their lowest to
 their highest values. Values that are not finite are drawn as crosses at the upper edge. The name and newest
-value stand at the end of each curve, moved apart so that none covers another.
+value are at the end of each curve, moved apart so that none covers another.
 """
 
 import bisect
@@ -15,8 +15,7 @@ from typing import NamedTuple
 from meshwright.base._internal import number, shortened
 from meshwright.report._history import Best, Series
 from meshwright.report._html import Html, breakable, tag
-from meshwright.report._scale import Scale, scale_of, short
-from meshwright.report._thin import Column, not_finite, segments
+from meshwright.report._scale import Column, Scale, not_finite, scale_of, segments, short
 
 WIDTH, HEIGHT = 380.0, 212.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 304.0, 10.0, 186.0
@@ -24,6 +23,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 304.0, 10.0, 186.0
 _MOST_COLUMNS = 150
 _FEWEST_COLUMNS = 40
 _MOST_DOTS = 24
+# Each reading is an element of the page, also those of curves with thousands of points.
 _MOST_READINGS = 90
 _MOST_CROSSES = 40
 _MOST_WITH_BANDS = 3
@@ -46,24 +46,25 @@ class Label(NamedTuple):
 def end_labels(labels: Sequence[Label], bottom: float) -> Iterator[Html]:
     """Yield the labels, moved apart: in two lines, name and value, for a few curves; in one line for many."""
     height = 25.0 if len(labels) <= 3 else 12.5
-    shown = sorted(labels[:MOST_LABELS], key=lambda label: label.y)
-    for label, y in zip(shown, _apart([label.y for label in shown], height, bottom), strict=True):
+    visible = sorted(labels[:MOST_LABELS], key=lambda label: label.y)
+    for label, y in zip(visible, _apart([label.y for label in visible], height, bottom), strict=True):
         yield _two_lines(label, y) if height > 20 and label.name else _one_line(label, y)
-    if len(labels) > len(shown) and not labels[0].group:  # of many runs the text above the charts tells
-        told = f"and {len(labels) - len(shown)} more"
-        yield tag("text", told, x=labels[0].x, y=bottom + 2, class_="axis faint")
+    # If there are many runs, a text above the charts names them.
+    if len(labels) > len(visible) and not labels[0].group:
+        text = f"and {len(labels) - len(visible)} more"
+        yield tag("text", text, x=labels[0].x, y=bottom + 2, class_="axis faint")
 
 
-def _apart(places: Sequence[float], height: float, bottom: float) -> list[float]:
+def _apart(positions: Sequence[float], height: float, bottom: float) -> list[float]:
     """Return ascending places, each at least `height` below the one before, none below `bottom`."""
-    found: list[float] = []
-    for place in places:
-        found.append(max(place, found[-1] + height) if found else place)
+    moved: list[float] = []
+    for position in positions:
+        moved.append(max(position, moved[-1] + height) if moved else position)
     limit = bottom
-    for i in reversed(range(len(found))):
-        found[i] = min(found[i], limit)
-        limit = found[i] - height
-    return found
+    for i in reversed(range(len(moved))):
+        moved[i] = min(moved[i], limit)
+        limit = moved[i] - height
+    return moved
 
 
 def _two_lines(label: Label, y: float) -> Html:
@@ -125,20 +126,25 @@ def chart(
     drawn = [segments(curve.points, most) for curve in curves]
     x = Scale(0, max(1, last_step), LEFT, RIGHT)
     scaled = drawn[: num_scaled(len(drawn))] if has_many else drawn
-    columns = [column for found in scaled for stretch in found for column in stretch]
-    y, is_cut = scale_of(columns, BOTTOM, TOP, from_zero=from_zero)
-    both = list(zip(curves, drawn, strict=True))
-    below = both[::-1] if has_many else both  # the best are drawn last, over the others
+    all_columns = [
+        column for columns_of_curve in scaled for stretch in columns_of_curve for column in stretch
+    ]
+    y, is_cut = scale_of(all_columns, BOTTOM, TOP, from_zero=from_zero)
+    pairs = list(zip(curves, drawn, strict=True))
+    # The curves of the best runs are drawn last, over the others.
+    below = pairs[::-1] if has_many else pairs
     has_bands = len(curves) <= _MOST_WITH_BANDS
     picture = tag(
         "svg",
         tag("title", title),
-        tag("desc", "; ".join(map(_in_words, curves[:MOST_LABELS]))),
+        tag("desc", "; ".join(map(_description, curves[:MOST_LABELS]))),
         *_axes(x, y),
         *(_restart(x(step), step) for step in restarts if step <= last_step),
-        _window(*(_curve(curve, found, x, y, has_bands=has_bands) for curve, found in below)),
+        _window(
+            *(_curve(curve, columns_of_curve, x, y, has_bands=has_bands) for curve, columns_of_curve in below)
+        ),
         *(_crosses(curve, x) for curve in curves),
-        *end_labels([_label(curve, found, y) for curve, found in both], BOTTOM - 6),
+        *end_labels([_label(curve, columns_of_curve, y) for curve, columns_of_curve in pairs], BOTTOM - 6),
         *(() if has_many else _readings(curves, x)),
         viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
         role="img",
@@ -148,76 +154,82 @@ def chart(
 
 
 def _caption(title: str, *notes: str) -> Html:
-    told = " · ".join(filter(None, notes))
-    return tag("figcaption", tag("b", breakable(title)), tag("span", told) if told else None)
+    text = " · ".join(filter(None, notes))
+    return tag("figcaption", tag("b", breakable(title)), tag("span", text) if text else None)
 
 
 def _axes(x: Scale, y: Scale) -> Iterator[Html]:
     for value in y.ticks():
-        at = y(value)
-        yield tag("line", x1=LEFT, x2=RIGHT, y1=_r(at), y2=_r(at), class_="grid")
-        yield tag("text", short(value), x=LEFT - 6, y=_r(at + 3.5), class_="axis", text_anchor="end")
+        y_position = y(value)
+        yield tag("line", x1=LEFT, x2=RIGHT, y1=_r(y_position), y2=_r(y_position), class_="grid")
+        yield tag("text", short(value), x=LEFT - 6, y=_r(y_position + 3.5), class_="axis", text_anchor="end")
     ticks = [value for value in x.ticks() if value == int(value)]
     for value in ticks:
         yield tag("text", short(value), x=_r(x(value)), y=BOTTOM + 16, class_="axis", text_anchor="middle")
     yield tag("text", "step", x=LEFT - 6, y=BOTTOM + 16, class_="axis faint", text_anchor="end")
 
 
-def _restart(at: float, step: int) -> Html:
-    told = tag("title", f"continued from step {step}")
-    return tag("line", told, x1=_r(at), x2=_r(at), y1=TOP, y2=BOTTOM, class_="restart")
+def _restart(x_position: float, step: int) -> Html:
+    title = tag("title", f"continued from step {step}")
+    return tag("line", title, x1=_r(x_position), x2=_r(x_position), y1=TOP, y2=BOTTOM, class_="restart")
 
 
 def _window(*curves: Html) -> Html:
     """Return the curves, clipped at the plot's upper and lower edges, with room for rings at its sides."""
     width, height = RIGHT - LEFT + 12, BOTTOM - TOP + 2
-    place = {"x": LEFT - 6, "y": TOP - 1, "width": width, "height": height}
-    return tag("svg", *curves, **place, viewBox=f"{LEFT - 6} {TOP - 1} {width} {height}")
+    area = {"x": LEFT - 6, "y": TOP - 1, "width": width, "height": height}
+    return tag("svg", *curves, **area, viewBox=f"{LEFT - 6} {TOP - 1} {width} {height}")
 
 
-def _curve(curve: Curve, found: Sequence[Sequence[Column]], x: Scale, y: Scale, *, has_bands: bool) -> Html:
-    is_thinned = any(column.low < column.high for stretch in found for column in stretch)
+def _curve(
+    curve: Curve, stretches: Sequence[Sequence[Column]], x: Scale, y: Scale, *, has_bands: bool
+) -> Html:
+    is_thinned = any(column.low < column.high for stretch in stretches for column in stretch)
     best = curve.best
     return tag(
         "g",
         tag("title", f"{curve.label} {number(curve.points.last)}".strip()),
-        *(_band(stretch, x, y) for stretch in found if is_thinned and has_bands),
-        *(_line(stretch, x, y) for stretch in found),
-        *(_dots(found, x, y) if len(curve.points.steps) <= _MOST_DOTS else ()),
+        *(_band(stretch, x, y) for stretch in stretches if is_thinned and has_bands),
+        *(_line(stretch, x, y) for stretch in stretches),
+        *(_dots(stretches, x, y) if len(curve.points.steps) <= _MOST_DOTS else ()),
         tag("circle", cx=_r(x(best.step)), cy=_r(y(best.value)), r=4.5, class_="best") if best else None,
         class_=_class("curve", curve),
     )
 
 
 def _line(stretch: Sequence[Column], x: Scale, y: Scale) -> Html:
-    places = [f"{_r(x(column.step))} {_r(y(column.mean))}" for column in stretch]
-    return tag("path", d="M" + "L".join(places), class_="line")
+    points = [f"{_r(x(column.step))} {_r(y(column.mean))}" for column in stretch]
+    return tag("path", d="M" + "L".join(points), class_="line")
 
 
 def _band(stretch: Sequence[Column], x: Scale, y: Scale) -> Html:
-    there = [f"{_r(x(column.step))} {_r(y(column.high))}" for column in stretch]
-    back = [f"{_r(x(column.step))} {_r(y(column.low))}" for column in reversed(stretch)]
-    return tag("path", d="M" + "L".join(there + back) + "Z", class_="band")
+    upper = [f"{_r(x(column.step))} {_r(y(column.high))}" for column in stretch]
+    lower = [f"{_r(x(column.step))} {_r(y(column.low))}" for column in reversed(stretch)]
+    return tag("path", d="M" + "L".join(upper + lower) + "Z", class_="band")
 
 
-def _dots(found: Sequence[Sequence[Column]], x: Scale, y: Scale) -> Iterator[Html]:
-    for column in (column for stretch in found for column in stretch):
+def _dots(stretches: Sequence[Sequence[Column]], x: Scale, y: Scale) -> Iterator[Html]:
+    for column in (column for stretch in stretches for column in stretch):
         yield tag("circle", cx=_r(x(column.step)), cy=_r(y(column.mean)), r=1.8, class_="dot")
 
 
 def _crosses(curve: Curve, x: Scale) -> Html | None:
     steps = not_finite(curve.points)
-    places = [(_r(x(step)), step) for step in steps[:: math.ceil(len(steps) / _MOST_CROSSES) or 1]]
+    positions = [(_r(x(step)), step) for step in steps[:: math.ceil(len(steps) / _MOST_CROSSES) or 1]]
     crosses = (
-        tag("path", tag("title", f"not finite at step {step}"), d=f"M{at - 3:g} {TOP - 4}l6 6m0 -6l-6 6")
-        for at, step in places
+        tag(
+            "path",
+            tag("title", f"not finite at step {step}"),
+            d=f"M{x_position - 3:g} {TOP - 4}l6 6m0 -6l-6 6",
+        )
+        for x_position, step in positions
     )
     return tag("g", *crosses, class_=f"cross {curve.group}".rstrip()) if steps else None
 
 
-def _label(curve: Curve, found: Sequence[Sequence[Column]], y: Scale) -> Label:
-    place = min(max(y(found[-1][-1].mean), TOP), BOTTOM) if found else TOP
-    return Label(curve.label, number(curve.points.last), curve.tone, place, RIGHT + 8, curve.group)
+def _label(curve: Curve, stretches: Sequence[Sequence[Column]], y: Scale) -> Label:
+    position = min(max(y(stretches[-1][-1].mean), TOP), BOTTOM) if stretches else TOP
+    return Label(curve.label, number(curve.points.last), curve.tone, position, RIGHT + 8, curve.group)
 
 
 def _readings(curves: Sequence[Curve], x: Scale) -> Iterator[Html]:
@@ -225,11 +237,13 @@ def _readings(curves: Sequence[Curve], x: Scale) -> Iterator[Html]:
     steps = sorted({step for curve in curves for step in curve.points.steps})
     size = math.ceil(len(steps) / _MOST_READINGS)
     ends = [*steps[size - 1 : -1 : size], steps[-1]]
-    places = [x(step) for step in ends]
-    edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), RIGHT]
-    for step, (left, right) in zip(ends, pairwise(edges), strict=True):
-        told = tag("title", "\n".join([f"step {step}", *(_reading(curve, step) for curve in curves)]))
-        yield tag("rect", told, x=_r(left), width=_r(right - left), y=TOP, height=BOTTOM - TOP, class_="read")
+    positions = [x(step) for step in ends]
+    edges = [LEFT, *((a + b) / 2 for a, b in pairwise(positions)), RIGHT]
+    for step, (start, end) in zip(ends, pairwise(edges), strict=True):
+        title = tag("title", "\n".join([f"step {step}", *(_reading(curve, step) for curve in curves)]))
+        yield tag(
+            "rect", title, x=_r(start), width=_r(end - start), y=TOP, height=BOTTOM - TOP, class_="read"
+        )
 
 
 def _reading(curve: Curve, step: int) -> str:
@@ -238,17 +252,17 @@ def _reading(curve: Curve, step: int) -> str:
     return f"{curve.label} {value}".strip()
 
 
-def _in_words(curve: Curve) -> str:
+def _description(curve: Curve) -> str:
     steps, values = curve.points.steps, curve.points.values
     broken = len(not_finite(curve.points))
     first, last = (f"{number(values[i])} at step {steps[i]}" for i in (0, -1))
-    told = f"{curve.label} from {first} to {last}".strip()
-    return told + (f", {broken} of {len(values)} values not finite" if broken else "")
+    text = f"{curve.label} from {first} to {last}".strip()
+    return text + (f", {broken} of {len(values)} values not finite" if broken else "")
 
 
-def _class(kind: str, of: "Curve | Label") -> str:
-    return f"{kind} t{of.tone} {of.group}".rstrip()
+def _class(kind: str, item: "Curve | Label") -> str:
+    return f"{kind} t{item.tone} {item.group}".rstrip()
 
 
-def _r(place: float) -> float:
-    return round(place, 1)
+def _r(position: float) -> float:
+    return round(position, 1)

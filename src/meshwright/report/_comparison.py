@@ -1,6 +1,11 @@
-"""A comparison of runs: their differing settings and environments, and their scores."""
+"""A comparison of runs: their differing settings and environments, and their scores.
 
-from collections.abc import Mapping, Sequence
+A setting that was typed for a command goes by the name that was typed. All differences between the runs'
+descriptions that follow from this setting are left out, such as those of functions that closed over it. The
+others are shown under the last part of their path, and those with the same values only once.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +16,69 @@ from meshwright.observe._internal import json_number
 from meshwright.report._history import Best
 from meshwright.report._run import Run
 from meshwright.report._summary import document
-from meshwright.report._varied import Values, different, varied
-from meshwright.report._words import CHOSEN, CHOSEN_MEANS, flat, said, score_title
+from meshwright.report._words import CHOSEN, CHOSEN_LEGEND, flat, or_dash, plain, score_title
+
+Values = Sequence[str | None]
+"""A value for each run; None if it has none."""
+
+
+def varied(runs: Sequence[Run], described: Mapping[str, Values]) -> dict[str, Values]:
+    """Return the settings in which runs differ, by name."""
+    names = dict.fromkeys(name for run in runs for name in run.typed)
+    typed = different({"function": [run.function for run in runs]})
+    typed |= different(
+        {name: [run.typed.get(name, plain(run.settings.get(name))) for run in runs] for name in names}
+    )
+    rest = {path: values for path, values in described.items() if path not in typed}
+    rest = {path: values for path, values in rest.items() if not _follows(values, list(typed.values()))}
+    return typed | _shortly({path: list(map(plain, values)) for path, values in rest.items()}, typed)
+
+
+def different(rows: Mapping[str, Values]) -> dict[str, Values]:
+    """Return the rows in which not all values are the same. Numbers are the same in whatever notation."""
+    return {name: values for name, values in rows.items() if len(set(map(_key, values))) > 1}
+
+
+def as_number(value: str | None) -> float | None:
+    """Return the number that a text denotes; None for any other text."""
+    try:
+        return float(value or "")
+    except ValueError:
+        return None
+
+
+def _key(value: str | None) -> Hashable:
+    number = as_number(value)
+    return value if number is None else number
+
+
+def _follows(values: Values, others: Sequence[Values]) -> bool:
+    """Return whether runs that agree in the other settings agree in this one."""
+    combinations = list(zip(*(map(_key, other) for other in others), strict=True)) or [()] * len(values)
+    return len(set(zip(combinations, map(_key, values), strict=True))) == len(set(combinations))
+
+
+def _shortly(rows: Mapping[str, Values], used_names: Iterable[str]) -> dict[str, Values]:
+    """Return the rows under short names; of several with the same values, the one with the shortest path."""
+    shortest: dict[tuple[str | None, ...], str] = {}
+    for path in sorted(rows, key=lambda path: path.count(".")):
+        shortest.setdefault(tuple(rows[path]), path)
+    paths = [path for path in rows if path in shortest.values()]
+    renamed: dict[str, Values] = {}
+    for path in paths:
+        others = {name for other in paths if other != path for name in _names(other)} | set(used_names)
+        # The whole path is the last of the names, and no other path has it.
+        name = next(name for name in _names(path) if name not in others)
+        renamed[name] = rows[path]
+    return renamed
+
+
+def _names(path: str) -> list[str]:
+    """Return the names that a path may have, the shortest first: `lr`, `optimizer…lr`, `optimizer.0.lr`."""
+    parts = path.split(".")
+    named = [part for part in parts if not part.isdecimal()] or parts
+    return [named[-1], f"{named[0]}…{named[-1]}", path]
+
 
 _ALWAYS_DIFFERENT = ("workdir",)
 
@@ -22,7 +88,7 @@ _ALWAYS_DIFFERENT = ("workdir",)
 class Comparison:
     """Two or more runs, the best first, and their differences. Lists have one entry per run.
 
-    The best run is that with the best value of `main_score`. Runs without a value stand last.
+    The best run is that with the best value of `main_score`. Runs without a value come last.
     """
 
     runs: Sequence[Run]
@@ -55,6 +121,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         raise UsageError(f"a comparison needs two runs or more; found {len(runs)}.")
     main_score = next((run.main_score for run in runs if run.main_score), None)
     ordered = sorted(runs, key=lambda run: _rank(run.best.get(main_score or "")))
+    # Each run has a workdir of its own.
     settings = [
         {path: value for path, value in run.settings.items() if path not in _ALWAYS_DIFFERENT}
         for run in ordered
@@ -65,7 +132,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     names = sorted(scores, key=lambda name: (name != main_score, name not in chosen))
     return Comparison(
         runs=ordered,
-        names=_short_names([Path(run.place) for run in ordered]),
+        names=_short_names([Path(run.location) for run in ordered]),
         settings=varied(ordered, described),
         description=described,
         environment=different(_side_by_side([_environment(run) for run in ordered])),
@@ -76,38 +143,42 @@ def compare(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def comparison_text(found: Comparison, *, width: int | None = None) -> str:
+def comparison_text(comparison: Comparison, *, width: int | None = None) -> str:
     """Return a comparison as text: a table of the runs, and the facts of the environment that differ."""
-    heads = ["run", "state", "step", *found.settings]
-    scores = [score_title(name, found.chosen) for name in found.scores]
-    rows = [[*heads, *scores, "loss"], *(_text_row(found, i) for i in range(len(found.runs)))]
+    heads = ["run", "state", "step", *comparison.settings]
+    scores = [score_title(name, comparison.chosen) for name in comparison.scores]
+    rows = [[*heads, *scores, "loss"], *(_text_row(comparison, i) for i in range(len(comparison.runs)))]
     numbers = range(len(heads), len(rows[0]))
-    shown = [[printable(cell, keep="") for cell in row] for row in rows]
-    lines = aligned(shown, right=(2, *numbers), width=width)
-    lines += [f"{CHOSEN} {CHOSEN_MEANS}"] if set(found.chosen) & set(found.scores) else []
-    same = "" if found.settings else "settings: the same"
-    lines += ["", *filter(None, [same]), f"environment: {'' if found.environment else 'the same'}".rstrip()]
+    cells = [[printable(cell, keep="") for cell in row] for row in rows]
+    lines = aligned(cells, right=(2, *numbers), width=width)
+    lines += [f"{CHOSEN} {CHOSEN_LEGEND}"] if set(comparison.chosen) & set(comparison.scores) else []
+    same = "" if comparison.settings else "settings: the same"
     lines += [
-        wrapped(f"  {name}: {' | '.join(map(said, values))}", width=width, indent="    ")
-        for name, values in found.environment.items()
+        "",
+        *filter(None, [same]),
+        f"environment: {'' if comparison.environment else 'the same'}".rstrip(),
+    ]
+    lines += [
+        wrapped(f"  {name}: {' | '.join(map(or_dash, values))}", width=width, indent="    ")
+        for name, values in comparison.environment.items()
     ]
     return "\n".join(lines)
 
 
-def comparison_document(found: Comparison) -> dict[str, Any]:
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as a dict that can be written as strict JSON."""
     return {
-        "runs": [document(run) for run in found.runs],
-        "settings": {name: list(values) for name, values in found.settings.items()},
-        "description": {path: list(values) for path, values in found.description.items()},
-        "environment": {name: list(values) for name, values in found.environment.items()},
-        "losses": [None if loss is None else json_number(loss) for loss in found.losses],
+        "runs": [document(run) for run in comparison.runs],
+        "settings": {name: list(values) for name, values in comparison.settings.items()},
+        "description": {path: list(values) for path, values in comparison.description.items()},
+        "environment": {name: list(values) for name, values in comparison.environment.items()},
+        "losses": [None if loss is None else json_number(loss) for loss in comparison.losses],
         "scores": {
-            name: [None if best is None else json_number(best.value) for best in each]
-            for name, each in found.scores.items()
+            name: [None if best is None else json_number(best.value) for best in bests]
+            for name, bests in comparison.scores.items()
         },
-        "chosen": list(found.chosen),
-        "main_score": found.main_score,
+        "chosen": list(comparison.chosen),
+        "main_score": comparison.main_score,
     }
 
 
@@ -125,14 +196,14 @@ def _best_or_last(run: Run, name: str) -> Best | None:
     return Best(points.steps[-1], points.last, None)
 
 
-def _text_row(found: Comparison, i: int) -> list[str]:
-    run, loss = found.runs[i], found.losses[i]
+def _text_row(comparison: Comparison, i: int) -> list[str]:
+    run, loss = comparison.runs[i], comparison.losses[i]
     return [
-        found.names[i],
+        comparison.names[i],
         run.ending.state,
         f"{run.step}" if run.max_steps is None else f"{run.step}/{run.max_steps}",
-        *(said(values[i]) for values in found.settings.values()),
-        *(_with_step(best[i]) for best in found.scores.values()),
+        *(or_dash(values[i]) for values in comparison.settings.values()),
+        *(_with_step(best[i]) for best in comparison.scores.values()),
         "–" if loss is None else number(loss),
     ]
 
@@ -141,18 +212,22 @@ def _with_step(best: Best | None) -> str:
     return "–" if best is None else f"{number(best.value)} @{best.step}"
 
 
-def _side_by_side(each: Sequence[Mapping[str, str]]) -> dict[str, Values]:
+def _side_by_side(mappings: Sequence[Mapping[str, str]]) -> dict[str, Values]:
     """Return the values of all mappings by key."""
-    keys = dict.fromkeys(key for values in each for key in values)
-    return {key: [values.get(key) for values in each] for key in keys}
+    keys = dict.fromkeys(key for values in mappings for key in values)
+    return {key: [values.get(key) for values in mappings] for key in keys}
 
 
 def _environment(run: Run) -> dict[str, str]:
     """Return the facts that may change a run's results: machine, mesh and versions, in one flat mapping."""
-    told = run.environment
-    packages = told["packages"] if isinstance(told.get("packages"), dict) else {}
-    here = {name: told[name] for name in ("commit", "python", "devices", "processes", "mesh") if name in told}
-    return {name: flat(value) for name, value in {**here, **packages}.items()}
+    environment = run.environment
+    packages = environment["packages"] if isinstance(environment.get("packages"), dict) else {}
+    machine = {
+        name: environment[name]
+        for name in ("commit", "python", "devices", "processes", "mesh")
+        if name in environment
+    }
+    return {name: flat(value) for name, value in {**machine, **packages}.items()}
 
 
 def _short_names(directories: Sequence[Path]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Where the time of a run goes, in five sentences, and what would help most.
+"""Five sentences on where the time of a run goes, and the change that would help most.
 
-It adds up three sources: the ledger (seconds of the whole run, by phase), the newest profile (what devices do
-in a step) and, if somebody made one, a plan (what a step should take). What no source says is said to be
-unknown.
+There are three sources: the ledger (seconds of the whole run, by phase), the newest profile (how devices
+spend a step) and, if somebody made one, a plan (how long a step should take). Figures without a source are
+reported as unknown.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any
 from meshwright.base._internal import documented, duration, milliseconds, number
 from meshwright.errors import InputError, printable
 from meshwright.observe._internal import Summary, exchange_seconds, find_profiles, summarize
-from meshwright.report._ledger import Ledger, saving_told
+from meshwright.report._ledger import Ledger, saving_advice
 from meshwright.report._run import Run
 
 PLAN = "plan.json"
@@ -36,13 +36,13 @@ _ADVICE = {
     "exchanges": "another mesh (`meshwright plan --search`), or `compile.options`, which let them overlap",
     "idle": "a larger batch, as the step is small; or find what waits for a value in each step, `float(x)`",
 }
-"""What helps against each cause."""
+"""A remedy for each cause."""
 
 
 @documented
 @dataclass(frozen=True)
 class Planned:
-    """What a plan says of a step."""
+    """The times that a plan has for a step."""
 
     step_seconds: float
     """The seconds of a step."""
@@ -51,14 +51,17 @@ class Planned:
 
 
 def planned_from(document: Mapping[str, Any]) -> Planned:
-    """Return what a plan says, from the JSON that `meshwright plan --json` prints."""
+    """Return the times of a plan, from the JSON that `meshwright plan --json` prints."""
     try:
         time = document["time"]
-        seconds = {printable(str(axes), keep=""): float(each) for axes, each in time["network"].items()}
+        seconds = {
+            printable(str(axes), keep=""): float(axis_seconds)
+            for axes, axis_seconds in time["network"].items()
+        }
         planned = Planned(float(time["seconds"]), seconds)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"it has no times of a step ({error!r})") from None
-    if not all(0 <= each < math.inf for each in (planned.step_seconds, *seconds.values())):
+    if not all(0 <= axis_seconds < math.inf for axis_seconds in (planned.step_seconds, *seconds.values())):
         raise ValueError("it has a time that cannot be")
     return planned
 
@@ -66,12 +69,12 @@ def planned_from(document: Mapping[str, Any]) -> Planned:
 @documented
 @dataclass(frozen=True)
 class Explanation:
-    """Where the time of a run goes; as text, five sentences and what would help most."""
+    """An account of the time of a run; as text, five sentences and the change that would help most."""
 
     sentences: Mapping[str, str]
     """The sentences on `input`, `host`, `exchanges`, `kernels` and `saves`."""
     first: str
-    """What would help most, with its figure."""
+    """The change that would help most, with its figure."""
     gains: Mapping[str, float]
     """The share of the run that each cause takes, from 0 to 1, the largest first."""
     missing: Sequence[str]
@@ -87,9 +90,9 @@ class Explanation:
         return cause if share >= _LEAST_GAIN else None
 
     def document(self) -> dict[str, Any]:
-        """Return the same as values for JSON."""
-        told = {"sentences": dict(self.sentences), "first": self.first, "cause": self.cause}
-        return {**told, "gains": dict(self.gains), "missing": list(self.missing)}
+        """Return the explanation as values for JSON."""
+        texts = {"sentences": dict(self.sentences), "first": self.first, "cause": self.cause}
+        return {**texts, "gains": dict(self.gains), "missing": list(self.missing)}
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,11 @@ class _InStep:
     axes: Mapping[str, float]
     """The share of exchanges, hidden or not, by mesh axes."""
     longest: str
-    """What computes longest, in words; "" if that is not known."""
+    """A text on the scope that computes longest; "" if unknown."""
 
 
 def explain(run: Run, planned: Planned | None = None) -> Explanation:
-    """Return where the time of a run goes, and what would help most.
+    """Return an account of the time of a run, and the change that would help most.
 
     Example:
       >>> mw.observe.jsonl("metrics.jsonl")(10, {"loss": 0.5, "input_wait": 0.4, "step_seconds": 0.1})
@@ -123,20 +126,20 @@ def explain(run: Run, planned: Planned | None = None) -> Explanation:
         "kernels": _kernels(run, inside, planned),
         "saves": _saves(ledger),
     }
-    told = Explanation(sentences, "", gains, _missing(run, ledger, inside, planned))
-    return Explanation(sentences, _first(run, told, inside), gains, told.missing)
+    explanation = Explanation(sentences, "", gains, _missing(run, ledger, inside, planned))
+    return Explanation(sentences, _first(run, explanation, inside), gains, explanation.missing)
 
 
 def _missing(run: Run, ledger: Ledger | None, inside: _InStep | None, planned: Planned | None) -> list[str]:
-    found = []
+    notes = []
     if ledger is None:
-        found.append("There is no ledger.json: shares are of steps, not of the whole run.")
+        notes.append("There is no ledger.json: shares are of steps, not of the whole run.")
     if inside is None:
-        found.append("There is no profile: `profile.steps=100` takes one in the next run.")
+        notes.append("There is no profile: `profile.steps=100` takes one in the next run.")
     if planned is None:
-        how = f"`meshwright plan MODULE:FUNCTION --on HARDWARE --json > {run.place}/{PLAN}`"
-        found.append(f"There is no plan: {how} makes one.")
-    return found
+        command = f"`meshwright plan MODULE:FUNCTION --on HARDWARE --json > {run.location}/{PLAN}`"
+        notes.append(f"There is no plan: {command} makes one.")
+    return notes
 
 
 def _in_step(run: Run) -> _InStep | None:
@@ -144,17 +147,17 @@ def _in_step(run: Run) -> _InStep | None:
         summaries = [summarize(file) for file in find_profiles(run.directory)]
     except InputError:
         return None
-    found = [each for each in summaries if each.devices and each.step_seconds and each.steps]
-    shares = [each for summary in found for each in _device_shares(summary)]
+    usable = [summary for summary in summaries if summary.devices and summary.step_seconds and summary.steps]
+    shares = [device for summary in usable for device in _device_shares(summary)]
     if not shares:
         return None
     computing, exposed, idle = (statistics.fmean(column) for column in zip(*shares, strict=True))
-    busy = sum(device.busy_seconds for summary in found for device in summary.devices)
+    busy = sum(device.busy_seconds for summary in usable for device in summary.devices)
     axes: dict[str, float] = defaultdict(float)
-    for summary in found:
+    for summary in usable:
         for names, seconds in exchange_seconds(summary, _mesh_of(run)).items():
             axes["+".join(names) or "unknown axes"] += (1 - idle) * seconds / busy
-    scopes = [each for each in found[0].scopes if not each.scope.startswith("(")]
+    scopes = [scope for scope in usable[0].scopes if not scope.scope.startswith("(")]
     longest = f"{scopes[0].scope} takes longest" if scopes else ""
     return _InStep(computing, exposed, idle, dict(axes), longest)
 
@@ -178,18 +181,18 @@ def _device_shares(summary: Summary) -> Iterator[tuple[float, float, float]]:
 
 def _gains(run: Run, ledger: Ledger | None, inside: _InStep | None) -> dict[str, float]:
     """Return the share of the run that each cause takes, the largest first."""
-    found: dict[str, float] = {}
+    gains: dict[str, float] = {}
     of_steps = 1.0
     if ledger is not None:
         shares = {part: seconds / ledger.total for part, seconds in ledger.seconds.items()}
-        found |= {part: share for part, share in shares.items() if part in _ADVICE}
-        found["compile"] = shares.get("compile", 0.0) * (1 - 1 / max(1, ledger.attempts))  # once it must
+        gains |= {part: share for part, share in shares.items() if part in _ADVICE}
+        gains["compile"] = shares.get("compile", 0.0) * (1 - 1 / max(1, ledger.attempts))  # once it must
         of_steps = shares.get("step", 0.0)
     elif (waited := _mean(run, "input_wait")) is not None:
-        found["input"] = waited
+        gains["input"] = waited
     if inside is not None:
-        found |= {"exchanges": of_steps * inside.exposed, "idle": of_steps * inside.idle}
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        gains |= {"exchanges": of_steps * inside.exposed, "idle": of_steps * inside.idle}
+    return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
 
 
 def _input(run: Run, ledger: Ledger | None) -> str:
@@ -203,15 +206,17 @@ def _input(run: Run, ledger: Ledger | None) -> str:
 
 
 def _host(run: Run, ledger: Ledger | None, inside: _InStep | None) -> str:
-    told = []
+    facts = []
     if ledger is not None:
         parts = {part: ledger.seconds.get(part, 0.0) / ledger.total for part in _HOST}
-        shown = [f"{part} {_percent(share)}" for part, share in parts.items() if share >= 0.001]
-        told.append(f"{', '.join(shown) or 'nothing to speak of'} of the run's {duration(ledger.total)}")
+        parts_shown = [f"{part} {_percent(share)}" for part, share in parts.items() if share >= 0.001]
+        facts.append(
+            f"{', '.join(parts_shown) or 'nothing to speak of'} of the run's {duration(ledger.total)}"
+        )
     if inside is not None:
-        told.append(f"devices wait for the host {_percent(inside.idle)} of a profiled step")
-    told += [each.message.strip(" !") for each in run.incidents if _SLOW in each.message][-1:]
-    return f"Host: {'; '.join(told) or 'unknown'}."
+        facts.append(f"devices wait for the host {_percent(inside.idle)} of a profiled step")
+    facts += [incident.message.strip(" !") for incident in run.incidents if _SLOW in incident.message][-1:]
+    return f"Host: {'; '.join(facts) or 'unknown'}."
 
 
 def _exchanges(inside: _InStep | None, planned: Planned | None) -> str:
@@ -229,33 +234,33 @@ def _exchanges(inside: _InStep | None, planned: Planned | None) -> str:
 
 def _kernels(run: Run, inside: _InStep | None, planned: Planned | None) -> str:
     step, mfu = _last(run, "step_seconds"), _last(run, "mfu")
-    told = [] if step is None else [f"a step takes {milliseconds(step)}"]
-    told += [] if planned is None else [f"planned are {milliseconds(planned.step_seconds)}"]
-    told += [] if mfu is None else [f"{_percent(mfu)} of the devices' peak"]
+    facts = [] if step is None else [f"a step takes {milliseconds(step)}"]
+    facts += [] if planned is None else [f"planned are {milliseconds(planned.step_seconds)}"]
+    facts += [] if mfu is None else [f"{_percent(mfu)} of the devices' peak"]
     if inside is not None:
-        told.append(f"devices compute {_percent(inside.computing)} of a profiled step")
-        told += [inside.longest] if inside.longest else []
-    return f"Kernels: {'; '.join(told) or 'unknown'}."
+        facts.append(f"devices compute {_percent(inside.computing)} of a profiled step")
+        facts += [inside.longest] if inside.longest else []
+    return f"Kernels: {'; '.join(facts) or 'unknown'}."
 
 
 def _saves(ledger: Ledger | None) -> str:
     if ledger is None:
         return "Saves: unknown without a ledger."
     share = _percent(ledger.seconds.get("save", 0.0) / ledger.total)
-    told = saving_told(ledger)
-    return f"Saves: they take {share} of the run{f'; {told}' if told else ''}."
+    advice = saving_advice(ledger)
+    return f"Saves: they take {share} of the run{f'; {advice}' if advice else ''}."
 
 
-def _first(run: Run, found: Explanation, inside: _InStep | None) -> str:
-    cause = found.cause
+def _first(run: Run, explanation: Explanation, inside: _InStep | None) -> str:
+    cause = explanation.cause
     if cause is None:
         rest = f": {inside.longest} in a step" if inside and inside.longest else ""
         return f"no cause takes {_percent(_LEAST_GAIN)} of the run or more{rest}."
     best = run.ledger.best_save_seconds if run.ledger and cause in ("save", "lost") else None
     often = f"; by its own figures, every {number(best)} s of work" if best else ""
     axis = next(iter(inside.axes), "") if inside and cause == "exchanges" else ""
-    what = f"{cause}, most of all over {axis}" if axis else cause
-    return f"{what}, {_percent(found.gains[cause])} of the run: {_ADVICE[cause]}{often}."
+    subject = f"{cause}, most of all over {axis}" if axis else cause
+    return f"{subject}, {_percent(explanation.gains[cause])} of the run: {_ADVICE[cause]}{often}."
 
 
 def _mean(run: Run, name: str) -> float | None:

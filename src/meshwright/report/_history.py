@@ -106,6 +106,7 @@ def history_of(reports: Iterable[Report]) -> History:
 
 def _ordered(points: Series) -> Series:
     """Return the points in the order of their steps; of several at the same step, only the newest."""
+    # Only a run that went back to an earlier step reports a step twice.
     if all(a < b for a, b in itertools.pairwise(points.steps)):
         return points
     ordered = sorted(dict(zip(points.steps, points.values, strict=True)).items())
@@ -127,8 +128,8 @@ def evaluated(name: str, evaluations: Sequence[str]) -> tuple[str, str] | None:
 
 def scores_of(series: Mapping[str, Series], evaluations: Sequence[str]) -> dict[str, Series]:
     """Return the numbers that evaluations reported, except their times."""
-    found = {name: evaluated(name, evaluations) for name in series}
-    return {name: series[name] for name, place in found.items() if place and place[1] != "seconds"}
+    parts = {name: evaluated(name, evaluations) for name in series}
+    return {name: series[name] for name, part in parts.items() if part and part[1] != "seconds"}
 
 
 def is_finite(value: float) -> bool:
@@ -141,13 +142,13 @@ def best_of(points: Series, mode: Mode | None) -> Best | None:
     pairs = zip(points.values, points.steps, strict=True)
     finite = ((value, step) for value, step in pairs if is_finite(value))
     sign = 1 if mode == "max" else -1
-    found = max(finite, key=lambda pair: (sign * pair[0], pair[1]), default=None)
-    return None if mode is None or found is None else Best(found[1], found[0], mode)
+    top = max(finite, key=lambda pair: (sign * pair[0], pair[1]), default=None)
+    return None if mode is None or top is None else Best(top[1], top[0], mode)
 
 
-def _seconds_between(before: Report, after: Report) -> float:
+def _seconds_between(first: Report, second: Report) -> float:
     """Return the time between two reports in seconds; 0 if the clock was set back in between."""
-    seconds = after.get("time", math.nan) - before.get("time", math.nan)
+    seconds = second.get("time", math.nan) - first.get("time", math.nan)
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 

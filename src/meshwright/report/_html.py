@@ -3,6 +3,11 @@
 import html
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from meshwright.base._internal import put_file_at
+from meshwright.errors import UsageError
 
 _VOID = ("meta", "br", "input")
 
@@ -21,14 +26,14 @@ def tag(name: str, /, *parts: Part, **attributes: str | float | None) -> Html:
 
     Attributes are spelled as Python names: `class_` for `class`, `stroke_width` for `stroke-width`.
     """
-    told = "".join(
+    text = "".join(
         f' {key.removesuffix("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in _VOID:
-        return Html(f"<{name}{told}>")
-    return Html(f"<{name}{told}>{joined(parts)}</{name}>")
+        return Html(f"<{name}{text}>")
+    return Html(f"<{name}{text}>{joined(parts)}</{name}>")
 
 
 def breakable(name: str) -> Html:
@@ -62,5 +67,25 @@ def _printable(text: str) -> str:
     """Replace the characters that HTML must not contain: control characters and lone surrogates."""
     if text.isprintable():
         return text
-    kept = (c if c.isprintable() or c in "\n\t " else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return "".join(kept)
+    characters = (c if c.isprintable() or c in "\n\t " else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(characters)
+
+
+def write_html(text: str, to: str | Path) -> str:
+    """Write a file atomically: a reader finds either the old page or the new one."""
+    with put_file_at(to) as file:
+        part = file.with_name(f".{file.name}.part")
+        try:
+            # A killed process may have left the part file, or it may be a link, which must not be followed.
+            part.unlink(missing_ok=True)
+            with part.open("x", encoding="utf-8") as opened:
+                opened.write(text)
+            part.replace(file)
+        except OSError as error:
+            # Leave no half page on a full disk.
+            with suppress(OSError):
+                part.unlink()
+            raise UsageError(
+                f"the page cannot be written to {to}: {error.strerror}.\n  Give another file with --to FILE."
+            ) from None
+    return str(to)

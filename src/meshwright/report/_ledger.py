@@ -1,13 +1,13 @@
-"""The ledger of a run: where every second of its life went, over all attempts.
+"""The ledger of a run: the use of every second of its life, over all attempts.
 
 A run's life goes from its first start to its last sign of life. Each second of it belongs to one of `PARTS`.
 `ledger.json` in the run directory has the sums; the run writes it every few seconds, and the next attempt
-reads it. So the seconds that a killed attempt did not tell are few, and are counted as waiting.
+reads it. So a killed attempt leaves only a few seconds unrecorded, which count as waiting.
 
     {"seconds": {"start": 8.1, "step": 340.2, …}, "until": 1790000000.0, "ended": null, "attempts": 2,
      "failures": 1, "saves": 12, "marks": {"400": {"step": 220.7, …}}}
 
-This file has no clock: a ledger is a value, and what happens to a run makes another one of it.
+This module reads no clock: a ledger is a value, and each event of a run makes a new one.
 """
 
 import math
@@ -33,7 +33,7 @@ PARTS = {
     "waiting": "waiting for machines, between attempts",
     "other": "closing, and the program's own work between trainings",
 }
-"""What the seconds of a run's life are spent on, each with its meaning."""
+"""The uses of the seconds of a run's life, each with its meaning."""
 WORK = ("step", "input", "evaluation", "report")
 """The parts that are done again after a failure, and are then lost work."""
 _MOST_MARKS = 100
@@ -43,7 +43,7 @@ _MOST_SECONDS = 1e11
 @documented
 @dataclass(frozen=True)
 class Ledger:
-    """Where the seconds of a run went, over all attempts.
+    """The seconds of a run by their use, over all attempts.
 
     Example:
       >>> ledger = mw.report._internal.Ledger({"step": 90.0, "save": 10.0}, until=100.0, attempts=1, saves=5)
@@ -56,7 +56,7 @@ class Ledger:
     until: float = 0.0
     """The last sign of life, in seconds since 1970."""
     ended: str | None = None
-    """How the newest attempt ended: `finished`, `stopped`, `diverged` or `failed`; None if it goes on or was
+    """The end of the newest attempt: `finished`, `stopped`, `diverged` or `failed`; None if it goes on or was
     killed."""
     attempts: int = 0
     """The number of attempts."""
@@ -111,6 +111,7 @@ class Ledger:
         if self.attempts == 0:
             return replace(self, until=started, attempts=1)
         waited = 0.0 if self.ended == "finished" else max(0.0, started - self.until)
+        # An attempt without an end was killed.
         failures = self.failures + int(self.ended in (None, "failed"))
         spent = self.added({"waiting": waited}, started)
         return replace(spent, ended=None, attempts=self.attempts + 1, failures=failures)
@@ -125,7 +126,7 @@ class Ledger:
         """Return the ledger after a save of the state after `step`."""
         work = {part: self.seconds.get(part, 0.0) for part in WORK}
         newest = sorted({*self.marks, step})[-_MOST_MARKS:]
-        marks = {each: self.marks.get(each, work) for each in newest} | {step: work}
+        marks = {marked_step: self.marks.get(marked_step, work) for marked_step in newest} | {step: work}
         return replace(self, marks=marks, saves=self.saves + 1)
 
     def continued(self, step: int) -> "Ledger":
@@ -134,13 +135,13 @@ class Ledger:
         If this step has no mark, that of the newest save before it counts. Without any, as for a checkpoint
         from elsewhere, nothing is known to be lost; at step 0 everything is.
         """
-        before = [each for each in self.marks if each <= step]
-        if not before and step > 0:
+        earlier = [marked_step for marked_step in self.marks if marked_step <= step]
+        if not earlier and step > 0:
             return self
-        kept = self.marks[max(before)] if before else {}
-        lost = {part: self.seconds.get(part, 0.0) - kept.get(part, 0.0) for part in WORK}
+        work = self.marks[max(earlier)] if earlier else {}
+        lost = {part: self.seconds.get(part, 0.0) - work.get(part, 0.0) for part in WORK}
         moved = {part: -seconds for part, seconds in lost.items()} | {"lost": sum(lost.values())}
-        marks = {each: self.marks[each] for each in before}
+        marks = {marked_step: self.marks[marked_step] for marked_step in earlier}
         return replace(self.added(moved, self.until), marks=marks)
 
     def document(self) -> dict[str, Any]:
@@ -159,23 +160,23 @@ class Ledger:
 def read_ledger(path: Path) -> Ledger:
     """Return the ledger in a file."""
     try:
-        told = parse_object(read_file(path))
-        ended = told["ended"]
+        fields = parse_object(read_file(path))
+        ended = fields["ended"]
         return Ledger(
-            seconds=_numbers(told["seconds"], PARTS),
-            until=_numbers(told, ("until",))["until"],
+            seconds=_numbers(fields["seconds"], PARTS),
+            until=_numbers(fields, ("until",))["until"],
             ended=None if ended is None else str(ended),
-            attempts=max(0, int(told["attempts"])),
-            failures=max(0, int(told["failures"])),
-            saves=max(0, int(told["saves"])),
-            marks={int(step): _numbers(work, WORK) for step, work in told["marks"].items()},
+            attempts=max(0, int(fields["attempts"])),
+            failures=max(0, int(fields["failures"])),
+            saves=max(0, int(fields["saves"])),
+            marks={int(step): _numbers(work, WORK) for step, work in fields["marks"].items()},
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"it is not a ledger: {error!r}") from None
 
 
 def goodput_document(ledger: Ledger) -> dict[str, Any]:
-    """Return what the ledger says, without its marks, as values for JSON."""
+    """Return the figures of the ledger, without its marks, as values for JSON."""
     return {
         **{name: value for name, value in ledger.document().items() if name != "marks"},
         "goodput": ledger.goodput,
@@ -186,7 +187,7 @@ def goodput_document(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def told_seconds(ledger: Ledger) -> Iterator[tuple[str, float, float]]:
+def spent_seconds(ledger: Ledger) -> Iterator[tuple[str, float, float]]:
     """Yield each part that took any time, with its seconds and its share from 0 to 1, in the order of
     `PARTS`.
     """
@@ -196,12 +197,12 @@ def told_seconds(ledger: Ledger) -> Iterator[tuple[str, float, float]]:
             yield part, seconds, seconds / total
 
 
-def saving_told(ledger: Ledger) -> str | None:
+def saving_advice(ledger: Ledger) -> str | None:
     """Return in words how often the run should save; None without a save."""
-    cost, now, best = ledger.save_seconds, ledger.seconds_between_saves, ledger.best_save_seconds
-    if cost is None or now is None:
+    cost, interval, best = ledger.save_seconds, ledger.seconds_between_saves, ledger.best_save_seconds
+    if cost is None or interval is None:
         return None
-    facts = f"a save costs {number(cost)} s, and one is made every {number(now)} s of work"
+    facts = f"a save costs {number(cost)} s, and one is made every {number(interval)} s of work"
     if ledger.seconds_between_failures is None:
         return f"{facts}; {'one' if ledger.failures else 'no'} attempt has failed so far"
     often = f"an attempt fails every {number(ledger.seconds_between_failures)} s"
@@ -210,12 +211,13 @@ def saving_told(ledger: Ledger) -> str | None:
     return f"{facts}; {often}, so that a save every {number(best)} s would lose the least (Young and Daly)"
 
 
-def _numbers(told: Mapping[str, Any], names: Mapping[str, str] | tuple[str, ...]) -> dict[str, float]:
-    found = {name: float(told[name]) for name in names if name in told}
-    if not all(-1.0 < seconds < _MOST_SECONDS for seconds in found.values()):
+def _numbers(fields: Mapping[str, Any], names: Mapping[str, str] | tuple[str, ...]) -> dict[str, float]:
+    numbers = {name: float(fields[name]) for name in names if name in fields}
+    if not all(-1.0 < seconds < _MOST_SECONDS for seconds in numbers.values()):
         raise ValueError("it has a time that cannot be")
-    return {name: max(0.0, seconds) for name, seconds in found.items()}  # -1e-9 may come from rounding
+    # Rounding may leave a number such as -1e-9.
+    return {name: max(0.0, seconds) for name, seconds in numbers.items()}
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {part: round(each, 3) for part, each in seconds.items()}
+    return {part: round(value, 3) for part, value in seconds.items()}

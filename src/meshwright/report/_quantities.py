@@ -38,24 +38,24 @@ def quantities(
     """Return the charts in order: the loss, the scores, the rest of training, then speed."""
     curves: dict[str, list[Curve]] = {}
     for name, points in series.items():
-        title, label, tone = _place(name, evaluations)
+        title, label, tone = _chart_place(name, evaluations)
         curves.setdefault(title, []).append(Curve(label, points, tone, best.get(name)))
-    found = [_quantity(title, of) for title, of in curves.items()]
-    return sorted(found, key=_order)
+    charts = [_quantity(title, lines) for title, lines in curves.items()]
+    return sorted(charts, key=_order)
 
 
-def drawn(found: Sequence[Quantity], last_step: int, restarts: Sequence[int] = ()) -> list[Html]:
-    """Return the charts of `found` as HTML, all over the same steps."""
+def drawn(charts: Sequence[Quantity], last_step: int, restarts: Sequence[int] = ()) -> list[Html]:
+    """Return the charts of `charts` as HTML, all over the same steps."""
     return [
         chart(
-            each.title,
-            each.curves,
+            quantity.title,
+            quantity.curves,
             last_step=last_step,
             restarts=restarts,
-            from_zero=each.section != LEARNING,
-            note=each.note,
+            from_zero=quantity.section != LEARNING,
+            note=quantity.note,
         )
-        for each in found
+        for quantity in charts
     ]
 
 
@@ -66,11 +66,11 @@ def section_of(title: str) -> str:
     return SPEED if title in _SPEED or title.endswith(("_per_second", " seconds", "/seconds")) else LEARNING
 
 
-def _place(name: str, evaluations: Sequence[str]) -> tuple[str, str, int]:
+def _chart_place(name: str, evaluations: Sequence[str]) -> tuple[str, str, int]:
     """Return the title of a number's chart, its label there, and its colour; -1 chooses the colour later."""
-    if place := evaluated(name, evaluations):
-        title = "evaluation seconds" if place[1] == "seconds" else place[1]
-        return title, place[0], 1 + evaluations.index(place[0]) % (NUM_TONES - 1)
+    if score := evaluated(name, evaluations):
+        title = "evaluation seconds" if score[1] == "seconds" else score[1]
+        return title, score[0], 1 + evaluations.index(score[0]) % (NUM_TONES - 1)
     first, slash, rest = name.removeprefix(PREFIX).partition("/")
     if name.startswith(PREFIX):
         return f"{PREFIX}{first}{_FAMILY}", rest, -1
@@ -78,19 +78,22 @@ def _place(name: str, evaluations: Sequence[str]) -> tuple[str, str, int]:
 
 
 def _quantity(title: str, curves: Sequence[Curve]) -> Quantity:
-    shown = sorted(curves, key=lambda curve: curve.tone)
+    visible = sorted(curves, key=lambda curve: curve.tone)
     section = section_of(title)
-    if len(shown) == 1:
-        return Quantity(title, [replace(shown[0], label="", tone=max(0, shown[0].tone))], section)
+    if len(visible) == 1:
+        return Quantity(title, [replace(visible[0], label="", tone=max(0, visible[0].tone))], section)
     if title.endswith(_FAMILY):
         largest = sorted(curves, key=lambda curve: -_size(curve))[:_MOST_OF_A_FAMILY]
-        shown = [replace(curve, tone=i) for i, curve in enumerate(largest)]
-    left_out = len(curves) - len(shown)
-    return Quantity(title, shown, section, f"the {len(shown)} largest of {len(curves)}" if left_out else "")
+        visible = [replace(curve, tone=i) for i, curve in enumerate(largest)]
+    left_out = len(curves) - len(visible)
+    return Quantity(
+        title, visible, section, f"the {len(visible)} largest of {len(curves)}" if left_out else ""
+    )
 
 
 def _size(curve: Curve) -> float:
     last = abs(curve.points.last)
+    # NaN counts as the largest, so that its curve is shown.
     return last if last == last else float("inf")
 
 

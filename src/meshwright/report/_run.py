@@ -13,8 +13,6 @@ from meshwright.checkpoints._internal import Contents, contents, mode_of
 from meshwright.errors import InputError
 from meshwright.observe._internal import salvage_jsonl
 from meshwright.processes._internal import is_locked
-from meshwright.report._back import Back, times_back
-from meshwright.report._ending import Ending, Incident, ending_of, incidents_of
 from meshwright.report._history import (
     Attempt,
     Best,
@@ -26,11 +24,23 @@ from meshwright.report._history import (
     scores_of,
 )
 from meshwright.report._ledger import LEDGER, Ledger, read_ledger
-from meshwright.report._samples import Samples, samples_in
-from meshwright.report._spikes import SPIKES, SpikeSeen, spikes_in
+from meshwright.report._records import (
+    SPIKES,
+    Back,
+    Ending,
+    Incident,
+    Samples,
+    Spike,
+    ending_of,
+    incidents_of,
+    samples_in,
+    spikes_in,
+    times_back,
+)
 
 T = TypeVar("T")
 
+_BEGAN_FROM = "began_from.txt"
 _MOST_DAMAGE = 3
 """Largest number of unreadable lines of metrics that are listed."""
 
@@ -42,7 +52,7 @@ class Run:
 
     directory: Path
     """Directory that the files were read from."""
-    place: str
+    location: str
     """The run's directory, or its URL if `directory` is a copy."""
     ending: Ending
     """State of the run, and its last message."""
@@ -61,7 +71,7 @@ class Run:
     history: History
     """The run's reports, as curves and attempts."""
     ledger: Ledger | None
-    """Where the seconds of all attempts went, from `ledger.json`; None if the run has no such file."""
+    """The seconds of all attempts by their use, from `ledger.json`; None if the run has no such file."""
     checkpoints: Contents | None
     """The checkpoints that exist; None if their directory cannot be read."""
     checkpoints_path: str | None
@@ -70,8 +80,8 @@ class Run:
     """The settings of each attempt, by the step that the attempt continued from."""
     backs: Sequence[Back]
     """The times at which the run went back to an earlier step."""
-    spikes: Sequence[SpikeSeen]
-    """The loss spikes before which the run went back, with what was left out."""
+    spikes: Sequence[Spike]
+    """The loss spikes before which the run went back, with the batches that were left out."""
     incidents: Sequence[Incident]
     """Warnings and errors in the logs, in the order of time."""
     outputs: Mapping[str, Sequence[str]]
@@ -116,14 +126,14 @@ class Run:
     @cached_property
     def best(self) -> dict[str, Best]:
         """The best value of each score for which lower or higher is known to be better."""
-        found = {name: best_of(points, mode_of(name, self.settings)) for name, points in self.scores.items()}
-        return {name: best for name, best in found.items() if best is not None}
+        bests = {name: best_of(points, mode_of(name, self.settings)) for name, points in self.scores.items()}
+        return {name: best for name, best in bests.items() if best is not None}
 
     @cached_property
     def chosen(self) -> list[str]:
         """The names of the scores that the user chose, to keep checkpoints by or to end the run."""
-        told = [value.strip("'") for path, value in self.settings.items() if path.endswith(".metric")]
-        return [name for name in dict.fromkeys(told) if name in self.scores]
+        names = [value.strip("'") for path, value in self.settings.items() if path.endswith(".metric")]
+        return [name for name in dict.fromkeys(names) if name in self.scores]
 
     @property
     def main_score(self) -> str | None:
@@ -138,8 +148,8 @@ class Run:
     @property
     def max_steps(self) -> int | None:
         """The number of steps in the settings; None if it is not known."""
-        told = self.settings.get("max_steps", "")
-        return int(told) if told.isdecimal() and len(told) < 20 else None
+        text = self.settings.get("max_steps", "")
+        return int(text) if text.isdecimal() and len(text) < 20 else None
 
     @property
     def seconds(self) -> float:
@@ -152,12 +162,12 @@ def is_run(directory: Path) -> bool:
     return any((directory / name).is_file() for name in ("experiment.txt", "metrics.jsonl"))
 
 
-def read_run(directory: str | Path, place: str | None = None) -> Run:
+def read_run(directory: str | Path, location: str | None = None) -> Run:
     """Read the files of a run that has ended or is still going.
 
     Args:
       directory: The run directory.
-      place: The run's URL, if `directory` is a copy.
+      location: The run's URL, if `directory` is a copy.
 
     Raises:
       InputError: It is not a run directory, or it cannot be read.
@@ -169,37 +179,37 @@ def read_run(directory: str | Path, place: str | None = None) -> Run:
       (10, 0.5)
     """
     try:
-        return _run_in(local_path(directory), place)
+        return _run_in(local_path(directory), location)
     except OSError as error:
         raise InputError(
-            f"{place or directory} cannot be read: {error}.\n  Check its permissions and its disk."
+            f"{location or directory} cannot be read: {error}.\n  Check its permissions and its disk."
         ) from None
 
 
-def _run_in(directory: Path, place: str | None) -> Run:
+def _run_in(directory: Path, location: str | None) -> Run:
     if not is_run(directory):
         raise InputError(
-            f"{place or directory} is not a run: it has neither experiment.txt nor metrics.jsonl.\n"
+            f"{location or directory} is not a run: it has neither experiment.txt nor metrics.jsonl.\n"
             "  Give the directory of a run. `meshwright runs DIR` lists the runs below a directory."
         )
     files = _Files(directory)
-    told = files.read("experiment.txt", _text) or ""
+    settings = files.read("experiment.txt", _text) or ""
     function, typed = _typed_in(files)
     environment = files.read("environment.json", _json_object) or {}
     damage: list[str] = []
     read_history = lambda path: history_of(salvage_jsonl(path, damage.append))  # noqa: E731
     history = files.read("metrics.jsonl", read_history) or history_of(())
     files.damage += damage[:_MOST_DAMAGE]
-    path = str(environment.get("checkpoints") or directory / "checkpoints") if told else None
+    path = str(environment.get("checkpoints") or directory / "checkpoints") if settings else None
     return Run(
         directory=directory,
-        place=place or str(directory),
+        location=location or str(directory),
         ending=_ending(files, path, history),
-        description=told,
+        description=settings,
         function=function,
         typed=typed,
         environment=environment,
-        began_from=_began_from(files),
+        began_from=(files.read(_BEGAN_FROM, _text) or "").splitlines() if _BEGAN_FROM in files else [],
         parameters=files.read("state.txt", _text) or "",
         history=history,
         ledger=files.read(LEDGER, read_ledger) if LEDGER in files else None,
@@ -222,29 +232,25 @@ def _typed_in(files: "_Files") -> tuple[str | None, dict[str, str]]:
     """Return the function and settings in `experiment.json`, which only runs of commands have."""
     origin = (files.read("experiment.json", _json_object) if "experiment.json" in files else None) or {}
     typed: dict[str, str] = {}
-    for told in (origin.get("defaults"), origin.get("settings")):
-        found = told.items() if isinstance(told, dict) else ()
-        given = {name: value for name, value in found if isinstance(value, str)}
-        typed = given | {name: value for name, value in typed.items() if name not in given}
+    for source in (origin.get("defaults"), origin.get("settings")):
+        items = source.items() if isinstance(source, dict) else ()
+        texts = {name: value for name, value in items if isinstance(value, str)}
+        # Settings that were typed take the place of defaults.
+        typed = texts | {name: value for name, value in typed.items() if name not in texts}
     typed.pop("workdir", None)
     function = origin.get("target")
     return function if isinstance(function, str) else None, typed
 
 
-def _began_from(files: "_Files") -> list[str]:
-    name = "began_from.txt"
-    return (files.read(name, _text) or "").splitlines() if name in files else []
-
-
 def _settings_from(folder: Path) -> dict[int, str]:
     """Return the stored settings of attempts, by the step that each continued from."""
-    found: dict[int, str] = {}
+    settings: dict[int, str] = {}
     for file in sorted(folder.glob("step_*.txt")) if folder.is_dir() else ():
         number = file.stem.removeprefix("step_")
         if number.isdecimal() and len(number) < 20 and file.is_file():
             with contextlib.suppress(OSError, ValueError):
-                found[int(number)] = _text(file)
-    return found
+                settings[int(number)] = _text(file)
+    return settings
 
 
 class _Files:
@@ -275,7 +281,8 @@ def _ending(files: _Files, checkpoints: str | None, history: History) -> Ending:
     if "outcome.json" in files:
         outcome = files.read("outcome.json", _json_object)
         return Ending("unknown") if outcome is None else ending_of(outcome, checkpoints, None)
-    if is_locked(files.directory / ".run.lock"):  # a run in rounds does not hold its checkpoints' lock
+    # A run in rounds does not hold its checkpoints' lock.
+    if is_locked(files.directory / ".run.lock"):
         return Ending("running")
     silent = None if history.last is None else time.time() - history.last.get("time", 0.0)
     return ending_of(None, checkpoints, silent)
@@ -290,7 +297,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _outputs(directory: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for file in sorted(directory.glob("*/step_*.jsonl")):
-        found.setdefault(file.parent.name, []).append(file.name)
-    return found
+        files.setdefault(file.parent.name, []).append(file.name)
+    return files

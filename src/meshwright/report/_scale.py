@@ -1,12 +1,58 @@
-"""The scale of an axis: positions of values, and tick values."""
+"""The scale of an axis, and the columns of a curve.
+
+A curve of thousands of points is thinned to a few hundred columns, which keep every extreme value.
+"""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwright.base._internal import number
-from meshwright.report._thin import Column
+from meshwright.report._history import Series, is_finite
+
+_SMALLEST = 1e-100
+"""Smaller values are drawn as 0, so that axes need not handle the limits of float64."""
+
+
+class Column(NamedTuple):
+    """Neighbouring points that are drawn at the same position: their mean step and range of values."""
+
+    step: float
+    low: float
+    mean: float
+    high: float
+
+
+def segments(points: Series, most_columns: int) -> list[list[Column]]:
+    """Return the finite values as unbroken lists of columns, about `most_columns` in all.
+
+    Each column keeps the lowest and the highest of its values, as M4 does (Jugel et al., VLDB 2014). A list
+    ends where a column has no finite value.
+    """
+    stretches: list[list[Column]] = [[]]
+    for steps, values in _groups(points, most_columns):
+        finite = [value if abs(value) > _SMALLEST else 0.0 for value in values if is_finite(value)]
+        if finite:
+            stretches[-1].append(
+                Column(statistics.fmean(steps), min(finite), statistics.fmean(finite), max(finite))
+            )
+        elif stretches[-1]:
+            stretches.append([])
+    return [stretch for stretch in stretches if stretch]
+
+
+def not_finite(points: Series) -> list[int]:
+    """Return the steps at which the value is NaN or infinite."""
+    return [step for step, value in zip(points.steps, points.values, strict=True) if not is_finite(value)]
+
+
+def _groups(points: Series, most: int) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
+    size = max(1, math.ceil(len(points.steps) / most))
+    for i in range(0, len(points.steps), size):
+        yield points.steps[i : i + size], points.values[i : i + size]
+
 
 _MOST_TICKS = 5
 _FEWEST_TO_CUT = 20
@@ -26,8 +72,8 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         """Return the position of a value."""
-        low, high, at = (math.log(v) if self.is_log else v for v in (self.low, self.high, value))
-        return self.start + (at - low) / (high - low) * (self.end - self.start)
+        low, high, position = (math.log(v) if self.is_log else v for v in (self.low, self.high, value))
+        return self.start + (position - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
         """Return two to five round values to mark on the axis."""
@@ -41,6 +87,7 @@ def scale_of(columns: Sequence[Column], start: float, end: float, *, from_zero: 
     that falls steeply is cut off, as it would leave little room for the rest.
     """
     low, high = _range(columns)
+    # The median tells whether half of the values would lie in the lowest tenth of a linear scale.
     if low > 0 and not from_zero and high > 10 * statistics.median(column.mean for column in columns):
         return Scale(low / 1.1, high * 1.1, start, end, is_log=True), False
     later = _range(_after_the_first_tenth(columns))
@@ -49,6 +96,7 @@ def scale_of(columns: Sequence[Column], start: float, end: float, *, from_zero: 
         low, high = later
     if from_zero or 0 < low < high / 4:
         low, high = min(low, 0.0), max(high, 0.0)
+    # A constant curve has no range: it is drawn in the middle of one.
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = low - (abs(low) / 10 or 1.0), high + (abs(high) / 10 or 1.0)
     room = (high - low) / 25
@@ -86,8 +134,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     """Return powers of ten; if these are fewer than three, also multiples of them."""
     for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        found = [factor * 10.0**power for power in powers for factor in factors]
-        found = [value for value in found if low <= value <= high]
-        if len(found) >= 3:
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        ticks = [value for value in ticks if low <= value <= high]
+        if len(ticks) >= 3:
             break
-    return found[:: math.ceil(len(found) / _MOST_TICKS)] if found else [low, high]
+    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)] if ticks else [low, high]

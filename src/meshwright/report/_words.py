@@ -1,5 +1,6 @@
 """Short texts about a run, which are the same on its page and in a terminal."""
 
+import ast
 from collections.abc import Collection
 from typing import Any
 
@@ -9,7 +10,7 @@ from meshwright.report._run import Run
 
 CHOSEN = "★"
 """The mark of a score that the user chose as best."""
-CHOSEN_MEANS = "score that checkpoints are kept by, or that ends a run"
+CHOSEN_LEGEND = "score that checkpoints are kept by, or that ends a run"
 
 
 def score_title(name: str, chosen: Collection[str]) -> str:
@@ -24,27 +25,28 @@ def steps_of(run: Run) -> str:
 
 def facts_of(run: Run) -> list[str]:
     """Return the run's steps, time, start, devices, mesh and versions, as far as they are known."""
-    environment = run.environment
+    environment, mesh = run.environment, run.environment.get("mesh")
     started = run.attempts[0].started if run.attempts else None
-    found = [
+    facts = [
         f"{steps_of(run)} in {duration(run.seconds)}",
         None if started is None else date(started),
         _devices(environment.get("devices"), environment.get("processes")),
-        _mesh(environment.get("mesh")),
+        f"mesh {mesh_words(mesh)}" if isinstance(mesh, dict) else "",
         _versions(environment.get("packages")),
     ]
-    return [fact for fact in found if fact]
+    return [fact for fact in facts if fact]
 
 
 def date(seconds: float) -> str:
     """Return a time, in seconds since 1970, as `2026-11-21T03:57:12Z`."""
     try:
         return utc_time(seconds)
-    except (ValueError, OverflowError, OSError):  # a damaged file may contain any number
+    except (ValueError, OverflowError, OSError):
+        # A damaged file may contain any number.
         return "at an unknown time"
 
 
-def best_in_words(best: Best) -> str:
+def best_text(best: Best) -> str:
     """Return `0.9833 at step 900`."""
     return f"{number(best.value)} at step {best.step}"
 
@@ -56,25 +58,28 @@ def flat(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def said(value: str | None) -> str:
+def plain(value: str | None) -> str | None:
+    """Return the value of a description as a user would type it: a text without its quotes."""
+    try:
+        text = ast.literal_eval(value) if value and value[0] in "'\"" else None
+    except (SyntaxError, ValueError):
+        return value
+    return text if isinstance(text, str) else value
+
+
+def or_dash(value: str | None) -> str:
     """Return a text to show; `–` for None."""
     return "–" if value is None else value
 
 
-def _devices(told: Any, processes: Any) -> str:
-    if not isinstance(told, dict):
+def _devices(devices: Any, processes: Any) -> str:
+    if not isinstance(devices, dict):
         return ""
-    of = f" in {processes} processes" if isinstance(processes, int) and processes > 1 else ""
-    return f"{told.get('count')} × {told.get('kind')}{of}"
+    where = f" in {processes} processes" if isinstance(processes, int) and processes > 1 else ""
+    return f"{devices.get('count')} × {devices.get('kind')}{where}"
 
 
-def _mesh(told: Any) -> str:
-    if not isinstance(told, dict):
+def _versions(versions: Any) -> str:
+    if not isinstance(versions, dict):
         return ""
-    return f"mesh {mesh_words(told)}"
-
-
-def _versions(told: Any) -> str:
-    if not isinstance(told, dict):
-        return ""
-    return ", ".join(f"{name} {told[name]}" for name in ("meshwright", "jax") if name in told)
+    return ", ".join(f"{name} {versions[name]}" for name in ("meshwright", "jax") if name in versions)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshwright.training._initial_values import state_around
     from meshwright.training._keys import key_of
     from meshwright.training._learning_rates import learning_rates
-    from meshwright.training._loop import at_most_ahead
+    from meshwright.training._loop import at_most_ahead, check_equal_start, count_check, with_equal_end
     from meshwright.training._loss import Loss, StatefulLoss
     from meshwright.training._noise import with_parameter_noise
     from meshwright.training._phase_clock import PHASES
@@ -50,7 +50,9 @@ __all__ = [
     "abstract_state",
     "at_most_ahead",
     "by_path",
+    "check_equal_start",
     "check_finite",
+    "count_check",
     "decay_by_path",
     "describe_state",
     "ema_params",
@@ -70,5 +72,6 @@ __all__ = [
     "state_from",
     "update_rules",
     "watchdog",
+    "with_equal_end",
     "with_parameter_noise",
 ]

@@ -10,7 +10,7 @@ from meshwright.base._internal import tree
 from meshwright.errors import DivergedError, listed
 from meshwright.observe._internal import Values, Writer
 from meshwright.parallel._internal import parameter_of
-from meshwright.training._loop import RUN_AHEAD, at_most_ahead
+from meshwright.training._loop import at_most_ahead
 from meshwright.training._offload import on_devices
 from meshwright.training._state import TrainState
 from meshwright.training._trainable import Tx, as_trainable
@@ -18,7 +18,7 @@ from meshwright.training._trainable import Tx, as_trainable
 Newest = Callable[[], int | None]
 """A function that returns the step of the checkpoint that a restart would use, or None.
 
-`checkpoints.settled` is such a function.
+`checkpoints.wait_quietly` is such a function.
 """
 
 
@@ -81,7 +81,7 @@ def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], N
 
 def not_finite(optimizer: Tx, state: TrainState) -> list[str]:
     """Return the names of the arrays that `check_finite` would refuse. Collective, on the devices."""
-    arrays, wait, found = _trained(optimizer, state), at_most_ahead(RUN_AHEAD), {}
+    arrays, wait, found = _trained(optimizer, state), at_most_ahead(), {}
     for name, x in arrays.items():
         found[name] = _is_finite(x)
         wait(found[name])

@@ -84,9 +84,9 @@ def fit(
       >>> int(state.step)
       3
     """
-    tick, wait, check_count = Tick(int(state.step)), at_most_ahead(RUN_AHEAD), count_check()
+    tick, wait, check_count = Tick(int(state.step)), at_most_ahead(), count_check()
     check_equal_start(state, data, max_steps)
-    for i, batch in zip(range(tick.step + 1, max_steps + 1), _ending_together(state, data), strict=False):
+    for i, batch in zip(range(tick.step + 1, max_steps + 1), with_equal_end(state, data), strict=False):
         tick = Tick(i)
         with trace(tick):
             state, metrics = step(state, batch)
@@ -110,7 +110,14 @@ def fit(
 def count_check() -> Callable[[Tick, Any], None]:
     """Return a function that checks, after the first and the last step, that the state counts the batches.
 
-    A restart reads from the state how many batches it has been trained on.
+    A restart reads from the state how many batches it has been trained on. Another count after the first step
+    is a UsageError, and after the last step a warning.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> check_count = mw.training.count_check()
+      >>> state = SimpleNamespace(step=jnp.array(3))  # after one update of a state with step=2
+      >>> check_count(mw.engine.Tick(3), state)
     """
     is_first = True
 
@@ -130,23 +137,40 @@ def count_check() -> Callable[[Tick, Any], None]:
     return check
 
 
-def check_equal_start(state: Any, data: Any, steps: int) -> None:
+def check_equal_start(state: Any, data: Any, max_steps: int) -> None:
     """Check that all processes start and end at the same steps, with the same data. Collective.
 
     Nothing is compared unless the state is on devices of all processes. The facts of `data` are compared if
     it has a method `facts`.
+
+    Args:
+      state: The state before the first step.
+      data: The iterator over batches.
+      max_steps: The number of updates of the whole run.
+
+    Raises:
+      UsageError: `max_steps` is not a whole number of 0 or more, or the processes differ.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> mw.training.check_equal_start(SimpleNamespace(step=jnp.array(0)), iter([]), 100)
     """
-    check_num_steps("max_steps", steps)
+    check_num_steps("max_steps", max_steps)
     if _is_of_all(state):
         facts = getattr(data, "facts", dict)
-        bounds = {"steps": str(steps), "steps made before": str(int(state.step))}
+        bounds = {"steps": str(max_steps), "steps made before": str(int(state.step))}
         processes.compare("the run", lambda: {**bounds, **facts()})
 
 
-def _ending_together(state: Any, data: Iterator[PyTree]) -> Iterator[PyTree]:
-    """Return the batches of `data`, having checked that they end at the same step on all processes.
+def with_equal_end(state: Any, data: Iterator[PyTree]) -> Iterator[PyTree]:
+    """Return an iterator over `data` that raises an error if the batches end earlier on one process.
 
-    Meshwright's own batches, which have a method `facts`, check this themselves.
+    For Meshwright's own batches, which check this, and for a state on one process, it is `data` itself.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> [*mw.training.with_equal_end(SimpleNamespace(step=jnp.array(0)), iter([{"y": 1}]))]
+      [{'y': 1}]
     """
     if hasattr(data, "facts") or not _is_of_all(state):
         return data
@@ -157,7 +181,7 @@ def _is_of_all(state: Any) -> bool:
     return processes.spans_all_processes(getattr(getattr(state.step, "sharding", None), "device_set", ()))
 
 
-def at_most_ahead(num_steps: int) -> Callable[[PyTree], None]:
+def at_most_ahead(num_steps: int = RUN_AHEAD) -> Callable[[PyTree], None]:
     """Return a function that takes each step's outputs and waits for the step `num_steps` before it.
 
     Example:

@@ -41,13 +41,15 @@ def deployer():
 PAIRS = {"chosen": [], "rejected": []}
 
 REFUSE = {
-    "launch_hosts": lambda place: launch.launch_hosts(["true"], 1, at="127.0.0.1:1", hosts=1, logs=place),
+    "launch_hosts": lambda place: launch.launch_hosts(
+        ["true"], 1, address="127.0.0.1:1", hosts=1, logs=place
+    ),
     "tokenized": lambda place: mw.data._internal.tokenized(__file__, mw.lm.Bytes(), store=place),
     "export_adapter": lambda place: mw.lm.export_adapter({}, place, mw.lm.lora("w", 1), "."),
     "read_pair_rows": lambda place: mw.lm._internal.read_pair_rows(place, 8),
     "read_rows": lambda place: mw.lm._internal.read_rows(place, 8),
     "read_adapter": lambda place: mw.lm.read_adapter(place, "."),
-    "with_reference": lambda place: mw.lm.with_reference(PAIRS, None, {}, None, kept=place),
+    "with_reference": lambda place: mw.lm.with_reference(PAIRS, None, {}, None, path=place),
     "launch_local": lambda place: launch.launch_local(["true"], 1, logs=place),
     "launch_ray": lambda place: launch.launch_ray(["true"], 1, logs=place),
     "local": lambda place: arrays.local(place),

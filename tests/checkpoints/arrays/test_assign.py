@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from meshwright.base._patterns import optional
 from meshwright.checkpoints._arrays._restore import restore, restore_lazily
-from meshwright.checkpoints._arrays._transforms import as_source, cast
+from meshwright.checkpoints._arrays._source import as_source, cast
 from meshwright.errors import CheckpointError, UsageError
 
 

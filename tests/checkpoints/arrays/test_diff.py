@@ -7,7 +7,7 @@ import pytest
 from checkpoints.test_read import DATA_FILE, chunks_of, flip_a_bit
 from meshwright.checkpoints._arrays._diff import diff
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.errors import DamagedError

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.checkpoints._arrays._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoints._arrays._restore import restore, restore_lazily
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.checkpoints._convert import rewritten
+from meshwright.checkpoints._convert import with_changes
 from meshwright.checkpoints._format._layout import layouts
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.errors import MeshwrightError, UsageError
@@ -202,7 +202,7 @@ def test_a_part_of_another_shape_reads_the_rows_it_takes(watched):
         lambda x: x[:, :6],
         lambda x: stack([x, x])[1],
         lambda x: concatenate([x]),
-        lambda x: rewritten(as_source({"x": x.astype("float32")}, "x"), dtype="bfloat16").arrays()["x"],
+        lambda x: with_changes(as_source({"x": x.astype("float32")}, "x"), dtype="bfloat16").arrays()["x"],
     ],
 )
 def test_what_the_parts_of_a_derived_array_share_is_read_once(make):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from meshwright.checkpoints._arrays._restore import load, load_lazily
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.errors import InputError
 
 

@@ -13,7 +13,7 @@ import meshwright as mw
 from meshwright.base import _tree as tree
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import as_source, subtree
+from meshwright.checkpoints._arrays._source import as_source, subtree
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.errors import CheckpointError
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.base import _tree as tree
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.errors import CheckpointError

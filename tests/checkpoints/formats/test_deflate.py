@@ -3,7 +3,7 @@ import zlib
 import numpy as np
 import pytest
 
-from meshwright.checkpoints._formats._deflate import gzipped, inflated
+from meshwright.checkpoints._formats.readers._zarr2 import gzipped, inflated
 
 PIECE = 1 << 20
 

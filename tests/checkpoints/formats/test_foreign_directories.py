@@ -10,12 +10,10 @@ import pytest
 import meshwright as mw
 from checkpoints.formats.readers import redco, tensorflow
 from checkpoints.formats.readers.test_laws import put
-from meshwright.checkpoints._formats._contents import contents
 from meshwright.checkpoints._formats._export_seqax import export_seqax
 from meshwright.checkpoints._formats._export_t5x import export_t5x
+from meshwright.checkpoints._formats._inspect import contents, is_pinned, pin, unpin, verify, verify_all
 from meshwright.checkpoints._formats._open import find_step, open_source
-from meshwright.checkpoints._formats._pins import is_pinned, pin, unpin
-from meshwright.checkpoints._formats._verify import verify, verify_all
 from meshwright.cli import main
 from meshwright.errors import CheckpointError, UsageError
 

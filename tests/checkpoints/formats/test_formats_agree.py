@@ -13,8 +13,8 @@ from checkpoints.formats.readers.real import FIXTURES, arrays_of
 from meshwright.base import _tree as tree
 from meshwright.checkpoints._arrays._diff import diff
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import cast, subtree
-from meshwright.checkpoints._convert import called_as_ours, rewritten
+from meshwright.checkpoints._arrays._source import cast, subtree
+from meshwright.checkpoints._convert import with_changes, with_native_names
 from meshwright.checkpoints._formats._export_npz import export_npz
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors
 from meshwright.checkpoints._formats._export_seqax import export_seqax
@@ -95,7 +95,7 @@ def test_casts_go_by_our_names_and_what_is_cast_is_found(source):
     pattern = "params.*" if "seqax" in str(source) else "params/.*"
     half = jax.tree.map(lambda x: x.astype("float16") if x.dtype == np.float32 else x, STATE)
     assert equal(restore(cast(source, [(pattern, "float16")]), half), half)
-    assert equal(restore(rewritten(source, dtype="float16"), half), half)
+    assert equal(restore(with_changes(source, dtype="float16"), half), half)
     part = subtree(cast(source, [(pattern, "float16")]), "params/layers")
     assert equal(restore(part, half["params"]["layers"]), half["params"]["layers"])
 
@@ -107,8 +107,8 @@ def test_what_is_ignored_goes_by_our_names(source):
 
 
 def test_names_are_kept_whichever_changes_are_made(source):
-    changed = cast(rewritten(source), [(".*", "float32")])
-    assert not diff(changed, called_as_ours(source))
+    changed = cast(with_changes(source), [(".*", "float32")])
+    assert not diff(changed, with_native_names(source))
 
 
 def init(key):

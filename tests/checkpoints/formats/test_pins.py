@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._inspect import is_pinned, pin, unpin
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._pins import is_pinned, pin, unpin
 from meshwright.checkpoints._retention import last
 from meshwright.errors import CheckpointError
 

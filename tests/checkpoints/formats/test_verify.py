@@ -8,8 +8,8 @@ from checkpoints.test_commit import Attempt
 from checkpoints.test_read import DATA_FILE, chunks_of, flip_a_bit
 from meshwright.checkpoints._arrays._restore import restore
 from meshwright.checkpoints._checkpoints import Checkpoints
+from meshwright.checkpoints._formats._inspect import verify, verify_all
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats._verify import verify, verify_all
 from meshwright.checkpoints._retention import last
 from meshwright.errors import CheckpointError, DamagedError
 

@@ -127,7 +127,7 @@ def test_half_of_a_surrogate_pair_is_named_with_its_line(tmp_path):
 
 
 def test_a_few_bytes_that_stand_for_too_many_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("meshwright.data._corpus._lines.LONGEST", 1 << 20)
+    monkeypatch.setattr("meshwright.data._corpus._readers.LONGEST", 1 << 20)
     monkeypatch.setattr("meshwright.data._corpus._archives.LONGEST", 100)
     bomb = write(tmp_path, "a.jsonl.xz", FORMS["texts.jsonl.xz"](["x" * (1 << 22)]))
     assert bomb.stat().st_size < 3000

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.data._corpus._packing import filled_rows, one_by_one, packed
+from meshwright.data._corpus._rows import filled_rows, one_by_one, packed
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 5), st.integers(1, 40), st.integers(1, 300)), max_size=120)
 

@@ -157,13 +157,13 @@ def test_the_same_texts_elsewhere_share_a_store_and_others_do_not(tmp_path, made
         made(write(tmp_path / "a.jsonl", json_lines(TEXTS[1:]))),
     ]
     assert len({first.directory, *(each.directory for each in others)}) == 4
-    assert len({first.what, *(each.what for each in others)}) == 4
+    assert len({first.digest, *(each.digest for each in others)}) == 4
 
 
 def test_other_texts_of_the_same_names_and_sizes_are_told_by_their_contents(tmp_path, made):
     first = made(write(tmp_path / "a.jsonl", json_lines(["one two"])))
     again = made(write(tmp_path / "a.jsonl", json_lines(["two one"])))
-    assert again.what != first.what
+    assert again.digest != first.digest
 
 
 def test_large_texts_are_known_by_the_times_of_their_files(tmp_path, made, monkeypatch):
@@ -173,7 +173,7 @@ def test_large_texts_are_known_by_the_times_of_their_files(tmp_path, made, monke
     assert made(file).directory == first.directory
     os.utime(file, ns=(0, time.time_ns()))
     assert made(file).directory != first.directory
-    assert made(file).what == first.what
+    assert made(file).digest == first.digest
 
 
 def test_tokens_are_taken_as_they_are_and_other_values_are_refused_by_name(tmp_path, made):
@@ -220,7 +220,7 @@ def test_a_tokenizer_is_given_in_any_form(tmp_path):
 
     texts = write(tmp_path / "a.txt", b"word")
     given = [words(), tmp_path, str(tmp_path / "tokenizer.json"), OfTransformers()]
-    assert len({mw.data._internal.tokenized(texts, each, store=tmp_path).what for each in given}) == 1
+    assert len({mw.data._internal.tokenized(texts, each, store=tmp_path).digest for each in given}) == 1
     with pytest.raises(mw.errors.UsageError, match="of type int cannot be sent"):
         mw.data._internal.tokenized(texts, 3)
     with pytest.raises(mw.errors.UsageError, match=r"no token '<eos>'"):
@@ -257,7 +257,7 @@ def test_documents_of_an_object_are_tokenized_as_those_of_files(tmp_path):
     others = [
         mw.data._internal.tokenized(Indexed(each), words(), store=tmp_path) for each in (texts[1:], ["word"])
     ]
-    assert len({store.what, *(each.what for each in others)}) == 3
+    assert len({store.digest, *(each.digest for each in others)}) == 3
 
 
 @pytest.mark.slow

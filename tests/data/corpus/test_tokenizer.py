@@ -61,7 +61,7 @@ def test_a_class_whose_file_was_edited_is_another_tokenizer(tmp_path, monkeypatc
         stores.append(mw.data._internal.tokenized(tmp_path / "a.txt", own, store=tmp_path / "stores"))
         _work.write_blocks(stores[-1].directory)
     assert [each.block(0).tokens.tolist() for each in stores] == [[1], [2], [1]]
-    assert stores[0].what == stores[2].what != stores[1].what
+    assert stores[0].digest == stores[2].digest != stores[1].digest
 
 
 def test_a_class_that_no_other_process_can_import_is_refused_with_what_to_do(tmp_path):

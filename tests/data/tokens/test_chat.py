@@ -193,6 +193,12 @@ def test_of_many_chats_the_one_that_fails_is_told_and_those_before_come_first(wi
     assert chats.text(TURNS)
 
 
+def test_a_chat_is_encoded_between_those_of_an_iterator(with_template):
+    chats = with_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    encoded = chats.encode_each([(TURNS, None), (TURNS, None)])
+    assert next(encoded) == chats.encode(TURNS) == next(encoded)
+
+
 FORKED = """
 import os, sys
 from meshwright.data import chat

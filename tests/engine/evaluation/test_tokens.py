@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import meshwright as mw
 from meshwright.engine._evaluation._tokens import perplexity, token_means
 from meshwright.errors import UsageError
-from meshwright.lm._generation._count_bytes import count_bytes
-from meshwright.lm._generation._text import Bytes
+from meshwright.lm._generation._text import Bytes, count_bytes
 from meshwright.lm._models import decoder
 from meshwright.lm._models._with_cache import with_cache
 

@@ -14,7 +14,7 @@ from base.storage.stores import files, put
 from engine.experiment.runs import EXAMPLES, experiment, losses, measure
 from meshwright.base._storage import _mirror
 from meshwright.base._storage._copies import local_copy
-from meshwright.checkpoints._of_run import checkpoints_of
+from meshwright.checkpoints._choice import checkpoints_of
 from meshwright.cli import main
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError, UsageError
 

@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from engine.experiment.runs import EXAMPLES, init, loss, losses, measure
 from engine.experiment.runs import experiment as described
-from meshwright.checkpoints._of_run import checkpoints_of
+from meshwright.checkpoints._choice import checkpoints_of
 from meshwright.errors import InputError, Interrupted, UsageError
 
 

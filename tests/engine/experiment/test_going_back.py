@@ -8,7 +8,7 @@ import meshwright as mw
 from engine.experiment.runs import EXAMPLES, experiment, losses, measure
 from meshwright.cli import main
 from meshwright.errors import Interrupted, UsageError
-from meshwright.report._back import times_back
+from meshwright.report._records import times_back
 from meshwright.report._run import read_run
 
 
@@ -142,7 +142,7 @@ def test_at_an_address_it_goes_back_too_and_only_manifests_are_renamed(s3_run):
     mw.run(described(s3_run, max_steps=5), from_step=4)
     place = mw.Checkpoints(f"{s3_run}/checkpoints").directory
     assert mw.checkpoints._internal.complete_steps(place) == [2, 4, 5]
-    assert [name.partition(".later-")[0] for name in mw.checkpoints._internal.aside(place)] == [
+    assert [name.partition(".later-")[0] for name in mw.checkpoints._internal.set_aside_names(place)] == [
         "step_00000006/manifest.json",
         "step_00000008/manifest.json",
     ]

@@ -10,10 +10,9 @@ from flax import linen
 
 import meshwright as mw
 from meshwright.errors import UsageError
-from meshwright.lm._generation._batch import generate_batch
 from meshwright.lm._generation._decoding import Decoding
+from meshwright.lm._generation._generate import generate_batch, stream
 from meshwright.lm._generation._model import Model, counting, without_cache
-from meshwright.lm._generation._stream import stream
 from meshwright.lm._models import decoder, gpt2, t5
 from meshwright.lm._models._with_cache import with_cache
 from pairs import pairs

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoints._arrays._transforms import cast
-from meshwright.lm._generation._decoding import Decoding
-from meshwright.lm._generation._logits import narrowed
+from meshwright.checkpoints._arrays._source import cast
+from meshwright.lm._generation._decoding import Decoding, narrowed
 from meshwright.lm._models import decoder, gpt2, hugging_face, t5
 from meshwright.lm._models._with_cache import with_cache
 from pairs import pairs

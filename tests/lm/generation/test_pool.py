@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.lm._generation._pool import Pool, Wanted
+from meshwright.lm._generation._slots import GenerationRequest, Pool
 from meshwright.lm._models import decoder
 
 CFG = decoder.Config(vocabulary=32, model=8, layers=1, heads=2, feed_forward=8)
@@ -33,9 +33,9 @@ def run(pool, wanted, every=3):
 
 def test_prompts_that_join_later_get_what_they_get_alone(pool):
     alone = mw.lm.generate(MODEL, PARAMS, PROMPTS, mw.lm.Decoding(max_new_tokens=9))
-    pool.start({0: Wanted(PROMPTS[0], 9), 2: Wanted(PROMPTS[1], 9)})
+    pool.start({0: GenerationRequest(PROMPTS[0], 9), 2: GenerationRequest(PROMPTS[1], 9)})
     found = {slot: tokens.tolist() for slot, (tokens, _) in pool.advance(4).items()}
-    pool.start({1: Wanted(PROMPTS[2], 9)})
+    pool.start({1: GenerationRequest(PROMPTS[2], 9)})
     ended = {}
     for _ in range(3):
         for slot, (tokens, is_done) in pool.advance(4).items():
@@ -47,7 +47,11 @@ def test_prompts_that_join_later_get_what_they_get_alone(pool):
 
 def test_each_row_has_settings_and_a_limit_of_its_own(pool):
     drawn = {"temperature": 1.5, "top_p": 0.9, "seed": 5}
-    wanted = {0: Wanted(PROMPTS[0], 4), 1: Wanted(PROMPTS[0], 8, **drawn), 2: Wanted(PROMPTS[0], 8, **drawn)}
+    wanted = {
+        0: GenerationRequest(PROMPTS[0], 4),
+        1: GenerationRequest(PROMPTS[0], 8, **drawn),
+        2: GenerationRequest(PROMPTS[0], 8, **drawn),
+    }
     together = run(pool, wanted)
     assert len(together[0]) == 4
     assert together[1] == together[2] == run(pool, {3: wanted[1]})[3]
@@ -61,7 +65,7 @@ def test_each_row_has_settings_and_a_limit_of_its_own(pool):
 @pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 3, "top_p": 0.7}])
 def test_bounds_of_a_row_leave_out_what_those_of_all_rows_do(bounds):
-    from meshwright.lm._generation._logits import chosen_by_row, narrowed
+    from meshwright.lm._generation._decoding import chosen_by_row, narrowed
 
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 16)), jnp.float32)
     decoding = mw.lm.Decoding(temperature=0.8, **bounds)
@@ -76,10 +80,10 @@ def test_bounds_of_a_row_leave_out_what_those_of_all_rows_do(bounds):
 
 @pytest.mark.slow
 def test_a_slot_that_was_left_serves_the_next_prompt(pool):
-    pool.start({0: Wanted(PROMPTS[0], 20)})
+    pool.start({0: GenerationRequest(PROMPTS[0], 20)})
     pool.advance(2)  # its client has gone: nothing is to be told to the pool
     alone = mw.lm.generate(MODEL, PARAMS, PROMPTS[3:], mw.lm.Decoding(max_new_tokens=6))[0].tolist()
-    assert run(pool, {0: Wanted(PROMPTS[3], 6)})[0] == alone
+    assert run(pool, {0: GenerationRequest(PROMPTS[3], 6)})[0] == alone
 
 
 def test_a_pool_tells_its_room(pool):

@@ -10,9 +10,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import UsageError
-from meshwright.lm._generation._count_bytes import count_bytes
 from meshwright.lm._generation._model import counting, without_cache
-from meshwright.lm._generation._text import Bytes
+from meshwright.lm._generation._text import Bytes, count_bytes
 from meshwright.lm._models import decoder, gpt2, t5
 from meshwright.lm._models._with_cache import with_cache
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.errors import CheckpointError

@@ -11,7 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.base import _tree as tree
-from meshwright.checkpoints._arrays._transforms import as_source, cast
+from meshwright.checkpoints._arrays._source import as_source, cast
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.errors import CheckpointError, UsageError

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.lm._models._map import Map, Reshape, Row, Transpose
 

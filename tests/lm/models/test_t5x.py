@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from checkpoints.formats.readers.real import FIXTURES
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._formats._export_t5x import export_t5x
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.cli import main

@@ -13,7 +13,14 @@ from pydantic import ValidationError
 import meshwright as mw
 from meshwright.lm._server._answers import Answer, as_event
 from meshwright.lm._server._guard import is_loopback
-from meshwright.lm._server._requests import Chat, Completion, Refused, parsed, prompts_of, wanted_of
+from meshwright.lm._server._requests import (
+    Chat,
+    Completion,
+    RefusedRequest,
+    generation_requests,
+    parsed,
+    prompts_of,
+)
 
 POOL = SimpleNamespace(vocabulary=256, room=lambda length: 64 - length)
 PIECES = st.lists(st.integers(0, 5), max_size=20)
@@ -25,7 +32,7 @@ def request(**fields):
 
 def wanted(decoding=mw.lm._internal.GREEDY, **fields):
     asked = request(prompt="ab", **fields)
-    return wanted_of(asked, prompts_of(asked, mw.lm.Bytes()), decoding, POOL)
+    return generation_requests(asked, prompts_of(asked, mw.lm.Bytes()), decoding, POOL)
 
 
 @given(text=st.text())
@@ -110,7 +117,7 @@ NOTHING = {
 @pytest.mark.parametrize("name", NOTHING)
 def test_what_is_not_here_is_refused_by_name_and_nothing_asked_for_is_not(name):
     request(prompt="a", **{name: NOTHING[name]}, user="me")
-    with pytest.raises(Refused, match=f"this server does not have `{name}`") as refused:
+    with pytest.raises(RefusedRequest, match=f"this server does not have `{name}`") as refused:
         request(prompt="a", **{name: 5})
     assert (refused.value.status, refused.value.param) == (400, name)
 
@@ -127,7 +134,7 @@ def test_any_body_is_a_request_or_is_refused(value):
         for kind in (Completion, Chat):
             try:
                 asked = parsed(json.dumps(body).encode(), kind, "m")
-            except Refused as refused:
+            except RefusedRequest as refused:
                 asked, status = None, refused.status
             assert isinstance(asked, kind) or status == 400
 

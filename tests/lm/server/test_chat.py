@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import meshwright as mw
+from meshwright.lm._checkpoint_models import served_of_checkpoint
 from meshwright.lm._models import decoder
-from meshwright.lm._runs._served import served_of_checkpoint
 
 pytestmark = pytest.mark.slow
 GOLDEN = Path(__file__).parents[2] / "data/tokens/golden"

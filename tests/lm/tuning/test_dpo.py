@@ -57,7 +57,7 @@ def test_the_reference_is_computed_once_and_kept(layout, tmp_path):
         return linear(params, given)
 
     found = [
-        with_reference(pairs, counted, {"w": np.float32(w)}, layout, kept=tmp_path / "r.json", batch_size=8)
+        with_reference(pairs, counted, {"w": np.float32(w)}, layout, path=tmp_path / "r.json", batch_size=8)
         for w in (0.1, 0.1)
     ]
     assert len(calls) == 2  # of the chosen and the rejected, traced once
@@ -67,19 +67,19 @@ def test_the_reference_is_computed_once_and_kept(layout, tmp_path):
         )
         assert each["reference"]["rejected"].shape == (10,)
     with pytest.raises(UsageError, match=r"r.json has the log-probabilities of other parameters"):
-        with_reference(pairs, counted, {"w": np.float32(2)}, layout, kept=tmp_path / "r.json")
+        with_reference(pairs, counted, {"w": np.float32(2)}, layout, path=tmp_path / "r.json")
     others = {**pairs, "chosen": {"x": np.ones(10)}}
     with pytest.raises(UsageError, match=r"r.json has the log-probabilities of other examples"):
-        with_reference(others, counted, {"w": np.float32(0.1)}, layout, kept=tmp_path / "r.json")
+        with_reference(others, counted, {"w": np.float32(0.1)}, layout, path=tmp_path / "r.json")
     (tmp_path / "r.json").write_text("{}")
     with pytest.raises(InputError, match="has no log-probabilities of a reference"):
-        with_reference(pairs, counted, {"w": np.float32(0.1)}, layout, kept=tmp_path / "r.json")
+        with_reference(pairs, counted, {"w": np.float32(0.1)}, layout, path=tmp_path / "r.json")
 
 
 @pytest.mark.slow
 def test_an_adapter_learns_preferences_from_where_the_loss_is_that_of_a_coin(layout, tmp_path):
     params, of = decoder.init(CFG, jax.random.key(0)), log_probabilities(CFG)
-    pairs = with_reference(PAIRS, of, params, layout, kept=tmp_path / "r.json")
+    pairs = with_reference(PAIRS, of, params, layout, path=tmp_path / "r.json")
     whole = mw.Experiment(
         workdir=str(tmp_path / "run"),
         model=functools.partial(decoder.init, CFG),
@@ -102,7 +102,7 @@ def test_an_adapter_learns_preferences_from_where_the_loss_is_that_of_a_coin(lay
 
 def test_what_is_missing_is_named(layout, tmp_path):
     with pytest.raises(UsageError, match="the pairs lack rejected; they have chosen"):
-        with_reference({"chosen": {}}, linear, {}, layout, kept=tmp_path / "r.json")
+        with_reference({"chosen": {}}, linear, {}, layout, path=tmp_path / "r.json")
     with pytest.raises(UsageError, match="the batch has chosen/x, but no reference"):
         dpo(linear)({}, {"chosen": {"x": np.ones(2)}})
     with pytest.raises(UsageError, match="beta is 0"):

@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.lm._models import hugging_face
-from meshwright.lm._tuning._rows import read_pair_rows, read_rows
+from meshwright.lm._tuning._examples import read_pair_rows, read_rows
 from meshwright.lm._tuning._tune import tuning
 
 TOKENS = Path(__file__).parents[2] / "data/tokens/golden"
@@ -49,6 +49,13 @@ def test_rows_of_all_forms_are_tokens_and_weights(model, tmp_path):
         assert rows["segments"][row].tolist() == [1] * end + [0] * (rows["tokens"].shape[1] - end)
     assert rows["tokens"][0].tolist() == rows["tokens"][1].tolist()
     assert rows["weights"][0].tolist() == rows["weights"][1].tolist()
+
+
+def test_each_conversation_keeps_its_line_between_lines_of_other_forms(model, tmp_path):
+    encoded = mw.data.chat(model).encode(CHAT)
+    tokens = {"tokens": [1, 2, 3], "messages": [{"role": "user", "content": "not read"}]}
+    rows = read_rows(file_of(tmp_path, {"text": "the cat"}, tokens, {"messages": CHAT}), 64, model)
+    assert rows["tokens"][2, : len(encoded.tokens)].tolist() == encoded.tokens
 
 
 def test_rows_of_pairs_are_inputs_and_targets(model, tmp_path, caplog):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoints._arrays._transforms import cast
+from meshwright.checkpoints._arrays._source import cast
 from meshwright.checkpoints._formats._export_safetensors import export_safetensors
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.errors import CheckpointError, UsageError

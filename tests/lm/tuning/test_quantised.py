@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 from meshwright.base import _tree as tree
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.errors import UsageError
 from meshwright.lm._tuning._quantised import (
     Quantised,

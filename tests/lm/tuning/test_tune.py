@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoints._arrays._transforms import cast
+from meshwright.checkpoints._arrays._source import cast
 from meshwright.cli import main
 from meshwright.cli._tune import _TARGET
 from meshwright.errors import InputError, UsageError
 from meshwright.lm._models import decoder, hugging_face
+from meshwright.lm._tuning._examples import read_rows, split_rows
 from meshwright.lm._tuning._families import rows_score
 from meshwright.lm._tuning._merged import merged_source
 from meshwright.lm._tuning._peft import read_adapter
-from meshwright.lm._tuning._rows import read_rows, split_rows
 from meshwright.lm._tuning._tune import adapter_of, tune, tuning, write_best
 
 LLAMA = str(Path(__file__).parents[2] / "lm" / "models" / "golden" / "llama")

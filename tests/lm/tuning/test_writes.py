@@ -12,9 +12,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
+from meshwright.lm._checkpoint_models import texts_of_checkpoint
 from meshwright.lm._models import decoder, hugging_face
 from meshwright.lm._models._with_cache import with_cache
-from meshwright.lm._runs._texts import texts_of_checkpoint
 from meshwright.lm._tuning._tune import adapter_of, tuning
 
 pytestmark = pytest.mark.slow

@@ -1,8 +1,10 @@
-"""Casts by name: pairs of a pattern and a dtype, in which the first pattern that matches decides.
+"""The form in which leaves are saved: casts by name, and typed PRNG keys as data.
 
-A value that the new dtype cannot hold is an error that names the array, whether the cast is made while
-reading, saving or exporting: a finite number that would become infinite or NaN, or an integer that would
-change.
+A cast is a pair of a pattern and a dtype; the first pattern that matches decides. A value that the new dtype
+cannot hold is an error that names the array, whether the cast is made while reading, saving or exporting: a
+finite number that would become infinite or NaN, or an integer that would change.
+
+PRNG keys are saved as their uint32 data and the name of their implementation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +41,7 @@ def cast_leaf(name: str, leaf: Any, dtype: np.dtype) -> Any:
     """Return one leaf in another dtype."""
     if isinstance(leaf, jax.Array):
         return leaf.astype(dtype)
+    # A lazy array. Importing the class here would be a circle, as lazy arrays use `converted`.
     if hasattr(leaf, "with_values"):  # a lazy array
         return leaf.with_values(lambda block: converted(name, block, dtype), dtype)
     return converted(name, np.asarray(leaf), dtype)
@@ -50,7 +53,7 @@ def cast_dtypes(
     """Return the new dtype of each leaf that `casts` match, by name."""
     kinds, dtypes = (
         {name: _kind(leaf) for name, leaf in leaves.items()},
-        [_dtype(given) for _, given in casts],
+        [_dtype(target) for _, target in casts],
     )
     numeric = [name for name, kind in kinds.items() if kind]
     table = Table.of("cast", casts)
@@ -71,13 +74,13 @@ def cast_dtypes(
 def floating(dtype: DTypeLike) -> np.dtype:
     """Return `dtype` as a NumPy dtype, if it is a floating-point dtype."""
     try:
-        found = np.dtype(dtype)
+        target = np.dtype(dtype)
     except TypeError:
         raise UsageError(f"there is no dtype {dtype!r}. Give, say, float32 or bfloat16.") from None
-    if not jnp.issubdtype(found, jnp.floating):
-        raise UsageError(f"cannot convert to {found.name}: it is not a floating-point dtype.")
-    _refuse_without_nan(found)
-    return found
+    if not jnp.issubdtype(target, jnp.floating):
+        raise UsageError(f"cannot convert to {target.name}: it is not a floating-point dtype.")
+    _refuse_without_nan(target)
+    return target
 
 
 def _refuse_without_nan(dtype: np.dtype) -> None:
@@ -106,7 +109,8 @@ def _check_on_devices(cast: Mapping[str, tuple[jax.Array, jax.Array]]) -> None:
         for name, pair in cast.items()
         if pair[0].dtype != pair[1].dtype
     }
-    for name, number in jax.device_get(largest).items():  # one transfer: one each would wait each time
+    # One transfer for all arrays: with one each, the host would wait each time.
+    for name, number in jax.device_get(largest).items():
         if number:
             raise _does_not_fit(name, cast[name][1].dtype, number)
 
@@ -130,6 +134,8 @@ def _lost(numpy: Any, x: Any, cast: Any) -> Any:
         return numpy.isfinite(x) & ~numpy.isfinite(cast)
     if jnp.issubdtype(cast.dtype, jnp.integer):
         whole = numpy.trunc(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        # The signs are compared, too: an unsigned integer that wraps round is equal again when it is cast
+        # back.
         return (cast.astype(x.dtype) != whole) | ((cast < 0) != (x < 0))
     return numpy.zeros(x.shape, bool)
 
@@ -144,16 +150,14 @@ def dtype_of(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
-def _dtype(given: DTypeLike) -> np.dtype:
+def _dtype(name: DTypeLike) -> np.dtype:
     try:
-        found = np.dtype(given)
+        dtype = np.dtype(name)
     except TypeError:
-        raise UsageError(
-            f"cast: there is no dtype {given!r}. Give one such as float32 or bfloat16."
-        ) from None
-    if jnp.issubdtype(found, jnp.floating):
-        _refuse_without_nan(found)
-    return found
+        raise UsageError(f"cast: there is no dtype {name!r}. Give one such as float32 or bfloat16.") from None
+    if jnp.issubdtype(dtype, jnp.floating):
+        _refuse_without_nan(dtype)
+    return dtype
 
 
 def _kind(leaf: Any) -> Any:
@@ -162,3 +166,48 @@ def _kind(leaf: Any) -> Any:
         return None
     dtype = dtype_of(leaf)
     return next((kind for kind in _KINDS if jnp.issubdtype(dtype, kind)), None)
+
+
+def is_key(leaf: Any) -> bool:
+    """Return whether `leaf` is an array, or a struct, of typed PRNG keys."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def key_type(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the implementation of typed keys, which may be a struct, and the shape of their data."""
+    impls: list[str] = []
+
+    def data(keys: jax.Array) -> jax.Array:
+        # `key_impl` needs an array, which a tracer is and a struct is not.
+        impls.append(str(jax.random.key_impl(keys)))
+        return jax.random.key_data(keys)
+
+    shape = jax.eval_shape(data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)).shape
+    return impls[0], shape
+
+
+def type_name(leaf: Any) -> str:
+    """Return the name of an array's dtype for messages; typed keys have `key<threefry2x32>`."""
+    return f"key<{key_type(leaf)[0]}>" if is_key(leaf) else leaf.dtype.name
+
+
+def keys_as_data(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the leaves with PRNG keys replaced by their data, and by name the keys' implementations."""
+    typed = {name: leaf for name, leaf in leaves.items() if is_key(leaf)}
+    impls = {name: leaf.key_impl for name, leaf in leaves.items() if getattr(leaf, "key_impl", None)}
+    data = {name: jax.random.key_data(leaf) for name, leaf in typed.items()}
+    return {**leaves, **data}, impls | {name: key_type(leaf)[0] for name, leaf in typed.items()}
+
+
+def saved_structs(leaves: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shapes that leaves have when they are saved, as structs with shardings; numbers stay."""
+
+    def struct(name: str, leaf: Any) -> Any:
+        if is_key(leaf):
+            return jax.ShapeDtypeStruct(key_type(leaf)[1], "uint32")
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(leaf.shape, dtypes.get(name, leaf.dtype), sharding=sharding)
+
+    return {name: struct(name, leaf) for name, leaf in leaves.items()}

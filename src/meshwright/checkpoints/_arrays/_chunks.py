@@ -40,8 +40,8 @@ def as_rows(parts: tuple[Bounds, ...]) -> Bounds | None:
     first, *others = parts
     if not others or not first:
         return None
-    for before, after in itertools.pairwise(parts):
-        if after[0][0] != before[0][1] or after[1:] != first[1:]:
+    for previous, following in itertools.pairwise(parts):
+        if following[0][0] != previous[0][1] or following[1:] != first[1:]:
             return None
     return ((first[0][0], others[-1][0][1]), *first[1:])
 
@@ -91,10 +91,10 @@ def shares_of(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[tu
     """Yield the chunks that overlap a part: grid position, index into the part, index into the chunk."""
     for position in overlapping(bounds, chunk_shape):
         into, within = [], []
-        for (start, stop), place, chunk in zip(bounds, position, chunk_shape, strict=True):
-            first, last = max(start, place * chunk), min(stop, (place + 1) * chunk)
+        for (start, stop), cell, chunk in zip(bounds, position, chunk_shape, strict=True):
+            first, last = max(start, cell * chunk), min(stop, (cell + 1) * chunk)
             into.append(slice(first - start, last - start))
-            within.append(slice(first - place * chunk, last - place * chunk))
+            within.append(slice(first - cell * chunk, last - cell * chunk))
         yield position, tuple(into), tuple(within)
 
 

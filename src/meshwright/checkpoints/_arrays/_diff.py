@@ -50,58 +50,54 @@ def diff(a: Source, b: Source) -> list[Difference]:
     """
     in_a, in_b = a.arrays(), _called_as(a, b)
     names = dict.fromkeys([*in_a, *in_b])
-    found = [_difference(name, in_a.get(name), in_b.get(name)) for name in names]
-    return [difference for difference in found if difference]
+    differences = [_difference(name, in_a.get(name), in_b.get(name)) for name in names]
+    return [difference for difference in differences if difference]
 
 
 def _called_as(a: Source, b: Source) -> dict[str, LazyArray]:
     """Return the arrays of `b` under the names that `a` has for them, or their own if it has none."""
     in_a, in_b = a.arrays(), b.arrays()
-    there = {theirs: name for name, theirs in stored_names(b, in_a).items() if theirs in in_b}
-    here = {name: ours for name, ours in stored_names(a, in_b).items() if ours in in_a}
-    ours = here | there
-    return {ours.get(name, name): array for name, array in in_b.items()}
+    names_in_b = {theirs: name for name, theirs in stored_names(b, in_a).items() if theirs in in_b}
+    names_in_a = {name: stored for name, stored in stored_names(a, in_b).items() if stored in in_a}
+    names = names_in_a | names_in_b
+    return {names.get(name, name): array for name, array in in_b.items()}
 
 
-def _difference(name: str, left: LazyArray | None, right: LazyArray | None) -> Difference | None:
-    if left is None or right is None or left.shape != right.shape:
-        return Difference(name, left, right)
+def _difference(name: str, first: LazyArray | None, second: LazyArray | None) -> Difference | None:
+    if first is None or second is None or first.shape != second.shape:
+        return Difference(name, first, second)
     num_differing, largest = 0, 0.0
-    for index in slabs(left.shape, max(left.dtype.itemsize, right.dtype.itemsize)):
-        a, b = left.read(index).reshape(-1), right.read(index).reshape(-1)
+    for index in slabs(first.shape, max(first.dtype.itemsize, second.dtype.itemsize)):
+        a, b = first.read(index).reshape(-1), second.read(index).reshape(-1)
         for start in range(0, a.size, _AT_A_TIME):
             part = slice(start, start + _AT_A_TIME)
             num, most = _compare(a[part], b[part])
             num_differing, largest = num_differing + num, float(np.maximum(largest, most))
-    if num_differing == 0 and left.dtype == right.dtype:
+    if num_differing == 0 and first.dtype == second.dtype:
         return None
-    return Difference(name, left, right, num_differing, largest)
+    return Difference(name, first, second, num_differing, largest)
 
 
-def _compare(left: np.ndarray, right: np.ndarray) -> tuple[int, float]:
+def _compare(first: np.ndarray, second: np.ndarray) -> tuple[int, float]:
     """Return how many elements differ, and the largest difference."""
-    differs = _other_bits(left, right) if left.dtype == right.dtype else _other_values(left, right)
+    if first.dtype == second.dtype:
+        # Bits are compared, so that NaN is equal to the same NaN, and 0 differs from -0.
+        differs = (first.reshape(-1, 1).view(np.uint8) != second.reshape(-1, 1).view(np.uint8)).any(axis=1)
+    else:
+        differs = _other_values(first, second)
     num = int(np.count_nonzero(differs))
     if num == 0:
         return 0, 0.0
     with np.errstate(invalid="ignore"):
-        return num, float(np.abs(_wide(left)[differs] - _wide(right)[differs]).max())
+        return num, float(np.abs(_wide(first)[differs] - _wide(second)[differs]).max())
 
 
-def _other_bits(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return (_elements(left) != _elements(right)).any(axis=1)
-
-
-def _elements(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of each element as one row."""
-    return array.reshape(-1, 1).view(np.uint8)
-
-
-def _other_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    a, b = _wide(left), _wide(right)
+def _other_values(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    a, b = _wide(first), _wide(second)
     return ~((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
 def _wide(array: np.ndarray) -> np.ndarray[Any, Any]:
     """Return the elements in a type wide enough for exact differences, of 64-bit integers too."""
+    # `longdouble` has 64 bits of mantissa on x86, so that differences of 64-bit integers are exact.
     return array.reshape(-1).astype(np.clongdouble if array.dtype.kind == "c" else np.longdouble)

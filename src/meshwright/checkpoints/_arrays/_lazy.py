@@ -16,6 +16,7 @@ from meshwright.errors import UsageError
 Index = tuple[slice, ...]
 """A slice of step 1 for each dimension of an array."""
 
+# Elements along each side of a tile that is transposed within the cache.
 _TILE = 128
 _PIECE_NBYTES = range(1 << 20, (64 << 20) + 1)
 
@@ -44,7 +45,7 @@ class LazyArray:
     """The dtype of the values that `read` returns."""
     read: Callable[[Index], np.ndarray] = field(repr=False)
     """Returns a part, given a slice of step 1 for each dimension, in memory of its own. `restore` calls it on
-    several threads. It may have a method `parts`, which takes a list of indices, and reads what these share
+    several threads. It may have a method `parts`, which takes a list of indices, and reads shared chunks
     only once."""
     key_impl: str | None = None
     """The PRNG implementation if this array holds `jax.random.key_data`, whose last dimension is that of one
@@ -93,13 +94,13 @@ class LazyArray:
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the array in another dtype, lazily. Reading a value that does not fit is a `UsageError`."""
-        wanted = np.dtype(dtype)
-        return self.with_values(lambda part: converted("an array", part, wanted), wanted)
+        target = np.dtype(dtype)
+        return self.with_values(lambda part: converted("an array", part, target), target)
 
     def view(self, dtype: DTypeLike) -> Self:
         """Return the array with its bits reinterpreted as another dtype of the same size, lazily."""
-        wanted = np.dtype(dtype)
-        return self.with_values(lambda part: part.view(wanted), wanted)
+        target = np.dtype(dtype)
+        return self.with_values(lambda part: part.view(target), target)
 
     def with_values(self, change: Callable[[np.ndarray], np.ndarray], dtype: np.dtype) -> Self:
         """Return the array with `change` applied to each part that is read, lazily.
@@ -126,13 +127,13 @@ class LazyArray:
             return dataclasses.replace(
                 self, shape=shape, read=lambda i: np.asarray(self).reshape(shape)[i], stored_chunks=None
             )
-        width, wanted = math.prod(self.shape[1:]), math.prod(shape[1:])
+        width, new_width = math.prod(self.shape[1:]), math.prod(shape[1:])
 
         def bounds(index: Index) -> tuple[int, int]:
             rows = range(shape[0])[index[0]]
-            return rows.start * wanted, max(rows.start, rows.stop) * wanted
+            return rows.start * new_width, max(rows.start, rows.stop) * new_width
 
-        def held(index: Index) -> Index:
+        def rows_of(index: Index) -> Index:
             start, stop = bounds(index)
             return slice(start // width, -(-stop // width)), *(slice(None),) * (self.ndim - 1)
 
@@ -141,7 +142,7 @@ class LazyArray:
             part = rows.reshape(-1)[start % width :][: stop - start].reshape(-1, *shape[1:])
             return part[:, *index[1:]]
 
-        return dataclasses.replace(self, shape=shape, read=_Derived(self, held, cut), stored_chunks=None)
+        return dataclasses.replace(self, shape=shape, read=_Derived(self, rows_of, cut), stored_chunks=None)
 
     def __getitem__(self, index: Any) -> Self:
         """Return a part, lazily. `index` holds integers and slices of step 1."""
@@ -183,7 +184,7 @@ class _Derived:
         return self.make(self.base.read(self.within(index)), index)
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Return several parts; `base` reads what they share only once."""
+        """Return several parts; `base` reads shared chunks only once."""
         read = self.base.read_parts([self.within(index) for index in indices])
         return [self.make(part, index) for part, index in zip(read, indices, strict=True)]
 
@@ -225,20 +226,22 @@ def stack(arrays: Sequence[LazyArray], dim: int = 0) -> LazyArray:
             f"cannot stack arrays of {len(kinds)} kinds; all must have one shape and dtype, and these have "
             f"{sorted(map(str, kinds))}."
         )
-    one, dtype, before = arrays[0].shape, arrays[0].dtype, (slice(None),) * dim
-    if dim > len(one):
-        raise UsageError(f"cannot stack arrays of shape {one} along dimension {dim}.")
-    shape = (*one[:dim], len(arrays), *one[dim:])
+    part_shape, dtype, leading = arrays[0].shape, arrays[0].dtype, (slice(None),) * dim
+    if dim > len(part_shape):
+        raise UsageError(f"cannot stack arrays of shape {part_shape} along dimension {dim}.")
+    shape = (*part_shape[:dim], len(arrays), *part_shape[dim:])
 
     def parts(indices: Sequence[Index]) -> list[np.ndarray]:
-        found = [np.empty(shape_of(index, shape), dtype) for index in indices]
+        outs = [np.empty(shape_of(index, shape), dtype) for index in indices]
         places = [range(len(arrays))[index[dim]] for index in indices]
         rest = [index[:dim] + index[dim + 1 :] for index in indices]
         for number, array in enumerate(arrays):
-            wanting = [each for each, among in enumerate(places) if number in among]
-            for each, part in zip(wanting, array.read_parts([rest[each] for each in wanting]), strict=True):
-                found[each][*before, places[each].index(number)] = part
-        return found
+            overlapping = [out_number for out_number, among in enumerate(places) if number in among]
+            for out_number, part in zip(
+                overlapping, array.read_parts([rest[out_number] for out_number in overlapping]), strict=True
+            ):
+                outs[out_number][*leading, places[out_number].index(number)] = part
+        return outs
 
     return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None, checksum=None)
 
@@ -267,19 +270,19 @@ def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
     shape = (*arrays[0].shape[:-1], ends[-1])
 
     def within(index: Index, end: int, array: LazyArray) -> Index:
-        wanted, begin = range(ends[-1])[index[-1]], end - array.shape[-1]
-        return (*index[:-1], slice(max(wanted.start, begin) - begin, max(0, min(wanted.stop, end) - begin)))
+        columns, begin = range(ends[-1])[index[-1]], end - array.shape[-1]
+        return (*index[:-1], slice(max(columns.start, begin) - begin, max(0, min(columns.stop, end) - begin)))
 
     def parts(indices: Sequence[Index]) -> list[np.ndarray]:
-        found: list[list[np.ndarray]] = [[] for _ in indices]
+        pieces: list[list[np.ndarray]] = [[] for _ in indices]
         for end, array in zip(ends, arrays, strict=True):
-            wanted = {each: within(index, end, array) for each, index in enumerate(indices)}
-            wanted = {each: index for each, index in wanted.items() if index[-1].start < index[-1].stop}
-            for each, part in zip(wanted, array.read_parts(list(wanted.values())), strict=True):
-                found[each].append(part)
+            columns = {number: within(index, end, array) for number, index in enumerate(indices)}
+            columns = {number: index for number, index in columns.items() if index[-1].start < index[-1].stop}
+            for number, part in zip(columns, array.read_parts(list(columns.values())), strict=True):
+                pieces[number].append(part)
         return [
-            np.concatenate(each, axis=-1) if each else np.empty(shape_of(index, shape), arrays[0].dtype)
-            for each, index in zip(found, indices, strict=True)
+            np.concatenate(columns, axis=-1) if columns else np.empty(shape_of(index, shape), arrays[0].dtype)
+            for columns, index in zip(pieces, indices, strict=True)
         ]
 
     return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None, checksum=None)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.base._internal import Table, judge, tree
-from meshwright.checkpoints._arrays._cast import dtype_of
-from meshwright.checkpoints._arrays._keys import is_key, key_type
+from meshwright.checkpoints._arrays._cast import dtype_of, is_key, key_type
 from meshwright.checkpoints._arrays._source import Source, spelling_of, stored_names
 from meshwright.errors import CheckpointError, UsageError, nearest
 
@@ -21,38 +20,45 @@ Fallback = tree.PyTree | Callable[[], tree.PyTree]
 """A tree with values for leaves that the checkpoint lacks, named as in the target; or a function that makes
 it."""
 
-_MAX_SUGGESTIONS = 20  # as each compares one name with all others
+# Limited, as each suggestion compares one name with all others.
+_MAX_SUGGESTIONS = 20
 
 
 def matched(
-    source: Source, wanted: Mapping[str, Any], assign: Assign, fallback: Fallback | None, ignore: str | None
+    source: Source, target: Mapping[str, Any], assign: Assign, fallback: Fallback | None, ignore: str | None
 ) -> dict[str, Any]:
     """Return for each wanted leaf, by name, the `LazyArray` of the source or the value of the fallback."""
-    saved, from_where = source.arrays(), origins(source, wanted, assign)
-    found = {name: saved[origin] for name, origin in from_where.items() if origin in saved}
+    saved, from_where = source.arrays(), origins(source, target, assign)
+    from_source = {name: saved[origin] for name, origin in from_where.items() if origin in saved}
     # An assignment that leads nowhere is a mistake, which no fallback hides.
-    lacking = {name for name, origin in from_where.items() if origin in (None, name) and name not in found}
+    lacking = {
+        name for name, origin in from_where.items() if origin in (None, name) and name not in from_source
+    }
     values = tree.named_leaves(fallback() if callable(fallback) else fallback) if lacking else {}
-    given = {name: value for name, value in values.items() if name in lacking or name not in wanted}
+    from_fallback = {name: value for name, value in values.items() if name in lacking or name not in target}
     surplus = _surplus(source, from_where, ignore)
     problems = [
-        *_missing(wanted.keys() - found.keys() - given.keys(), from_where, surplus, fallback),
-        *_unfit(found, wanted, "the checkpoint"),
-        *_unfit(given, wanted, "the fallback"),
-        *(f"{name}: in the fallback, but not in the target" for name in given if name not in wanted),
+        *_missing(target.keys() - from_source.keys() - from_fallback.keys(), from_where, surplus, fallback),
+        *_unfit(from_source, target, "the checkpoint"),
+        *_unfit(from_fallback, target, "the fallback"),
+        *(f"{name}: in the fallback, but not in the target" for name in from_fallback if name not in target),
         *(f"{name}: in the checkpoint, but not in the target" for name in surplus),
-        *(["no leaf of the target is in the checkpoint"] if wanted and not found and given else []),
+        *(
+            ["no leaf of the target is in the checkpoint"]
+            if target and not from_source and from_fallback
+            else []
+        ),
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
-    return found | given
+    return from_source | from_fallback
 
 
 def origins(source: Source, names: Iterable[str], assign: Assign) -> dict[str, str | None]:
     """Return the name in `source` for each name in a target; None for those left to the fallback."""
-    wanted = _assigned(names, assign)
-    stored = stored_names(source, {origin for origin in wanted.values() if origin is not None})
-    return {name: origin and stored[origin] for name, origin in wanted.items()}
+    assigned = _assigned(names, assign)
+    stored = stored_names(source, {origin for origin in assigned.values() if origin is not None})
+    return {name: origin and stored[origin] for name, origin in assigned.items()}
 
 
 def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
@@ -70,10 +76,10 @@ def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
     def origin(name: str) -> str | None:
         if name not in decided:
             return name
-        number, found = decided[name]
+        number, match = decided[name]
         pattern, saved = assign[number]
         try:
-            return saved if saved is None else found.expand(saved)
+            return saved if saved is None else match.expand(saved)
         except (re.error, IndexError) as error:
             raise UsageError(f"assign: {saved!r} does not fit the pattern {pattern!r}: {error}.") from None
 
@@ -112,18 +118,18 @@ def _missing(
     return lines
 
 
-def _unfit(held: Mapping[str, Any], wanted: Mapping[str, Any], holder: str) -> list[str]:
-    pairs = ((name, held[name], wanted[name]) for name in wanted if name in held)
+def _unfit(leaves: Mapping[str, Any], target: Mapping[str, Any], holder: str) -> list[str]:
+    pairs = ((name, leaves[name], target[name]) for name in target if name in leaves)
     return [line for name, has, wants in pairs for line in _differences(name, has, wants, holder)]
 
 
-def _differences(name: str, held: Any, wanted: Any, holder: str) -> list[str]:
-    (shape, dtype), (wanted_shape, wanted_dtype) = _type(held), _type(wanted)
+def _differences(name: str, leaf: Any, target: Any, holder: str) -> list[str]:
+    (shape, dtype), (target_shape, target_dtype) = _type(leaf), _type(target)
     differences = []
-    if shape != wanted_shape:
-        differences.append(f"{name}: shape {shape} in {holder}, {wanted_shape} in the target")
-    if dtype != wanted_dtype:
-        differences.append(f"{name}: dtype {dtype} in {holder}, {wanted_dtype} in the target")
+    if shape != target_shape:
+        differences.append(f"{name}: shape {shape} in {holder}, {target_shape} in the target")
+    if dtype != target_dtype:
+        differences.append(f"{name}: dtype {dtype} in {holder}, {target_dtype} in the target")
     return differences
 
 

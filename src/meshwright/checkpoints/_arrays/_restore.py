@@ -1,25 +1,83 @@
-"""Restores a source into a target on any mesh or, without a target, into nested dictionaries."""
+"""Restores a source into a target on any mesh or, without a target, into nested dictionaries.
 
+If processes need an array split differently than it is stored, another sharding is chosen to read it.
+Suppose an array is stored in chunks of rows, and is needed split along columns. Each process then needs a
+little of every chunk, but a chunk is always read as a whole, for its checksum. So each process reads some of
+the chunks, and the devices exchange the parts that they need:
+
+    stored    chunks of rows      0 | 1 | 2 | 3
+    read      process 0 reads     0 | 1           process 1 reads     2 | 3
+    needed    process 0 holds the left half       process 1 holds the right half
+"""
+
+import functools
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from meshwright.base._internal import tree
-from meshwright.checkpoints._arrays._keys import is_key
+from meshwright.checkpoints._arrays._cast import is_key
+from meshwright.checkpoints._arrays._chunks import Bounds, bounds_of, overlapping
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._match import Assign, Fallback, matched
 from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._arrays._transpose import read_as
 from meshwright.processes._internal import compare, on_all
 
-_NUM_THREADS = 2  # one reads while the other copies to devices
+_SMALL = 1 << 20  # bytes; exchanging less takes longer than reading it
+# If reading takes more than this many times the needed elements, the devices exchange parts.
+_MOST_READ = 1.5
+
+
+def read_as(array: LazyArray, sharding: Sharding) -> Sharding:
+    """Return the sharding to read an array with: `sharding`, or one along its chunks on the same devices."""
+    is_split = isinstance(sharding, NamedSharding) and not sharding.is_fully_addressable
+    if not is_split or array.stored_chunks is None or array.nbytes < _SMALL:
+        return sharding
+    return _read_as(array.shape, array.stored_chunks, sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_as(shape: tuple[int, ...], chunk_shape: tuple[int, ...], sharding: NamedSharding) -> Sharding:
+    along = [
+        NamedSharding(sharding.mesh, PartitionSpec(*(None,) * dim, sharding.mesh.axis_names))
+        for dim, (size, chunk) in enumerate(zip(shape, chunk_shape, strict=True))
+        if chunk < size and size % sharding.mesh.size == 0
+    ]
+    num_needed = sum(math.prod(b - a for a, b in part) for parts in _parts(shape, sharding) for part in parts)
+    if not along or _num_read(shape, chunk_shape, sharding) < _MOST_READ * num_needed:
+        return sharding
+    return min([sharding, *along], key=lambda candidate: _num_read(shape, chunk_shape, candidate))
+
+
+def _num_read(shape: tuple[int, ...], chunk_shape: tuple[int, ...], sharding: Sharding) -> int:
+    """Return the number of elements that all processes read together, in whole chunks."""
+    num_chunks = sum(
+        len({position for part in parts for position in overlapping(part, chunk_shape)})
+        for parts in _parts(shape, sharding)
+    )
+    return num_chunks * math.prod(chunk_shape)
+
+
+def _parts(shape: tuple[int, ...], sharding: Sharding) -> Iterable[set[Bounds]]:
+    """Return the distinct parts of an array that each process holds."""
+    parts: dict[int, set[Bounds]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        parts.setdefault(device.process_index, set()).add(bounds_of(index or (), shape))
+    return parts.values()
+
+
+# One reads while the other copies to devices.
+_NUM_THREADS = 2
 _LARGE = 1 << 20  # bytes
-_NUM_READ = 16  # small arrays, about, by which processes tell two checkpoints without checksums apart
+# About as many small arrays tell two checkpoints without checksums apart.
+_NUM_READ = 16
 
 T = TypeVar("T")
 
@@ -109,12 +167,13 @@ def read_for(
     spans several processes; it returns what `restore` does.
     """
     # A fallback made by a function is freed before anything is read, except for the leaves that are used.
-    found = restore_lazily(source, target, assign=assign, fallback=fallback, ignore=ignore)
-    wanted, structure = jax.tree.flatten(target)
-    values = structure.flatten_up_to(found)
-    read = deque(_read_all(wanted, values))  # each is freed once it is on its devices
+    matched_tree = restore_lazily(source, target, assign=assign, fallback=fallback, ignore=ignore)
+    leaves, structure = jax.tree.flatten(target)
+    values = structure.flatten_up_to(matched_tree)
+    # Popped one by one, each array is freed once it is on its devices.
+    read = deque(_read_all(leaves, values))
     return lambda: structure.unflatten(
-        [_finished(*pair, read.popleft()) for pair in zip(wanted, values, strict=True)]
+        [_finished(*pair, read.popleft()) for pair in zip(leaves, values, strict=True)]
     )
 
 
@@ -147,41 +206,39 @@ def restore_lazily(
       >>> mw.checkpoints.restore_lazily(source, {"w": np.zeros(3, int)})["w"].shape
       (3,)
     """
-    found = matched(source, tree.named_leaves(target), assign, fallback, ignore)
-    return tree.map_named(lambda name, _: found[name], target)
+    arrays = matched(source, tree.named_leaves(target), assign, fallback, ignore)
+    return tree.map_named(lambda name, _: arrays[name], target)
 
 
-def _read_all(wanted: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+def _read_all(leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Read large arrays on threads and small ones here, where threads would only wait for each other."""
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         reading = [
-            threads.submit(_read, *pair) if _is_large(pair[1]) else pair
-            for pair in zip(wanted, found, strict=True)
+            threads.submit(_read, leaf, value)
+            if isinstance(value, LazyArray) and value.nbytes >= _LARGE
+            else (leaf, value)
+            for leaf, value in zip(leaves, values, strict=True)
         ]
-        return [one.result() if isinstance(one, Future) else _read(*one) for one in reading]
+        return [task.result() if isinstance(task, Future) else _read(*task) for task in reading]
 
 
-def _is_large(found: Any) -> bool:
-    return isinstance(found, LazyArray) and found.nbytes >= _LARGE
-
-
-def _read(wanted: Any, found: Any) -> Any:
+def _read(leaf: Any, value: Any) -> Any:
     """Read a saved array to the devices of the wanted leaf, or into memory; a fallback's value stays."""
-    if not isinstance(found, LazyArray):
-        return found
-    sharding = getattr(wanted, "sharding", None)
+    if not isinstance(value, LazyArray):
+        return value
+    sharding = getattr(leaf, "sharding", None)
     if sharding is None:
-        return np.asarray(found)
-    return _on_devices(found, sharding if is_key(wanted) else read_as(found, sharding))
+        return np.asarray(value)
+    return _on_devices(value, sharding if is_key(leaf) else read_as(value, sharding))
 
 
-def _on_devices(found: LazyArray, sharding: jax.sharding.Sharding) -> jax.Array:
+def _on_devices(array: LazyArray, sharding: jax.sharding.Sharding) -> jax.Array:
     """Read the parts that this process's devices need, each only once, and put them there."""
-    wanted: Any = sharding.addressable_devices_indices_map(found.shape).values()
-    indices = {_key(index): index for index in wanted}
-    parts = dict(zip(indices, found.read_parts(list(indices.values())), strict=True))
+    device_indices: Any = sharding.addressable_devices_indices_map(array.shape).values()
+    indices = {_key(index): index for index in device_indices}
+    parts = dict(zip(indices, array.read_parts(list(indices.values())), strict=True))
     return jax.make_array_from_callback(
-        found.shape, sharding, lambda index: parts[_key(index)], dtype=found.dtype
+        array.shape, sharding, lambda index: parts[_key(index)], dtype=array.dtype
     )
 
 
@@ -189,26 +246,26 @@ def _key(index: Any) -> tuple[tuple[int | None, int | None], ...]:
     return tuple((part.start, part.stop) for part in index)
 
 
-def _finished(wanted: Any, found: Any, read: Any) -> Any:
+def _finished(leaf: Any, value: Any, read: Any) -> Any:
     """Return the array that was read, or a fallback's value, in the form of the target. May be collective."""
-    if not isinstance(found, LazyArray):
-        return _placed(wanted, found)
-    if is_key(wanted):
-        return jax.random.wrap_key_data(read, impl=found.key_impl)
-    if not hasattr(wanted, "dtype"):
+    if not isinstance(value, LazyArray):
+        return _placed(leaf, value)
+    if is_key(leaf):
+        return jax.random.wrap_key_data(read, impl=value.key_impl)
+    if not hasattr(leaf, "dtype"):
         return read.item()
-    if isinstance(read, jax.Array) and read.sharding != wanted.sharding:
-        return jax.device_put(read, wanted.sharding)
-    return _as_scalar(wanted, read)
+    if isinstance(read, jax.Array) and read.sharding != leaf.sharding:
+        return jax.device_put(read, leaf.sharding)
+    return _as_scalar(leaf, read)
 
 
-def _placed(wanted: Any, value: Any) -> Any:
-    sharding = getattr(wanted, "sharding", None)
+def _placed(leaf: Any, value: Any) -> Any:
+    sharding = getattr(leaf, "sharding", None)
     if sharding is not None:
         return jax.device_put(value, sharding)
-    if is_key(wanted):
+    if is_key(leaf):
         return value
-    return _as_scalar(wanted, np.asarray(value)) if hasattr(wanted, "dtype") else np.asarray(value).item()
+    return _as_scalar(leaf, np.asarray(value)) if hasattr(leaf, "dtype") else np.asarray(value).item()
 
 
 def compare_source(source: Source) -> None:
@@ -236,9 +293,9 @@ def _is_of_several_processes(target: tree.PyTree) -> bool:
     return any(sharding is not None and not sharding.is_fully_addressable for sharding in shardings)
 
 
-def _as_scalar(wanted: Any, array: np.ndarray) -> Any:
+def _as_scalar(leaf: Any, array: np.ndarray) -> Any:
     """Return a NumPy scalar if the target has one, otherwise the array."""
-    return array[()] if isinstance(wanted, np.generic) else array
+    return array[()] if isinstance(leaf, np.generic) else array
 
 
 def load(source: Source) -> dict[str, Any]:

@@ -7,5 +7,5 @@
 
 A save uses `_layout.py` (which process writes which chunk), `_snapshot.py` (shards in host memory),
 `_write.py` (the data file of each process) and `_commit.py` (process 0 makes it a checkpoint). A restore uses
-`_read.py`, which reads chunks by `_blocks.py`. `_verify.py` compares every byte.
+`_read.py`. `_verify.py` compares every byte.
 """

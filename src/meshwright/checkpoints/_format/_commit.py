@@ -36,8 +36,10 @@ from meshwright.checkpoints._format._manifest import (
 from meshwright.checkpoints._format._write import data_file_name, part_file_name
 from meshwright.errors import MeshwrightError, PeersError, listed
 
+# A store is polled less often, as each look is a request.
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
-_PARTS_TIMEOUT_SECONDS = 1800  # after process 0 has written its own part; all are about equally large
+# Counts from when process 0 has written its own part. All parts are about equally large.
+_PARTS_TIMEOUT_SECONDS = 1800
 ON_OTHER_HOSTS = "on-other-hosts"
 """The file, which does not exist, that a host's manifest names for the chunks that only other hosts have."""
 
@@ -49,24 +51,27 @@ def commit(
     layouts: Sequence[ArrayLayout],
     num_processes: int,
     abandoned: Event,
-    here: Sequence[int] | None = None,
+    local_processes: Sequence[int] | None = None,
 ) -> None:
     """Make the checkpoint `final` from the files that processes write into `temporary`.
 
-    `head` is the manifest without files and arrays. Setting `abandoned` ends the wait for parts. `here` are
-    the processes that write there, if these are not all: the chunks of the others are elsewhere.
+    `head` is the manifest without files and arrays. Setting `abandoned` ends the wait for parts.
+    `local_processes` are the processes that write there, if these are not all: the chunks of the others are
+    elsewhere.
     """
-    parts = _await_parts(temporary, range(num_processes) if here is None else here, abandoned)
+    parts = _await_parts(
+        temporary, range(num_processes) if local_processes is None else local_processes, abandoned
+    )
     names = {process: data_file_name(process, num_processes) for process in parts}
     if isinstance(temporary, ObjectPath):  # nothing is renamed there
         names = {process: f"{temporary.name}/{name}" for process, name in names.items()}
     with collector_paused():
         _check_parts(parts, layouts)
         files = [DataFile(names[process], part["bytes"]) for process, part in parts.items()]
-        elsewhere = _places_elsewhere(layouts, parts, len(files))
-        if elsewhere:
-            files.append(DataFile(ON_OTHER_HOSTS, sum(place.size for place in elsewhere.values())))
-        arrays = _arrays(layouts, _places(parts) | elsewhere)
+        remote_places = _places_elsewhere(layouts, parts, len(files))
+        if remote_places:
+            files.append(DataFile(ON_OTHER_HOSTS, sum(chunk.size for chunk in remote_places.values())))
+        arrays = _arrays(layouts, _places(parts) | remote_places)
         manifest = replace(head, files=tuple(files), arrays=arrays)
     if isinstance(temporary, Path) and isinstance(final, Path):
         _rename(temporary, final, manifest)
@@ -82,7 +87,10 @@ def _await_parts(
     deadline = time.monotonic() + _PARTS_TIMEOUT_SECONDS
     while missing := [process for process in processes if process not in parts]:
         arrived = _read_parts(temporary, missing)
-        _raise_failures(arrived)
+        if failed := [
+            f"process {process}: {part['error']}" for process, part in arrived.items() if "error" in part
+        ]:
+            raise MeshwrightError("\n".join(failed))
         parts |= arrived
         if not arrived and abandoned.wait(poll_seconds):
             raise MeshwrightError(f"processes {missing} did not finish their part of the save.")
@@ -92,16 +100,11 @@ def _await_parts(
 
 
 def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, dict[str, Any]]:
-    there = {path.name for path in temporary.iterdir()}  # one listing, not one request for each process
-    arrived = [process for process in processes if part_file_name(process) in there]
+    # One listing, not one request for each process.
+    names = {path.name for path in temporary.iterdir()}
+    arrived = [process for process in processes if part_file_name(process) in names]
     contents = read_each([temporary / part_file_name(process) for process in arrived])
     return {process: json.loads(content) for process, content in zip(arrived, contents, strict=True)}
-
-
-def _raise_failures(parts: dict[int, dict[str, Any]]) -> None:
-    failed = [f"process {process}: {part['error']}" for process, part in parts.items() if "error" in part]
-    if failed:
-        raise MeshwrightError("\n".join(failed))
 
 
 def _check_parts(parts: Mapping[int, dict[str, Any]], layouts: Sequence[ArrayLayout]) -> None:
@@ -112,9 +115,9 @@ def _check_parts(parts: Mapping[int, dict[str, Any]], layouts: Sequence[ArrayLay
             if writer in expected:
                 expected[writer].add((layout.name, number, layout.chunk_nbytes))
     for process, part in parts.items():
-        written = {(name, number, size) for name, number, _, size, _ in part["chunks"]}
-        if written != expected[process]:
-            names = sorted({name for name, *_ in written ^ expected[process]})
+        reported = {(name, number, size) for name, number, _, size, _ in part["chunks"]}
+        if reported != expected[process]:
+            names = sorted({name for name, *_ in reported ^ expected[process]})
             raise MeshwrightError(
                 f"process {process} saved another state than process {min(parts)}: they differ in "
                 f"{listed(names)}. All processes must save the same arrays with the same shardings."
@@ -163,17 +166,21 @@ def _arrays(
 def _rename(temporary: Path, final: Path, manifest: Manifest) -> None:
     for part in temporary.glob("part-*.json"):
         part.unlink()
-    write_whole(temporary / MANIFEST, manifest_text(manifest))  # flushes the data files' entries, too
+    # This flushes the directory entries of the data files, too.
+    write_whole(temporary / MANIFEST, manifest_text(manifest))
     temporary.rename(final)
     fsync_directory(final.parent)
 
 
 def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> None:
-    there = set(final.below())
+    keys = set(final.below())
     needed = (part.path for file in manifest.files for part in parts_of(final / file.name, file.nbytes))
-    if gone := [path.name for path in needed if path.key not in there]:
-        raise MeshwrightError(f"{', '.join(gone)} in {final} were removed while the checkpoint was written.")
+    if missing := [path.name for path in needed if path.key not in keys]:
+        raise MeshwrightError(
+            f"{', '.join(missing)} in {final} were removed while the checkpoint was written."
+        )
     if not (final / MANIFEST).create(manifest_text(manifest)):
         raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
-    with suppress(MeshwrightError):  # it is committed; part files that remain are removed together with it
+    # The checkpoint is committed. Part files that remain are removed together with it.
+    with suppress(MeshwrightError):
         temporary.impatient().remove_tree("part-*.json")

@@ -35,15 +35,18 @@ import numpy as np
 from meshwright.base._internal import crc32
 from meshwright.checkpoints._format._layout import ArrayLayout
 
-ALIGNMENT = 64  # of XLA's CPU buffers, and a cache line
+# The alignment of XLA's CPU buffers, and the size of a cache line.
+ALIGNMENT = 64
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 _ZIP64_LOCATOR = struct.Struct("<4sLQL")
 _END = struct.Struct("<4s4H2LH")
-_LOCAL_SIZES = struct.Struct("<2H2Q")  # the ZIP64 extra field in a local header
-_CENTRAL_SIZES = struct.Struct("<2H3Q")  # the same in the central directory
+# The ZIP64 extra field in a local header.
+_LOCAL_SIZES = struct.Struct("<2H2Q")
+# The ZIP64 extra field in the central directory.
+_CENTRAL_SIZES = struct.Struct("<2H3Q")
 _PADDING = struct.Struct("<3H")
 CRC = struct.Struct("<L")
 
@@ -52,8 +55,10 @@ _MADE_ON_UNIX = 3 << 8 | _VERSION
 _UTF8_PATHS = 0x800
 _STORED = 0
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
-LOCAL_CRC, _CENTRAL_CRC = 14, 16  # the offset of the CRC-32 in a header
-_ORDINARY_FILE = 0o100644 << 16  # the mode of the files that `unzip` creates
+# The offset of the CRC-32 in a header.
+LOCAL_CRC, _CENTRAL_CRC = 14, 16
+# The mode of the files that `unzip` creates.
+_ORDINARY_FILE = 0o100644 << 16
 _IN_ZIP64_16, _IN_ZIP64_32 = 0xFFFF, 0xFFFFFFFF
 
 _METADATA = "zarr.json"
@@ -107,7 +112,8 @@ class FilePlan:
         return bytes(directory)
 
 
-@functools.lru_cache(maxsize=4)  # a run saves the same tree many times
+# A run saves the same tree many times.
+@functools.lru_cache(maxsize=4)
 def plan_file(layouts: tuple[ArrayLayout, ...], process_index: int) -> FilePlan:
     """Return the plan of one process's data file, which depends only on the layouts."""
     metadata = _metadata(layouts, process_index)
@@ -121,7 +127,10 @@ def plan_file(layouts: tuple[ArrayLayout, ...], process_index: int) -> FilePlan:
     entries = placed(
         itertools.chain(
             ((path, len(content)) for path, content in metadata.items()),
-            ((_chunk_path(layout, position), layout.chunk_nbytes) for layout, _, position in owned),
+            (
+                ("/".join([_node_path(layout.name), "c", *map(str, position)]), layout.chunk_nbytes)
+                for layout, _, position in owned
+            ),
         )
     )
     above, entries = entries[: len(metadata)], entries[len(metadata) :]
@@ -145,9 +154,9 @@ def _metadata(layouts: Sequence[ArrayLayout], process_index: int) -> dict[str, b
     Arrays without elements have no chunks; their metadata is in process 0's file.
     """
     mine = [layout for layout in layouts if process_index in (layout.writers or (0,))]
-    here = {_node_path(layout.name): layout for layout in mine}
-    groups = {path: json.dumps(_GROUP).encode() for path in _groups_above(here)}
-    arrays = {f"{node}/{_METADATA}": _array_metadata(layout) for node, layout in here.items()}
+    by_path = {_node_path(layout.name): layout for layout in mine}
+    groups = {path: json.dumps(_GROUP).encode() for path in _groups_above(by_path)}
+    arrays = {f"{node}/{_METADATA}": _array_metadata(layout) for node, layout in by_path.items()}
     return groups | arrays
 
 
@@ -193,8 +202,9 @@ def _central_header(entry: ZipEntry, crc: int) -> bytes:
     common = (_MADE_ON_UNIX, _VERSION, _UTF8_PATHS, _STORED, _MIDNIGHT, _NEW_YEAR_1980)
     sizes = (_IN_ZIP64_32, _IN_ZIP64_32)
     lengths = (len(path), len(extra), 0)  # there is no comment
-    place = (0, 0, _ORDINARY_FILE, _IN_ZIP64_32)  # the only disk; not known to be text
-    return _CENTRAL.pack(b"PK\1\2", *common, crc, *sizes, *lengths, *place) + path + extra
+    # The only disk; not known to be text.
+    attributes = (0, 0, _ORDINARY_FILE, _IN_ZIP64_32)
+    return _CENTRAL.pack(b"PK\1\2", *common, crc, *sizes, *lengths, *attributes) + path + extra
 
 
 def _end_records(num_entries: int, start: int, end: int) -> bytes:
@@ -214,10 +224,6 @@ def _node_path(name: str) -> str:
     `%` in a name always begins `%25` or `%2F`.
     """
     return "/".join(map(_node, name.split("/")))
-
-
-def _chunk_path(layout: ArrayLayout, position: Iterable[int]) -> str:
-    return "/".join([_node_path(layout.name), "c", *map(str, position)])
 
 
 def _groups_above(nodes: Iterable[str]) -> list[str]:

@@ -57,21 +57,23 @@ class ArrayLayout:
     def indices(self) -> Iterator[Index]:
         """Yield the index of each chunk into the array, in the same order."""
         for position in self.positions():
-            places = zip(position, self.chunk_shape, strict=True)
-            yield tuple(slice(place * size, (place + 1) * size) for place, size in places)
+            cells = zip(position, self.chunk_shape, strict=True)
+            yield tuple(slice(cell * size, (cell + 1) * size) for cell, size in cells)
 
 
 def layouts(
-    leaves: Mapping[str, Any], num_processes: int, here: frozenset[int] = frozenset()
+    leaves: Mapping[str, Any], num_processes: int, local_processes: frozenset[int] = frozenset()
 ) -> tuple[ArrayLayout, ...]:
     """Return the layouts of named leaves: arrays, numbers, or anything with a shape, a dtype and a sharding.
 
     Leaves that are not sharded over several processes (numbers, NumPy arrays, arrays on this process's
     devices) are assumed to be equal on all of them, and one process writes each. A chunk that a process of
-    `here` has is written by one of these, whatever other processes have it, too.
+    `local_processes` has is written by one of these, whatever other processes have it, too.
     """
     _check_dtypes(leaves)
-    return _layouts(tuple(_described(name, leaf) for name, leaf in leaves.items()), num_processes, here)
+    return _layouts(
+        tuple(_described(name, leaf) for name, leaf in leaves.items()), num_processes, local_processes
+    )
 
 
 def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
@@ -82,6 +84,7 @@ def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
     """
     load: dict[int, int] = {}
     writers = [0] * len(chunks)
+    # Chunks with few holders come first, as they leave little choice; then the large ones.
     for number in sorted(range(len(chunks)), key=lambda n: (len(chunks[n][1]), -chunks[n][0])):
         nbytes, holders = chunks[number]
         writer = min(holders, key=lambda process: (load.get(process, 0), process))
@@ -110,7 +113,8 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
-@functools.cache  # NumPy computes the name each time
+# NumPy computes the name each time.
+@functools.cache
 def _name(dtype: Any) -> str:
     return dtype.name
 
@@ -137,26 +141,31 @@ def _described(name: str, leaf: Any) -> _Described:
     return _Described(name, shape, _native(_dtype(leaf)), sharding, piece_shape)
 
 
-@functools.lru_cache(maxsize=4)  # a run saves the same tree many times
+# A run saves the same tree many times.
+@functools.lru_cache(maxsize=4)
 def _layouts(
-    leaves: tuple[_Described, ...], num_processes: int, here: frozenset[int]
+    leaves: tuple[_Described, ...], num_processes: int, local_processes: frozenset[int]
 ) -> tuple[ArrayLayout, ...]:
     cuts = [_cut(*leaf[1:], num_processes) for leaf in leaves]
     arrays = [
         ArrayLayout(leaf.name, leaf.shape, leaf.dtype, chunk_shape, writers=())
         for leaf, (chunk_shape, _) in zip(leaves, cuts, strict=True)
     ]
-    held = [
-        (array, [each & here or each for each in holders])
+    with_holders = [
+        (array, [processes & local_processes or processes for processes in holders])
         for array, (_, holders) in zip(arrays, cuts, strict=True)
     ]
-    writers = iter(balance([(array.chunk_nbytes, each) for array, holders in held for each in holders]))
+    writers = iter(
+        balance([(array.chunk_nbytes, processes) for array, holders in with_holders for processes in holders])
+    )
     return tuple(
-        replace(array, writers=tuple(itertools.islice(writers, len(holders)))) for array, holders in held
+        replace(array, writers=tuple(itertools.islice(writers, len(holders))))
+        for array, holders in with_holders
     )
 
 
-@functools.lru_cache(maxsize=4096)  # a large model has thousands of leaves, but few shapes and shardings
+# A large model has thousands of leaves, but few shapes and shardings.
+@functools.lru_cache(maxsize=4096)
 def _cut(
     shape: tuple[int, ...],
     dtype: np.dtype,
@@ -191,8 +200,12 @@ def _merged(
     num_shards, nbytes = len(holders), math.prod(shard_shape) * itemsize
     if num_shards < 2 or shard_shape[1:] != shape[1:] or num_shards * shard_shape[0] != shape[0]:
         return shard_shape, holders
-    for size in (each for each in range(min(num_shards, SMALL // nbytes), 1, -1) if num_shards % each == 0):
-        groups = [frozenset.intersection(*holders[at : at + size]) for at in range(0, num_shards, size)]
+    for size in (
+        count for count in range(min(num_shards, SMALL // nbytes), 1, -1) if num_shards % count == 0
+    ):
+        groups = [
+            frozenset.intersection(*holders[first : first + size]) for first in range(0, num_shards, size)
+        ]
         if all(groups):
             return (size * shard_shape[0], *shard_shape[1:]), tuple(groups)
     return shard_shape, holders

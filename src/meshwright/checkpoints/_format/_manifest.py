@@ -80,8 +80,8 @@ class SavedArray(NamedTuple):
     chunks: tuple[ChunkPlace, ...]
 
     def checksum(self) -> str:
-        """Return the CRC-32 of those of all chunks."""
-        return f"CRC-32 {zlib.crc32(str([place.crc32 for place in self.chunks]).encode()):08x}"
+        """Return the CRC-32 of the CRC-32s of all chunks."""
+        return f"CRC-32 {zlib.crc32(str([chunk.crc32 for chunk in self.chunks]).encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Manifest:
     def scores(self) -> dict[str, float]:
         """Return the scores in `extra`, without values that are no numbers."""
         saved = self.extra.get("scores")
-        found = saved.items() if isinstance(saved, Mapping) else ()
-        return {name: value for name, value in found if type(value) in (int, float)}
+        items = saved.items() if isinstance(saved, Mapping) else ()
+        return {name: value for name, value in items if type(value) in (int, float)}
 
     def layouts(self) -> list[ArrayLayout]:
         """Return the layouts of the arrays; the writer of a chunk is the number of its file."""
@@ -110,7 +110,7 @@ class Manifest:
                 array.shape,
                 np.dtype(array.dtype),
                 array.chunk_shape,
-                writers=tuple(place.file for place in array.chunks),
+                writers=tuple(chunk.file for chunk in array.chunks),
             )
             for name, array in self.arrays.items()
         ]
@@ -168,6 +168,7 @@ def _checked(content: bytes, path: Directory) -> dict[str, Any]:
         raise _damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(fields, dict) or "crc32" not in fields:
         raise _damaged(path, "it is not the manifest of a Meshwright checkpoint")
+    # The checksum comes before format and version, as a flipped bit can change both.
     if content != _sealed(content[: content.rfind(b"\n", 0, -1) + 1]):
         raise _damaged(path, "its checksum is not that of its content")
     if fields.get("format") != _FORMAT:
@@ -196,7 +197,7 @@ def _saved_array(fields: Mapping[str, Any]) -> SavedArray:
         shape=tuple(fields["shape"]),
         dtype=fields["dtype"],
         chunk_shape=tuple(fields["chunk_shape"]),
-        chunks=tuple(ChunkPlace(*place) for place in fields["chunks"]),
+        chunks=tuple(ChunkPlace(*chunk) for chunk in fields["chunks"]),
     )
 
 
@@ -209,38 +210,40 @@ def _wrong(fields: Mapping[str, Any]) -> Iterator[str]:
     if not _is_number(fields.get("step")):
         yield f"step is {_cited(fields.get('step'))}"
     for name in ("writer", "extra", "prng_keys", "arrays"):
-        said = fields.get(name, {} if name == "prng_keys" else None)
-        if not isinstance(said, dict):
-            yield f"{name} is {_cited(said)}"
-        elif name != "arrays" and (too_deep := _too_deep(said)):
+        value = fields.get(name, {} if name == "prng_keys" else None)
+        if not isinstance(value, dict):
+            yield f"{name} is {_cited(value)}"
+        elif name != "arrays" and (too_deep := _too_deep(value)):
             yield f"in {name}, {too_deep}"
     yield from _wrong_files(fields.get("files"))
     for name, impl in fields.get("prng_keys", {}).items():
         if name not in fields["arrays"] or not isinstance(impl, str):
             yield f"prng_keys says that {_cited(name)} holds keys of {_cited(impl)}"
-    left = [file["bytes"] for file in fields["files"]]
+    free_nbytes = [file["bytes"] for file in fields["files"]]
     for name, array in fields["arrays"].items():
         if not _is_name(name):
             yield f"an array is called {_cited(name)}"
-        if found := next(_wrong_array(array, fields["files"], left), None):
-            yield f"of the array {_cited(name)}, {found}"
+        if problem := next(_wrong_array(array, fields["files"], free_nbytes), None):
+            yield f"of the array {_cited(name)}, {problem}"
 
 
 def _wrong_files(files: Any) -> Iterator[str]:
     if not isinstance(files, list):
         yield f"files is {_cited(files)}"
     for file in files:
-        said = file if isinstance(file, dict) else {}
-        if not isinstance(said.get("name"), str) or not _FILE_NAME.fullmatch(said["name"]):
-            yield f"a file is called {_cited(said.get('name'))}"
-        if not _is_number(said.get("bytes")) or not said["bytes"]:
-            yield f"the file {_cited(said['name'])} has {_cited(said.get('bytes'))} bytes"
+        entry = file if isinstance(file, dict) else {}
+        if not isinstance(entry.get("name"), str) or not _FILE_NAME.fullmatch(entry["name"]):
+            yield f"a file is called {_cited(entry.get('name'))}"
+        if not _is_number(entry.get("bytes")) or not entry["bytes"]:
+            yield f"the file {_cited(entry['name'])} has {_cited(entry.get('bytes'))} bytes"
     if len({file["name"] for file in files}) < len(files):
         yield "two files have one name"
 
 
-def _wrong_array(array: Any, files: Sequence[Mapping[str, Any]], left: list[int]) -> Iterator[str]:
-    """Yield the first error of one array; `left` has the bytes of each file that no earlier array uses."""
+def _wrong_array(array: Any, files: Sequence[Mapping[str, Any]], free_nbytes: list[int]) -> Iterator[str]:
+    """Yield the first error of one array; `free_nbytes` has the bytes of each file that no earlier array
+    uses.
+    """
     if not isinstance(array, dict) or not {"shape", "dtype", "chunk_shape", "chunks"} <= array.keys():
         yield f"there is only {_cited(array)}"
     shape, chunk_shape, chunks = array["shape"], array["chunk_shape"], array["chunks"]
@@ -258,11 +261,11 @@ def _wrong_array(array: Any, files: Sequence[Mapping[str, Any]], left: list[int]
     count = math.prod(size // chunk for size, chunk in zip(shape, chunk_shape, strict=True))
     if not isinstance(chunks, list) or len(chunks) != count:
         yield f"chunks is {_cited(chunks)}, but should have {count} entries"
-    yield from _wrong_chunks(chunks, math.prod(chunk_shape) * itemsize, files, left)
+    yield from _wrong_chunks(chunks, math.prod(chunk_shape) * itemsize, files, free_nbytes)
 
 
 def _wrong_chunks(
-    chunks: list[Any], nbytes: int, files: Sequence[Mapping[str, Any]], left: list[int]
+    chunks: list[Any], nbytes: int, files: Sequence[Mapping[str, Any]], free_nbytes: list[int]
 ) -> Iterator[str]:
     if set(map(type, chunks)) - {list} or set(map(len, chunks)) - {4}:
         yield f"chunks has an entry that is not [file, offset, size, CRC-32]: {_cited(chunks)}"
@@ -276,8 +279,8 @@ def _wrong_chunks(
                 f"chunk {number} has {size} bytes at offset {offset} and the CRC-32 {crc}; it should have "
                 f"{nbytes} bytes within a file of {files[file]['bytes']}"
             )
-        left[file] -= size
-        if left[file] < 0:
+        free_nbytes[file] -= size
+        if free_nbytes[file] < 0:
             yield f"chunk {number} has more bytes than are left in its file: it would overlap others"
 
 
@@ -292,7 +295,8 @@ def _is_shape(value: Any) -> bool:
 def _is_name(name: str) -> bool:
     try:
         return len(name.encode()) < _LONGEST_NAME
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which JSON allows.
         return False
 
 
@@ -308,10 +312,7 @@ def _cited(value: Any) -> str:
     """Return a short text for a value of any size, for messages."""
     if isinstance(value, list | dict):
         kind = "a list" if isinstance(value, list) else "an object"
-        return f"{kind} of {len(value)}" if len(value) > 8 or _has_inner(value) else repr(value)
+        items = value.values() if isinstance(value, dict) else value
+        is_long = len(value) > 8 or any(isinstance(item, list | dict) for item in items)
+        return f"{kind} of {len(value)}" if is_long else repr(value)
     return repr(value) if len(repr(value)) < 80 else f"{value!r:.80}…"
-
-
-def _has_inner(value: list[Any] | dict[str, Any]) -> bool:
-    inner = value.values() if isinstance(value, dict) else value
-    return any(isinstance(each, list | dict) for each in inner)

@@ -1,31 +1,180 @@
-"""Reads Meshwright's format: a `Source` for one step directory."""
+"""Reads Meshwright's format: a `Source` for one step directory.
 
+Chunks are read in blocks of rows directly into arrays, with checksums taken while a block is in the cache.
+
+    chunk     rows 0 to 3 | rows 4 to 7 | ...      blocks, read by two threads if there is much to read
+    targets   any number of arrays, each of which gets a part of the chunk
+
+A block that goes to one target as a whole is read directly into it, others through a buffer.
+"""
+
+import functools
 import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any
+from threading import Lock, local
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.base._internal import Directory, ObjectBytes, ObjectPath, parts_of
+from meshwright.base._internal import AHEAD_BYTES, Directory, ObjectBytes, ObjectPath, crc32, joined, parts_of
 from meshwright.checkpoints._arrays._chunks import Bounds, as_rows, bounds_of, chunks_of
 from meshwright.checkpoints._arrays._lazy import Index, LazyArray
 from meshwright.checkpoints._arrays._source import described
-from meshwright.checkpoints._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoints._format._container import ALIGNMENT
 from meshwright.checkpoints._format._manifest import ChunkPlace, SavedArray, read_manifest
 from meshwright.errors import CheckpointError, DamagedError
+
+_BLOCK = 4 << 20  # bytes
+_NUM_THREADS = 2
+_buffers = local()
+
+
+class Target(NamedTuple):
+    """A part of a chunk, and the array to read it into."""
+
+    within: Index
+    out: np.ndarray
+
+
+class Chunk(NamedTuple):
+    """A chunk to read: its file, its offset, shape and dtype there, and the targets of its parts."""
+
+    file: int | ObjectBytes
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    targets: Sequence[Target]
+
+
+def read_chunks(chunks: Sequence[Chunk], *, checksums: bool) -> list[int | None]:
+    """Fill all targets, and return the CRC-32 of each chunk; None if the file ends before the chunk's end.
+
+    Without `checksums`, only the rows that targets need are read, and the numbers are meaningless.
+    """
+    blocks = [list(_blocks(chunk, checksums)) for chunk in chunks]
+    all_blocks = [block for chunk_blocks in blocks for block in chunk_blocks]
+    # Threads cost more than they save, if there is little to read.
+    is_large = len(all_blocks) > 1 and sum(block.nbytes for block in all_blocks) > 2 * _BLOCK
+    crcs = iter((_threads().map if is_large else map)(_read_block, all_blocks))
+    return [_joined([next(crcs) for _ in chunk_blocks], chunk_blocks) for chunk_blocks in blocks]
+
+
+class _Block(NamedTuple):
+    chunk: Chunk
+    first: int
+    last: int
+    """The block's rows: indices along the leading dimension. A chunk without dimensions is one row."""
+
+    @property
+    def row_nbytes(self) -> int:
+        return math.prod(self.chunk.shape[1:]) * self.chunk.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return (self.last - self.first) * self.row_nbytes
+
+
+def _blocks(chunk: Chunk, every_row: bool) -> Iterable[_Block]:
+    num_rows = chunk.shape[0] if chunk.shape else 1
+    nbytes = AHEAD_BYTES if isinstance(chunk.file, ObjectBytes) else _BLOCK
+    step = max(1, nbytes // _Block(chunk, 0, 1).row_nbytes)
+    for first in range(0, num_rows, step):
+        block = _Block(chunk, first, min(first + step, num_rows))
+        if every_row or any(_shared(block, target) for target in chunk.targets):
+            yield block
+
+
+def _read_block(block: _Block) -> int | None:
+    """Read one block into its targets and return its CRC-32; None if the file ends before it."""
+    shares = [(shared, target) for target in block.chunk.targets if (shared := _shared(block, target))]
+    straight = _straight(block, shares)
+    buffer = _buffer(block.nbytes) if straight is None else straight
+    if not _read(block.chunk.file, buffer, block.chunk.offset + block.first * block.row_nbytes):
+        return None
+    crc = crc32(buffer)
+    if straight is None:
+        rows = buffer.view(block.chunk.dtype).reshape(block.last - block.first, *block.chunk.shape[1:])
+        for (into, of_block), target in shares:
+            _rows(target.out)[into] = rows[(of_block, *target.within[1:])]
+    return crc
+
+
+def _shared(block: _Block, target: Target) -> tuple[slice, slice] | None:
+    """Return the rows that a block shares with a target: as rows of the target, and as rows of the block."""
+    start, stop, _ = target.within[0].indices(block.chunk.shape[0]) if block.chunk.shape else (0, 1, 1)
+    first, last = max(start, block.first), min(stop, block.last)
+    if first >= last:
+        return None
+    return slice(first - start, last - start), slice(first - block.first, last - block.first)
+
+
+def _straight(block: _Block, shares: Sequence[tuple[tuple[slice, slice], Target]]) -> np.ndarray | None:
+    """Return the memory that the whole block goes to, if it is contiguous and of one target; else None."""
+    if len(shares) != 1:
+        return None
+    (into, _), target = shares[0]
+    out = _rows(target.out)[into]
+    if out.nbytes != block.nbytes or not out.flags.c_contiguous:
+        return None
+    return out.reshape(-1).view(np.uint8)
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    return array if array.ndim else array[None]
+
+
+def _buffer(nbytes: int) -> np.ndarray:
+    """Return this thread's buffer."""
+    if len(getattr(_buffers, "room", b"")) < nbytes:
+        _buffers.room = np.empty(max(nbytes, _BLOCK), np.uint8)
+    return _buffers.room[:nbytes]
+
+
+def _read(file: int | ObjectBytes, buffer: np.ndarray, offset: int) -> bool:
+    """Fill `buffer` from the file; return False if the file ends before."""
+    if isinstance(file, ObjectBytes):
+        buffer[:] = file[offset : offset + len(buffer)]
+        return True
+    while len(buffer):
+        count = os.preadv(file, [buffer.data], offset)
+        if not count:
+            return False
+        buffer, offset = buffer[count:], offset + count
+    return True
+
+
+def _joined(crcs: Sequence[int | None], blocks: Sequence[_Block]) -> int | None:
+    """Return the CRC-32 of a chunk, given those of its blocks."""
+    if len(crcs) == 1:
+        return crcs[0]
+    whole = 0
+    for crc, block in zip(crcs, blocks, strict=True):
+        if crc is None:
+            return None
+        whole = joined(whole, crc, block.nbytes)
+    return whole
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_NUM_THREADS, "checkpoint-reader")
+
+
+# A forked process inherits no threads.
+os.register_at_fork(after_in_child=_threads.cache_clear)
+
 
 _SMALL = 1 << 20  # bytes; in smaller arrays, parts that are consecutive rows are read as one
 _MEMORY = 64 << 20  # bytes allocated at once
 
 
 @contextmanager
-def telling_unreadable() -> Iterator[None]:
+def errors_naming_unreadable() -> Iterator[None]:
     """Turn a `PermissionError` into a `CheckpointError` that names the file. Also a decorator."""
     try:
         yield
@@ -91,7 +240,7 @@ class NativeSource:
         """Return several parts of one array, as `read` does; a chunk that they share is read once."""
         array = self.manifest.arrays[name]
         parts = tuple(bounds_of(index, array.shape) for index in indices)
-        rows = as_rows(parts) if sum(place.size for place in array.chunks) < _SMALL else None
+        rows = as_rows(parts) if sum(chunk.size for chunk in array.chunks) < _SMALL else None
         if rows is None:
             return self._read_parts(name, array, parts)
         (joint,) = self._read_parts(name, array, (rows,))
@@ -99,7 +248,8 @@ class NativeSource:
 
     def _read_parts(self, name: str, array: SavedArray, parts: tuple[Bounds, ...]) -> list[np.ndarray]:
         shared = chunks_of(parts, array.shape, array.chunk_shape)
-        for number, _ in shared:  # checks the sizes of the files before memory is allocated
+        # Opening the files checks their sizes, before memory is allocated.
+        for number, _ in shared:
             self._file(name, array.chunks[number])
         outs = [
             self._memory.empty([last - first for first, last in bounds], np.dtype(array.dtype))
@@ -124,41 +274,42 @@ class NativeSource:
         self._verified.update((name, number) for number in due)
 
     def _chunk(self, name: str, array: SavedArray, number: int, targets: list[Target]) -> Chunk:
-        place = array.chunks[number]
-        file = self._file(name, place)
-        return Chunk(file, place.offset, array.chunk_shape, np.dtype(array.dtype), targets)
+        chunk = array.chunks[number]
+        file = self._file(name, chunk)
+        return Chunk(file, chunk.offset, array.chunk_shape, np.dtype(array.dtype), targets)
 
-    def _check(self, name: str, place: ChunkPlace, crc: int | None, verify: bool) -> None:
+    def _check(self, name: str, chunk: ChunkPlace, crc: int | None, verify: bool) -> None:
         if crc is None:
-            raise self._damaged(name, place, "the file ends before them")
-        if verify and crc != place.crc32:
-            raise self._damaged(name, place, f"the CRC-32 is {crc:08x} instead of {place.crc32:08x}")
+            raise self._damaged(name, chunk, "the file ends before them")
+        if verify and crc != chunk.crc32:
+            raise self._damaged(name, chunk, f"the CRC-32 is {crc:08x} instead of {chunk.crc32:08x}")
 
-    def _file(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
+    def _file(self, name: str, chunk: ChunkPlace) -> int | ObjectBytes:
         """Return a data file, opened once: a file descriptor or, in a store, its `ObjectBytes`."""
         with self._opening:
-            if place.file not in self._files:
-                self._files[place.file] = self._opened(name, place)
-            return self._files[place.file]
+            if chunk.file not in self._files:
+                self._files[chunk.file] = self._opened(name, chunk)
+            return self._files[chunk.file]
 
-    @telling_unreadable()
-    def _opened(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
-        expected = self.manifest.files[place.file]
+    @errors_naming_unreadable()
+    def _opened(self, name: str, chunk: ChunkPlace) -> int | ObjectBytes:
+        expected = self.manifest.files[chunk.file]
         path = self.path / expected.name
         if isinstance(path, ObjectPath):
             return ObjectBytes(parts_of(path, expected.nbytes))
         if not path.exists():
-            raise self._damaged(name, place, "the file is missing")
-        if (found := path.stat().st_size) != expected.nbytes:
-            raise self._damaged(name, place, f"the file has {found} bytes instead of {expected.nbytes}")
+            raise self._damaged(name, chunk, "the file is missing")
+        if (nbytes := path.stat().st_size) != expected.nbytes:
+            raise self._damaged(name, chunk, f"the file has {nbytes} bytes instead of {expected.nbytes}")
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, file)  # closed when this source is garbage
+        # The file is closed when this source is garbage.
+        weakref.finalize(self, os.close, file)
         return file
 
-    def _damaged(self, name: str, place: ChunkPlace, how: str) -> DamagedError:
-        path = self.path / self.manifest.files[place.file].name
+    def _damaged(self, name: str, chunk: ChunkPlace, reason: str) -> DamagedError:
+        path = self.path / self.manifest.files[chunk.file].name
         return DamagedError(
-            f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
+            f"cannot read {name} from {path}, {chunk.size} bytes at offset {chunk.offset}: {reason}. "
             "Copy the file again, or use another checkpoint."
         )
 
@@ -198,8 +349,8 @@ class _Memory:
         with self._lock:
             if nbytes > len(self._room):
                 self._room = _aligned(_MEMORY)
-            taken, self._room = self._room[:nbytes], self._room[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
-        return taken
+            memory, self._room = self._room[:nbytes], self._room[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
+        return memory
 
 
 def _aligned(nbytes: int) -> np.ndarray:

@@ -54,6 +54,7 @@ class Snapshot:
         self._num_started = 0
         self._budget = self._free = host_nbytes
         # A separate lock: Ctrl-C within a condition's own `__enter__` could leave it locked.
+        # `_reading` makes two threads that share a lazy chunk read it once.
         self._lock, self._reading = RLock(), Lock()
         self._changed = Condition(self._lock)
         self._abandoned = False
@@ -134,7 +135,8 @@ class Snapshot:
     def _finish(self, number: int) -> None:
         """Wait until a chunk is on the host, and make it available to `get`."""
         pieces = [_on_host(piece) for piece in self._owned[number].pieces]
-        self._owned[number] = _GONE  # otherwise the arrays and their cached host copies would stay alive
+        # Otherwise the arrays and their cached host copies would stay alive.
+        self._owned[number] = _NO_CHUNK
         with self._lock:
             self._taken[number] = pieces
             self._changed.notify_all()
@@ -147,7 +149,7 @@ class Snapshot:
             self._changed.wait_for(lambda: self._abandoned or self._has_room(number))
 
 
-_GONE = OwnedChunk((), 0)
+_NO_CHUNK = OwnedChunk((), 0)
 
 
 def _owned(leaf: Any, layout: ArrayLayout, process_index: int) -> Iterator[OwnedChunk]:
@@ -205,8 +207,10 @@ def _on_host(piece: Any) -> Buffer | LazyArray:
     if isinstance(piece, LazyArray):
         return piece
     try:
-        view = memoryview(piece)  # for a jax.Array in half the time that NumPy takes
-    except (BufferError, ValueError):  # for dtypes of ml_dtypes, and on accelerators
+        # Of a `jax.Array`, a memoryview takes half the time of `np.asarray`.
+        view = memoryview(piece)
+    except (BufferError, ValueError):
+        # Dtypes of ml_dtypes, and arrays on accelerators, have no buffer protocol.
         return _bytes(piece)
     return view if view.c_contiguous else _bytes(piece)
 

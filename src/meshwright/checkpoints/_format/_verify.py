@@ -73,7 +73,7 @@ class Report:
 class _Piece(NamedTuple):
     """A range of bytes of a data file; the pieces of a file cover all of it."""
 
-    what: str
+    name: str
     """A name for messages: `params/w` for a chunk of that array."""
     offset: int
     size: int
@@ -143,15 +143,15 @@ def _damage(directory: Directory, manifest: Manifest) -> Iterator[Damage]:
             continue
         with _opened(path, file.nbytes) as read:
             for piece in _pieces(manifest, number):
-                if found := _difference(read, piece):
-                    yield Damage(file.name, piece.what, piece.offset, piece.size, found)
+                if problem := _difference(read, piece):
+                    yield Damage(file.name, piece.name, piece.offset, piece.size, problem)
 
 
 def _wrong_files(directory: Directory, manifest: Manifest) -> Iterator[Damage]:
     """Yield a `Damage` for each file that is missing or has another size."""
     for file in manifest.files:
-        for found in _wrong(directory / file.name, file.nbytes):
-            yield Damage(file.name, None, 0, file.nbytes, found)
+        for problem in _wrong(directory / file.name, file.nbytes):
+            yield Damage(file.name, None, 0, file.nbytes, problem)
 
 
 def _wrong(path: Directory, nbytes: int) -> list[str]:
@@ -159,8 +159,8 @@ def _wrong(path: Directory, nbytes: int) -> list[str]:
         return wrong_objects(path, nbytes)
     if not path.is_file():
         return ["the file is missing"]
-    found = path.stat().st_size
-    return [f"has {found} bytes instead of {nbytes}"] if found != nbytes else []
+    size = path.stat().st_size
+    return [f"has {size} bytes instead of {nbytes}"] if size != nbytes else []
 
 
 def _is_gone(path: Directory, nbytes: int) -> bool:
@@ -183,15 +183,15 @@ def _opened(path: Directory, nbytes: int) -> Iterator[ReadBytes]:
 
 def _difference(read: ReadBytes, piece: _Piece) -> str | None:
     """Return a text about how the file's bytes differ from those of the piece; None if they do not."""
-    crc, at, end = 0, piece.offset, piece.offset + piece.size
-    while at < end:
+    crc, position, end = 0, piece.offset, piece.offset + piece.size
+    while position < end:
         try:
-            block = read(at, min(at + _BLOCK, end))
+            block = read(position, min(position + _BLOCK, end))
         except DamagedError as error:
             return str(error)
         if not len(block):
-            return f"the last {end - at} bytes are missing"
-        crc, at = crc32_of(block, crc), at + len(block)
+            return f"the last {end - position} bytes are missing"
+        crc, position = crc32_of(block, crc), position + len(block)
     return None if crc == piece.crc32 else f"the CRC-32 is {crc:08x} instead of {piece.crc32:08x}"
 
 
@@ -200,17 +200,20 @@ def _pieces(manifest: Manifest, number: int) -> Iterator[_Piece]:
     planned = plan_file(tuple(manifest.layouts()), number)
     for entry, content in planned.metadata_entries:
         header = local_header(entry, crc32_of(content))
-        yield _known(f"the header of {entry.path}", entry.header_offset, header)
-        yield _known(entry.path, entry.data_offset, content)
+        yield _piece_of(f"the header of {entry.path}", entry.header_offset, header)
+        yield _piece_of(entry.path, entry.data_offset, content)
     for (name, chunk), entry, header in zip(planned.chunks, planned.entries, planned.headers, strict=True):
-        place = manifest.arrays[name].chunks[chunk]
-        yield _known(f"the header of {entry.path}", entry.header_offset, with_crc(header, place.crc32))
-        yield _Piece(name, entry.data_offset, entry.size, place.crc32)
-        if place.offset != entry.data_offset:  # then a restore reads this place instead
-            yield _Piece(name, place.offset, entry.size, place.crc32)
+        saved_chunk = manifest.arrays[name].chunks[chunk]
+        yield _piece_of(
+            f"the header of {entry.path}", entry.header_offset, with_crc(header, saved_chunk.crc32)
+        )
+        yield _Piece(name, entry.data_offset, entry.size, saved_chunk.crc32)
+        # A restore reads at the offset in the manifest, so these bytes are checked, too.
+        if saved_chunk.offset != entry.data_offset:
+            yield _Piece(name, saved_chunk.offset, entry.size, saved_chunk.crc32)
     crcs = [manifest.arrays[name].chunks[chunk].crc32 for name, chunk in planned.chunks]
-    yield _known("the central directory", planned.end, planned.directory_with(crcs))
+    yield _piece_of("the central directory", planned.end, planned.directory_with(crcs))
 
 
-def _known(what: str, offset: int, content: bytes) -> _Piece:
-    return _Piece(what, offset, len(content), crc32_of(content))
+def _piece_of(name: str, offset: int, content: bytes) -> _Piece:
+    return _Piece(name, offset, len(content), crc32_of(content))

@@ -50,9 +50,12 @@ from meshwright.checkpoints._format._container import (
 from meshwright.checkpoints._format._layout import SMALL, ArrayLayout
 from meshwright.checkpoints._format._snapshot import Snapshot
 
+# Bytes of the file that are assembled in memory and written at once.
 _WINDOW = 16 << 20
-_NUM_THREADS = 3  # two copy and take checksums while the third one's window is written
-_PAGE = 4096  # a multiple of what disks want direct writes aligned to
+# Two copy and take checksums while the third one's window is written.
+_NUM_THREADS = 3
+# A multiple of the alignment that disks need for direct writes.
+_PAGE = 4096
 _IN_CACHE = 1 << 18  # bytes copied at a time before their checksum is taken
 
 ReadArray = Callable[[str, Index], np.ndarray]
@@ -72,13 +75,16 @@ def write_part(
     try:
         plan = plan_file(tuple(layouts), process_index)
         if isinstance(path, ObjectPath):
-            crcs = _upload(path, plan, chunks)
+            objects = _Objects(plan, chunks)
+            put_parts(path, plan.nbytes, objects.contents(parts_of(path, plan.nbytes)))
+            crcs = objects.crcs
         else:
             crcs = _write_file(path, plan, chunks)
         _write_report(directory / part, _report(plan, crcs))
     except BaseException as error:
         chunks.abandon()
-        with contextlib.suppress(Exception):  # the same failure may prevent this; the next `wait` reports it
+        # The same failure may prevent this; the next `wait` reports it.
+        with contextlib.suppress(Exception):
             hasty = directory.impatient() if isinstance(directory, ObjectPath) else directory
             _write_report(hasty / part, {"error": f"{type(error).__name__}: {error}"})
         raise
@@ -125,7 +131,8 @@ def _write_report(path: Directory, report: Mapping[str, Any]) -> None:
     if isinstance(path, ObjectPath):
         path.put(content)
     else:
-        write_one_of_many(path, content)  # of use until the commit only
+        # Not flushed: the part file is of use until the commit only.
+        write_one_of_many(path, content)
 
 
 def _write_chunk(file: BinaryIO, entry: ZipEntry, data: Iterator[memoryview]) -> int:
@@ -141,9 +148,11 @@ def _write_chunk(file: BinaryIO, entry: ZipEntry, data: Iterator[memoryview]) ->
 
 
 def _chunk_slabs(layout: ArrayLayout, position: tuple[int, ...], read: ReadArray) -> Iterator[memoryview]:
-    origin = [place * size for place, size in zip(position, layout.chunk_shape, strict=True)]
+    origin = [cell * size for cell, size in zip(position, layout.chunk_shape, strict=True)]
     for slab in slabs(layout.chunk_shape, layout.dtype.itemsize):
-        index = tuple(slice(at + part.start, at + part.stop) for at, part in zip(origin, slab, strict=True))
+        index = tuple(
+            slice(start + part.start, start + part.stop) for start, part in zip(origin, slab, strict=True)
+        )
         yield read(layout.name, index).reshape(-1).view(np.uint8).data
 
 
@@ -152,7 +161,8 @@ def _write_file(path: Path, plan: FilePlan, chunks: Snapshot) -> list[int]:
     end = plan.end // _PAGE * _PAGE
     filling = _Filling(plan, chunks)
     with _opened(path) as files:
-        os.posix_fallocate(files.buffered, 0, plan.nbytes)  # fails here if the disk is too small
+        # If the disk is too small, the save fails here, before anything is copied.
+        os.posix_fallocate(files.buffered, 0, plan.nbytes)
         _write_windows(filling, end, files)
         rest = bytearray(plan.end - end)
         filling.fill(memoryview(rest), end)
@@ -243,14 +253,14 @@ def _copy(pieces: list, window: memoryview, skip: int) -> int:
         if len(joint) == len(window):
             window[:] = joint
             return crc32(joint)
-    into, crc, at = np.frombuffer(window, np.uint8), 0, 0
+    target, crc, filled = np.frombuffer(window, np.uint8), 0, 0
     for piece in pieces:
         data = np.frombuffer(piece, np.uint8)[skip:]
         skip = max(0, skip - memoryview(piece).nbytes)
-        for begin in range(0, min(len(data), len(into) - at), _IN_CACHE):
-            block = into[at : at + min(_IN_CACHE, len(data) - begin)]
+        for begin in range(0, min(len(data), len(target) - filled), _IN_CACHE):
+            block = target[filled : filled + min(_IN_CACHE, len(data) - begin)]
             block[:] = data[begin : begin + len(block)]
-            crc, at = crc32(block, crc), at + len(block)
+            crc, filled = crc32(block, crc), filled + len(block)
     return crc
 
 
@@ -267,7 +277,8 @@ def _opened(path: Path) -> Iterator[_Files]:
         buffered = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         opened.callback(os.close, buffered)
         direct = buffered
-        with contextlib.suppress(OSError):  # tmpfs and some network file systems refuse
+        # tmpfs and some network file systems refuse.
+        with contextlib.suppress(OSError):
             direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
             opened.callback(os.close, direct)
         yield _Files(buffered, direct)
@@ -297,7 +308,8 @@ def _write_windows(filling: _Filling, end: int, files: _Files) -> None:
         for _ in range(min(_NUM_THREADS, -(-end // _WINDOW))):
             threads.submit(work)
     if failures:
-        raise failures[0]  # later ones may only say that the save was given up
+        # Later ones may only say that the save was given up.
+        raise failures[0]
 
 
 def _aligned(nbytes: int) -> memoryview:
@@ -309,24 +321,17 @@ def _aligned(nbytes: int) -> memoryview:
 
 def _write_direct(files: _Files, data: memoryview, offset: int) -> None:
     """Write past the page cache, and through it the bytes that the file system did not take that way."""
-    written = 0
+    count = 0
     # If an error is not about alignment, the ordinary write raises it again.
     with contextlib.suppress(OSError):
-        written = os.pwrite(files.direct, data, offset)
-    _write(files.buffered, data[written:], offset + written)
+        count = os.pwrite(files.direct, data, offset)
+    _write(files.buffered, data[count:], offset + count)
 
 
 def _write(file: int, data: memoryview, offset: int) -> None:
     while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
-
-
-def _upload(path: ObjectPath, plan: FilePlan, chunks: Snapshot) -> list[int]:
-    """Write the data file into a store, object by object, and return the CRC-32 of each chunk."""
-    objects = _Objects(plan, chunks)
-    put_parts(path, plan.nbytes, objects.contents(parts_of(path, plan.nbytes)))
-    return objects.crcs
+        count = os.pwrite(file, data, offset)
+        data, offset = data[count:], offset + count
 
 
 class _Objects:

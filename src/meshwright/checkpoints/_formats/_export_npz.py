@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.base._internal import fsync_directory, tree
 from meshwright.checkpoints._arrays._chunks import slabs
-from meshwright.checkpoints._arrays._export_input import (
+from meshwright.checkpoints._arrays._source import Source
+from meshwright.checkpoints._exports import (
     Chosen,
     Names,
     TreeSource,
@@ -21,9 +22,8 @@ from meshwright.checkpoints._arrays._export_input import (
     local,
     readable,
     refuse_dtypes,
+    staged,
 )
-from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._staging import staged
 from meshwright.errors import UsageError
 from meshwright.processes._internal import on_lead
 
@@ -61,25 +61,25 @@ def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names:
 
 
 def _write(source: Source | TreeSource, path: Path, arrays: Mapping[str, Chosen]) -> str:
-    with staged(path) as place:
+    with staged(path) as staging:
         if path.exists():
             raise UsageError(f"{path} exists already; give another name, or move it away.")
-        with (place / path.name).open("wb") as file:
+        with (staging / path.name).open("wb") as file:
             with zipfile.ZipFile(file, "w") as archive:
-                for name, each in arrays.items():
-                    _write_array(archive, name, source, each)
+                for name, choice in arrays.items():
+                    _write_array(archive, name, source, choice)
             file.flush()
             os.fsync(file.fileno())
-        (place / path.name).rename(path)
+        (staging / path.name).rename(path)
         fsync_directory(path.parent)
     return str(path)
 
 
-def _write_array(archive: zipfile.ZipFile, name: str, source: Source | TreeSource, each: Chosen) -> None:
-    shape, dtype = each.array.shape, each.array.dtype
+def _write_array(archive: zipfile.ZipFile, name: str, source: Source | TreeSource, choice: Chosen) -> None:
+    shape, dtype = choice.array.shape, choice.array.dtype
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     is_large = math.prod(shape) * dtype.itemsize >= _LARGE
     with archive.open(f"{name}.npy", "w", force_zip64=is_large) as npy:
         np.lib.format.write_array_header_1_0(npy, header)
         for slab in slabs(shape, dtype.itemsize):
-            npy.write(np.ascontiguousarray(source.read(each.name, slab)).reshape(-1).view(np.uint8).data)
+            npy.write(np.ascontiguousarray(source.read(choice.name, slab)).reshape(-1).view(np.uint8).data)

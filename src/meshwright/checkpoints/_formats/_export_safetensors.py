@@ -5,12 +5,27 @@
     model-00002-of-00002.safetensors       the others
     model.safetensors.index.json           {"metadata": {"total_size": bytes}, "weight_map": {array: file}}
 
-Source: the loaders of the `transformers` and `huggingface_hub` packages, which look for the single
-file first and then for the index.
+A file has a header and the bytes of the arrays:
+
+    │ N, the length of the header: 8 bytes, little-endian                              │
+    │ header: JSON, padded with blanks to a multiple of 8                              │  N bytes
+    │   {"__metadata__": {"format": "pt"},                                             │
+    │    "params.w": {"dtype": "BF16", "shape": [64, 128], "data_offsets": [0, 16384]}}│
+    │ the arrays' raw little-endian bytes, row-major, one after the other              │
+
+Offsets count from the end of the header. Arrays with the widest dtypes come first, so that each array begins
+at a multiple of its item size, as readers that memory-map the file need it.
+
+Sources: github.com/huggingface/safetensors, README ("Format") and `Dtype` in safetensors/src/tensor.rs; the
+  loaders of the `transformers` and `huggingface_hub` packages, which look for the single file first and then
+  for the index.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +34,84 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.base._internal import fsync_directory, tree, write_whole
-from meshwright.checkpoints._arrays._cast import converted, floating
+from meshwright.checkpoints._arrays._cast import converted, floating, type_name
 from meshwright.checkpoints._arrays._chunks import slabs
-from meshwright.checkpoints._arrays._export_input import Names, TreeSource, local, readable
-from meshwright.checkpoints._arrays._keys import type_name
 from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._formats import _safetensors
-from meshwright.checkpoints._staging import staged
+from meshwright.checkpoints._exports import Names, TreeSource, local, readable, staged
 from meshwright.errors import UsageError, listed
 from meshwright.processes._internal import on_lead
+
+LENGTH = struct.Struct("<Q")
+METADATA = "__metadata__"
+"""The header's entry for text by name; all others are arrays."""
+_ALIGNMENT = 8
+
+DTYPES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "uint8": "U8",
+    "int16": "I16",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
+"""The format's names for dtypes of NumPy and ml_dtypes. The `safetensors` package only maps NumPy's."""
+
+Structs = Mapping[str, jax.ShapeDtypeStruct]
+
+
+def array_nbytes(array: jax.ShapeDtypeStruct) -> int:
+    """Return the size of an array in the file, in bytes."""
+    return math.prod(array.shape) * array.dtype.itemsize
+
+
+def write_file(
+    path: Path,
+    arrays: Structs,
+    read: Callable[[str], Iterable[np.ndarray]],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write one file and flush it to disk; `read` yields the parts of an array in row-major order."""
+    ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
+    with path.open("wb") as file:
+        file.write(_header(ordered, metadata))
+        for name in ordered:
+            for part in read(name):
+                # Viewed as uint8, because NumPy has no buffers for the dtypes of ml_dtypes.
+                file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(arrays: Structs, metadata: Mapping[str, str]) -> bytes:
+    entries, start = {}, 0
+    for name, array in arrays.items():
+        end = start + array_nbytes(array)
+        dtype = DTYPES[array.dtype.name]
+        entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps({METADATA: dict(metadata), **entries}, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
+    return LENGTH.pack(len(text)) + text
+
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-_METADATA = {"format": "pt"}  # loaders refuse a file without a format that they know
+# Loaders refuse a file without a format that they know.
+_METADATA = {"format": "pt"}
 
 
 def export_safetensors(
@@ -71,56 +150,54 @@ def export_safetensors(
       >>> list(mw.checkpoints.open_source("exported").arrays())
       ['layer.w']
     """
-    place = local(directory)
+    path = local(directory)
     source = readable(tree_or_source)
-    ours, arrays = _plan(source.arrays(), names or _with_dots, None if dtype is None else floating(dtype))
+    ours, arrays = _plan(
+        source.arrays(),
+        names or (lambda name: name.replace("/", ".")),
+        None if dtype is None else floating(dtype),
+    )
     head = _checked_metadata(metadata or {})
 
     def write() -> list[str]:
-        return _write(source, place, ours, arrays, max_shard_bytes, head)
+        return _write(source, path, ours, arrays, max_shard_bytes, head)
 
     return [Path(path) for path in on_lead(write)]
 
 
-def _with_dots(name: str) -> str:
-    return name.replace("/", ".")
-
-
-def _plan(
-    saved: Mapping[str, Any], names: Names, dtype: np.dtype | None
-) -> tuple[dict[str, str], _safetensors.Structs]:
+def _plan(saved: Mapping[str, Any], names: Names, dtype: np.dtype | None) -> tuple[dict[str, str], Structs]:
     """Return, by the name in the file, the Meshwright name of each array, and its shape and dtype there."""
     theirs = {name: names(name) for name in saved}
-    wanted = {name: new for name, new in theirs.items() if new is not None}
+    new_names = {name: new for name, new in theirs.items() if new is not None}
     arrays = {
         name: jax.ShapeDtypeStruct(saved[name].shape, _dtype_in_file(saved[name].dtype, dtype))
-        for name in wanted
+        for name in new_names
     }
-    _check(wanted, arrays)
-    return {new: name for name, new in wanted.items()}, {new: arrays[name] for name, new in wanted.items()}
+    _check(new_names, arrays)
+    return {new: name for name, new in new_names.items()}, {
+        new: arrays[name] for name, new in new_names.items()
+    }
 
 
-def _dtype_in_file(saved: Any, wanted: np.dtype | None) -> Any:
-    if wanted is not None and jnp.issubdtype(saved, jnp.floating):
-        return wanted
+def _dtype_in_file(saved: Any, target: np.dtype | None) -> Any:
+    if target is not None and jnp.issubdtype(saved, jnp.floating):
+        return target
     return np.dtype(_NARROW[saved.name]) if saved.name in _NARROW else saved
 
 
-def _check(wanted: Mapping[str, str], arrays: _safetensors.Structs) -> None:
-    if not wanted:
+def _check(new_names: Mapping[str, str], arrays: Structs) -> None:
+    if not new_names:
         raise UsageError("there is nothing to export: no array was chosen.")
     sharing: dict[str, list[str]] = {}
-    for name, new in wanted.items():
+    for name, new in new_names.items():
         sharing.setdefault(new, []).append(name)
     doubles = {new: several for new, several in sharing.items() if len(several) > 1}
     problems = [f"{listed(several)} would all be called {new}" for new, several in doubles.items()]
-    problems += [
-        f"{name} cannot be called {new}" for name, new in wanted.items() if new == _safetensors.METADATA
-    ]
+    problems += [f"{name} cannot be called {new}" for name, new in new_names.items() if new == METADATA]
     problems += [
         f"{name} is of type {type_name(array)}, which safetensors has not"
         for name, array in arrays.items()
-        if array.dtype.name not in _safetensors.DTYPES
+        if array.dtype.name not in DTYPES
     ]
     if problems:
         raise UsageError(
@@ -142,39 +219,41 @@ def _write(
     source: Source | TreeSource,
     directory: Path,
     ours: Mapping[str, str],
-    arrays: _safetensors.Structs,
+    arrays: Structs,
     max_shard_bytes: int,
     metadata: Mapping[str, str],
 ) -> list[str]:
     """Write all files to a staging directory, then move them, after the index, which shows missing ones."""
     shards = _shards(arrays, max_shard_bytes)
-    with staged(directory / SINGLE) as place:
+    with staged(directory / SINGLE) as staging:
         _refuse_to_mix(directory)
         for name, shard in shards.items():
-            _safetensors.write_file(place / name, shard, _reader(source, ours, shard), metadata)
+            write_file(staging / name, shard, _reader(source, ours, shard), metadata)
         if len(shards) > 1:
+            # The index comes first: it lists files that do not exist yet, so that loaders fail instead of
+            # reading a part.
             write_whole(directory / INDEX, _index(shards))
         for name in shards:
-            (place / name).rename(directory / name)
+            (staging / name).rename(directory / name)
         fsync_directory(directory)
     return [str(directory / name) for name in shards]
 
 
 def _refuse_to_mix(directory: Path) -> None:
-    there = sorted(path.name for path in directory.glob("model*.safetensors*"))
-    if there:
+    present = sorted(path.name for path in directory.glob("model*.safetensors*"))
+    if present:
         raise UsageError(
-            f"{directory} has {listed(there)} already, and loaders would mix them with new ones. "
+            f"{directory} has {listed(present)} already, and loaders would mix them with new ones. "
             "Remove them, or export into another directory."
         )
 
 
-def _shards(arrays: _safetensors.Structs, max_bytes: int) -> dict[str, _safetensors.Structs]:
+def _shards(arrays: Structs, max_bytes: int) -> dict[str, Structs]:
     """Distribute the arrays to files, in order."""
     shards: list[dict[str, jax.ShapeDtypeStruct]] = [{}]
     room = max_bytes
     for name, array in arrays.items():
-        nbytes = _safetensors.nbytes(array)
+        nbytes = array_nbytes(array)
         if shards[-1] and nbytes > room:
             shards.append({})
             room = max_bytes
@@ -186,7 +265,7 @@ def _shards(arrays: _safetensors.Structs, max_bytes: int) -> dict[str, _safetens
 
 
 def _reader(
-    source: Source | TreeSource, ours: Mapping[str, str], arrays: _safetensors.Structs
+    source: Source | TreeSource, ours: Mapping[str, str], arrays: Structs
 ) -> Callable[[str], Iterator[np.ndarray]]:
     """Return a function that yields the parts of an array, given its name in the file."""
 
@@ -198,7 +277,7 @@ def _reader(
     return read
 
 
-def _index(shards: Mapping[str, _safetensors.Structs]) -> bytes:
-    total = sum(_safetensors.nbytes(array) for shard in shards.values() for array in shard.values())
+def _index(shards: Mapping[str, Structs]) -> bytes:
+    total = sum(array_nbytes(array) for shard in shards.values() for array in shard.values())
     weight_map = {name: file for file, shard in shards.items() for name in shard}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode()

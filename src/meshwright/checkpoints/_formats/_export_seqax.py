@@ -13,24 +13,29 @@ import numpy as np
 
 from meshwright.base._internal import Directory, ObjectPath, fsync_directory, location, tree
 from meshwright.checkpoints._arrays._chunks import cuts
-from meshwright.checkpoints._arrays._export_input import (
+from meshwright.checkpoints._arrays._lazy import LazyArray
+from meshwright.checkpoints._arrays._source import Source
+from meshwright.checkpoints._exports import (
     Chosen,
     Names,
     TreeSource,
     chosen,
     readable,
     refuse_dtypes,
+    staged,
 )
-from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._formats.readers._tensorstore import store_of, telling, tensorstore_for
-from meshwright.checkpoints._staging import staged
+from meshwright.checkpoints._formats.readers._tensorstore import (
+    errors_naming_action,
+    store_of,
+    tensorstore_for,
+)
 from meshwright.errors import UsageError
 from meshwright.processes._internal import on_lead
 
 # With several threads, each would keep the memory in which it compressed or wrote a chunk.
 _ONE_AT_A_TIME = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
-_NONE = {"", ".", "..", ".zarray", ".zattrs", ".zgroup"}  # segments that no array's path may have
+# Segments that no array's path may have.
+_NONE = {"", ".", "..", ".zarray", ".zattrs", ".zgroup"}
 _ARRAY = ".zarray"
 _BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
 
@@ -74,77 +79,81 @@ def export_seqax(
       >>> path.name, list(mw.checkpoints.open_source("exported").arrays())
       ('0000000800', ['params/w'])
     """
-    source, place = readable(tree_or_source), location(directory) / f"{step:010d}"
-    given = source is tree_or_source
-    arrays = chosen(source.arrays(), names or (seqax_name if given else _keystrs(tree_or_source).__getitem__))
+    source, path = readable(tree_or_source), location(directory) / f"{step:010d}"
+    is_checkpoint = source is tree_or_source
+    arrays = chosen(
+        source.arrays(), names or (seqax_name if is_checkpoint else _keystrs(tree_or_source).__getitem__)
+    )
     refuse_dtypes("seqax", arrays)
     if unfit := [name for name in arrays if "\\" in name or not _NONE.isdisjoint(name.split("/"))]:
         raise UsageError(f"zarr has no arrays called {unfit[0]!r}. Give `names` that rename it.")
 
     def write() -> None:
-        if isinstance(place, ObjectPath):
-            _refuse_if_there(place)
-            _write(place, arrays, source)
+        if isinstance(path, ObjectPath):
+            _refuse_if_there(path)
+            _write(path, arrays, source)
             return
-        with staged(place) as unfinished:
-            _refuse_if_there(place)
-            _write(unfinished / place.name, arrays, source)
-            (unfinished / place.name).rename(place)
-            fsync_directory(place.parent)
+        with staged(path) as staging:
+            _refuse_if_there(path)
+            _write(staging / path.name, arrays, source)
+            (staging / path.name).rename(path)
+            fsync_directory(path.parent)
 
     on_lead(write)
-    return place
+    return path
 
 
-def _refuse_if_there(place: Directory) -> None:
-    if not place.is_dir():
+def _refuse_if_there(path: Directory) -> None:
+    if not path.is_dir():
         return
-    if isinstance(place, ObjectPath) and not (place / ".zattrs").is_file():
+    if isinstance(path, ObjectPath) and not (path / ".zattrs").is_file():
         raise UsageError(
-            f"{place} exists, but is not complete. If no process writes there any more, delete all below "
+            f"{path} exists, but is not complete. If no process writes there any more, delete all below "
             "it; or give another destination."
         )
-    raise UsageError(f"{place} exists already; give another directory, or move it away.")
+    raise UsageError(f"{path} exists already; give another directory, or move it away.")
 
 
-def _write(place: Directory, arrays: Mapping[str, Chosen], source: Source | TreeSource) -> None:
-    writer = _Writer(place)
+def _write(path: Directory, arrays: Mapping[str, Chosen], source: Source | TreeSource) -> None:
+    writer = _Writer(path)
     writer.put(".zgroup", {"zarr_format": 2})
-    for name, each in arrays.items():
-        _write_array(writer, name, source, each)
+    for name, choice in arrays.items():
+        _write_array(writer, name, source, choice)
+    # Written last, as seqax reads `write_completed` as the mark of a complete checkpoint.
     writer.put(".zattrs", {"write_completed": True})
 
 
 class _Writer:
     """Writes by TensorStore: to a disk or, if the destination is a store, into memory and from there."""
 
-    def __init__(self, place: Directory):
+    def __init__(self, path: Directory):
         tensorstore = tensorstore_for("seqax")
-        self.context, self._place = tensorstore.Context(_ONE_AT_A_TIME), place
-        if isinstance(place, ObjectPath):
+        self.context, self._place = tensorstore.Context(_ONE_AT_A_TIME), path
+        if isinstance(path, ObjectPath):
             self._store = tensorstore.KvStore.open("memory://", context=self.context).result()
         else:
-            self._store = store_of(place, self.context)
+            self._store = store_of(path, self.context)
 
     def put(self, name: str, document: dict[str, Any]) -> None:
-        with telling(f"write {name} in {self._place}"):
+        with errors_naming_action(f"write {name} in {self._place}"):
             content = json.dumps(document, indent=4, sort_keys=True).encode()  # as zarr does
             self._store.write(name, content).result()
-        if not name.endswith(_ARRAY):  # TensorStore still needs it, to open the array
+        # TensorStore needs `.zarray` in memory until the array is open.
+        if not name.endswith(_ARRAY):
             self._upload()
 
     def opened(self, name: str) -> Any:
         """Open an array for writing, after its metadata was written."""
         spec = {"driver": "zarr", "store_data_equal_to_fill_value": True}
-        with telling(f"open {name} in {self._place}"):
+        with errors_naming_action(f"open {name} in {self._place}"):
             kvstore = self._store / f"{name}/"
             opening = tensorstore_for("seqax").open(spec, kvstore=kvstore, open=True, context=self.context)
             return opening.result()
 
-    def put_chunk(self, name: str, place: Any, block: np.ndarray) -> None:
+    def put_chunk(self, name: str, chunk: Any, block: np.ndarray) -> None:
         """Write one chunk without copying it, and wait, so that it is freed before the next is read."""
-        with telling(f"write {name} in {self._place}"):
-            place.write(block, can_reference_source_data_indefinitely=True).result()
+        with errors_naming_action(f"write {name} in {self._place}"):
+            chunk.write(block, can_reference_source_data_indefinitely=True).result()
         self._upload()
 
     def _upload(self) -> None:
@@ -162,13 +171,13 @@ def _keystrs(leaves: tree.PyTree) -> dict[str, str]:
     return dict(zip(tree.leaf_names(leaves), paths, strict=True))
 
 
-def _write_array(writer: _Writer, name: str, source: Source | TreeSource, each: Chosen) -> None:
-    shape, chunks = each.array.shape, _chunks(each.array)
+def _write_array(writer: _Writer, name: str, source: Source | TreeSource, choice: Chosen) -> None:
+    shape, chunks = choice.array.shape, _chunks(choice.array)
     metadata = {
         "zarr_format": 2,
         "shape": shape,
         "chunks": chunks,
-        "dtype": np.dtype(each.array.dtype).str,
+        "dtype": np.dtype(choice.array.dtype).str,
         "compressor": _BLOSC if shape else None,
         "fill_value": None,
         "filters": None,
@@ -177,7 +186,7 @@ def _write_array(writer: _Writer, name: str, source: Source | TreeSource, each: 
     writer.put(f"{name}/{_ARRAY}", metadata)
     opened = writer.opened(name)
     for index in cuts(shape, chunks):
-        writer.put_chunk(name, opened[index], source.read(each.name, index))
+        writer.put_chunk(name, opened[index], source.read(choice.name, index))
 
 
 def _chunks(array: Any) -> tuple[int, ...]:

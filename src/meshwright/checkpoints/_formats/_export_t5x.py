@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from jax.typing import DTypeLike
 from meshwright.base._internal import fsync_directory, tree, write_one_of_many, write_whole
 from meshwright.checkpoints._arrays._cast import converted, floating
 from meshwright.checkpoints._arrays._chunks import cuts
-from meshwright.checkpoints._arrays._export_input import (
+from meshwright.checkpoints._arrays._lazy import Index
+from meshwright.checkpoints._arrays._source import Source, empty_of
+from meshwright.checkpoints._exports import (
     Chosen,
     Names,
     TreeSource,
@@ -31,12 +33,9 @@ from meshwright.checkpoints._arrays._export_input import (
     local,
     readable,
     refuse_dtypes,
+    staged,
 )
-from meshwright.checkpoints._arrays._lazy import Index
-from meshwright.checkpoints._arrays._source import Source
-from meshwright.checkpoints._arrays._transforms import empty_of
-from meshwright.checkpoints._formats._deflate import gzipped
-from meshwright.checkpoints._staging import staged
+from meshwright.checkpoints._formats.readers._zarr2 import gzipped
 from meshwright.errors import UsageError, listed
 from meshwright.processes._internal import on_lead
 
@@ -65,8 +64,8 @@ def t5x_names(name: str) -> str | None:
       >>> mw.checkpoints._internal.t5x_names("params/encoder/w"), mw.checkpoints._internal.t5x_names("seed")
       ('target/encoder/w', None)
     """
-    found = ((pattern.fullmatch(name), theirs) for pattern, theirs in _OURS)
-    return next((match.expand(theirs) for match, theirs in found if match), None)
+    matches = ((pattern.fullmatch(name), theirs) for pattern, theirs in _OURS)
+    return next((match.expand(theirs) for match, theirs in matches if match), None)
 
 
 def export_t5x(
@@ -112,13 +111,13 @@ def export_t5x(
     dtypes = _dtypes(arrays, None if dtype is None else floating(dtype))
 
     def write() -> str:
-        with staged(final) as place:
+        with staged(final) as staging:
             if final.exists():
                 raise UsageError(f"{final} exists already; give another directory or step, or move it away.")
-            made = place / final.name
-            made.mkdir()
-            write_whole(made / "checkpoint", packed(_written(source, arrays, dtypes, rest, made)))
-            made.rename(final)
+            unfinished = staging / final.name
+            unfinished.mkdir()
+            write_whole(unfinished / "checkpoint", packed(_tree_of(source, arrays, dtypes, rest, unfinished)))
+            unfinished.rename(final)
             fsync_directory(final.parent)
         return str(final)
 
@@ -134,14 +133,14 @@ def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
         )
     arrays = chosen(saved, names)
     folders: dict[str, str] = {}
-    for name, each in arrays.items():
-        if (other := folders.setdefault(_folder(name), each.name)) != each.name:
+    for name, choice in arrays.items():
+        if (other := folders.setdefault(_folder(name), choice.name)) != choice.name:
             raise UsageError(
-                f"{other} and {each.name} would get the same directory, {_folder(name)}: give `names`."
+                f"{other} and {choice.name} would get the same directory, {_folder(name)}: give `names`."
             )
         above = ("/".join(name.split("/")[:depth]) for depth in range(1, name.count("/") + 1))
         if leaf := next((arrays[prefix] for prefix in above if prefix in arrays), None):
-            raise UsageError(f"{each.name} would lie below {leaf.name}, which is an array: give `names`.")
+            raise UsageError(f"{choice.name} would lie below {leaf.name}, which is an array: give `names`.")
     return arrays
 
 
@@ -149,13 +148,13 @@ def _folder(name: str) -> str:
     return ".".join(tree.keys_of(name)).replace("/", ".")
 
 
-def _dtypes(arrays: Mapping[str, Chosen], wanted: np.dtype | None) -> dict[str, np.dtype]:
+def _dtypes(arrays: Mapping[str, Chosen], target: np.dtype | None) -> dict[str, np.dtype]:
     """Return the dtype that each array is written in."""
     refuse_dtypes("T5X", arrays, _accepts)
-    saved = {name: np.dtype(each.array.dtype) for name, each in arrays.items()}
+    saved = {name: np.dtype(choice.array.dtype) for name, choice in arrays.items()}
     return {
-        name: wanted
-        if wanted and name.startswith("target/") and jnp.issubdtype(dtype, jnp.floating)
+        name: target
+        if target and name.startswith("target/") and jnp.issubdtype(dtype, jnp.floating)
         else dtype
         for name, dtype in saved.items()
     }
@@ -166,7 +165,7 @@ def _accepts(dtype: Any) -> bool:
     return (is_of_numpy(dtype) and dtype.name != "uint16") or dtype.name in _NOT_OF_NUMPY
 
 
-def _written(
+def _tree_of(
     source: Source | TreeSource,
     arrays: Mapping[str, Chosen],
     dtypes: Mapping[str, np.dtype],
@@ -175,11 +174,11 @@ def _written(
 ) -> dict[str, Any]:
     """Write the arrays that are stored beside the tree, and return the tree, with `rest` in it."""
     leaves = dict(rest)
-    for name, each in sorted(arrays.items()):
-        shape, dtype = each.array.shape, dtypes[name]
-        piece = getattr(each.array, "chunk_shape", shape)
+    for name, choice in sorted(arrays.items()):
+        shape, dtype = choice.array.shape, dtypes[name]
+        piece = getattr(choice.array, "chunk_shape", shape)
 
-        def read(index: Index, name: str = each.name, dtype: np.dtype = dtype) -> np.ndarray:
+        def read(index: Index, name: str = choice.name, dtype: np.dtype = dtype) -> np.ndarray:
             return converted(name, np.asarray(source.read(name, index)), dtype)
 
         if shape and math.prod(shape):
@@ -203,8 +202,12 @@ def _write_array(
 
     # One chunk after the other, because reading one takes up to three times its size in memory.
     for index in cuts(shape, chunks):
-        place = (part.start // size for part, size in zip(index, chunks, strict=True))
-        write_one_of_many(folder / ".".join(map(str, place)), _compressed(read(index)))
+        cell = (part.start // size for part, size in zip(index, chunks, strict=True))
+        # Viewed as uint8, because NumPy has no buffers for the dtypes of ml_dtypes.
+        data = np.ascontiguousarray(read(index)).reshape(-1).view(np.uint8).data
+        write_one_of_many(folder / ".".join(map(str, cell)), gzipped(data, _COMPRESSOR["level"]))
+        # Otherwise the next chunk would be read while this one is in memory.
+        del data
     metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
     write_whole(folder / ".zarray", json.dumps(metadata | _zarr(dtype)).encode())
     kvstore = {"driver": "file", "path": f"{folder.name}/"}
@@ -227,11 +230,6 @@ def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
         dim = chunks.index(max(chunks))
         chunks[dim] = next(size for size in range(chunks[dim] - 1, 0, -1) if shape[dim] % size == 0)
     return tuple(chunks)
-
-
-def _compressed(chunk: np.ndarray) -> Iterator[bytes]:
-    # Viewed as uint8, because NumPy has no buffers for the dtypes of ml_dtypes.
-    return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])
 
 
 _ARRAY, _SCALAR = 1, 3

@@ -79,8 +79,8 @@ class FlatTokens:
     def _row(self, i: int) -> np.ndarray:
         step, within = divmod(i, self._batch_size)
         share = self._batch_size // self._streams
-        stream, place = within // share, step * share + within % share
-        number, row = divmod(place, self._buffer_blocks * self._block_rows)
+        stream, position = within // share, step * share + within % share
+        number, row = divmod(position, self._buffer_blocks * self._block_rows)
         return self._buffer(stream, number)[row]
 
     def _buffer(self, stream: int, number: int) -> np.ndarray:
@@ -154,17 +154,17 @@ def flat_tokens(
       >>> len(examples), examples[0]["tokens"].shape
       (8, (4,))
     """
-    place = location(path)
-    tokens = open_flat_tokens(place)
+    directory = location(path)
+    tokens = open_flat_tokens(directory)
     if tokens is None:
         raise InputError(
-            f"{place} has no flat tokens of seqax: there is no encoded_tokens.\n"
+            f"{directory} has no flat tokens of seqax: there is no encoded_tokens.\n"
             "  Give the group of a split, such as data.zarr/train."
         )
     try:
-        max_token_id = json.loads(read_each([place / ".zattrs"])[0])["max_token_id"]
+        max_token_id = json.loads(read_each([directory / ".zattrs"])[0])["max_token_id"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DamagedError(f"{place}/.zattrs has no max_token_id: {error}.") from None
+        raise DamagedError(f"{directory}/.zattrs has no max_token_id: {error}.") from None
     return FlatTokens(
         tokens,
         max_token_id,

@@ -5,22 +5,28 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.base._internal import Directory, location
 from meshwright.checkpoints._arrays._source import Opened
-from meshwright.checkpoints._directory import aside, complete_steps, saved_steps, step_path, temporaries
+from meshwright.checkpoints._choice import checkpoints_of
+from meshwright.checkpoints._directory import (
+    complete_steps,
+    saved_steps,
+    set_aside_names,
+    step_path,
+    temporaries,
+)
+from meshwright.checkpoints._exports import UNFINISHED
 from meshwright.checkpoints._format._manifest import MANIFEST
-from meshwright.checkpoints._format._read import NativeSource, telling_unreadable
+from meshwright.checkpoints._format._read import NativeSource, errors_naming_unreadable
 from meshwright.checkpoints._format._verify import incomplete
 from meshwright.checkpoints._formats.readers import READERS
 from meshwright.checkpoints._formats.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
 from meshwright.checkpoints._formats.readers._reader import Reader, opened
 from meshwright.checkpoints._formats.readers._seqax import is_flat_tokens, splits_of
-from meshwright.checkpoints._of_run import checkpoints_of
-from meshwright.checkpoints._staging import UNFINISHED
 from meshwright.errors import CheckpointError, DamagedError, UsageError, listed
 
-_KNOWN = f"\n  Known formats: {', '.join(['Meshwright', *(reader.name for reader in READERS)])}."
+_FORMATS = f"\n  Known formats: {', '.join(['Meshwright', *(reader.name for reader in READERS)])}."
 
 
-@telling_unreadable()
+@errors_naming_unreadable()
 def open_source(path: str | Directory, *, step: int | None = None, verify: bool = True) -> Opened:
     """Open a checkpoint of any known format; no array data is read yet.
 
@@ -48,12 +54,13 @@ def open_source(path: str | Directory, *, step: int | None = None, verify: bool 
       >>> source.step, source.arrays()["params/w"].shape
       (100, (2, 3))
     """
-    place = location(path) if step is None else find_step(path, step)
-    ours = _native_at(place)
-    if not ours and (run := _of_run(place)):
+    directory = location(path) if step is None else find_step(path, step)
+    ours = _native_at(directory)
+    # A run directory holds its checkpoints elsewhere, in a folder or a store that it names.
+    if not ours and (run := _of_run(directory)):
         return open_source(run, verify=verify)
     if not ours:
-        return _foreign(place)
+        return _foreign(directory)
     *older, newest = ours
     try:
         return NativeSource(newest, verify=verify)
@@ -61,7 +68,7 @@ def open_source(path: str | Directory, *, step: int | None = None, verify: bool 
         raise DamagedError(f"{error}{_instead_of_it(older)}") from None
 
 
-@telling_unreadable()
+@errors_naming_unreadable()
 def find_step(path: str | Directory, step: int) -> Directory:
     """Return the path of a step's checkpoint in a directory of checkpoints of any format.
 
@@ -79,48 +86,52 @@ def find_step(path: str | Directory, step: int) -> Directory:
       >>> mw.checkpoints.find_step("run", 100).name
       'step_00000100'
     """
-    place = location(path)
-    steps = steps_at(place)
+    directory = location(path)
+    steps = steps_at(directory)
     if step in steps:
         return steps[step]
-    if not steps and ((place / MANIFEST).is_file() or reader_of(place)):
-        raise UsageError(f"{place} is a single checkpoint: leave out step={step}.")
-    if not steps and (run := _of_run(place)):
+    if not steps and ((directory / MANIFEST).is_file() or reader_of(directory)):
+        raise UsageError(f"{directory} is a single checkpoint: leave out step={step}.")
+    if not steps and (run := _of_run(directory)):
         return find_step(run, step)
     if not steps:
-        raise CheckpointError(f"{place} {_what_instead(place)}")
-    what = step_path(place, step) if _native_at(place) else f"step {step} of {place}"
-    raise CheckpointError(f"{what} is not a complete checkpoint; there are {listed(map(str, steps), 20)}.")
+        raise CheckpointError(f"{directory} {_what_instead(directory)}")
+    description = step_path(directory, step) if _native_at(directory) else f"step {step} of {directory}"
+    raise CheckpointError(
+        f"{description} is not a complete checkpoint; there are {listed(map(str, steps), 20)}."
+    )
 
 
-def steps_at(place: Directory) -> Mapping[int, Directory]:
+def steps_at(path: Directory) -> Mapping[int, Directory]:
     """Return the paths of the complete checkpoints in a directory, by step, the lowest first.
 
-    If `place` is itself a checkpoint, there are none.
+    If `path` is itself a checkpoint, there are none.
     """
-    if (place / MANIFEST).is_file():
+    if (path / MANIFEST).is_file():
         return {}
-    if ours := complete_steps(place):
-        return {step: step_path(place, step) for step in ours}
-    reader = reader_of(place)
-    return reader.steps(place) if reader else {}
+    if ours := complete_steps(path):
+        return {step: step_path(path, step) for step in ours}
+    reader = reader_of(path)
+    return reader.steps(path) if reader else {}
 
 
-@telling_unreadable()
+@errors_naming_unreadable()
 def checkpoints_at(path: str | Directory) -> list[Directory]:
     """Return the paths of the checkpoints in a directory, the lowest step first, or of the one at `path`."""
-    place = location(path)
-    if steps := [step_path(place, step) for step in saved_steps(place)] or [*steps_at(place).values()]:
+    directory = location(path)
+    if steps := [step_path(directory, step) for step in saved_steps(directory)] or [
+        *steps_at(directory).values()
+    ]:
         return steps
-    if (place / MANIFEST).is_file() or reader_of(place):
-        return [place]
-    raise CheckpointError(f"{place} {_what_instead(place)}")
+    if (directory / MANIFEST).is_file() or reader_of(directory):
+        return [directory]
+    raise CheckpointError(f"{directory} {_what_instead(directory)}")
 
 
-def _of_run(place: Directory) -> Directory | None:
-    """Return where the checkpoints of a run are; None if `place` is no run."""
-    found = checkpoints_of(str(place))
-    return None if reader_of(place) or found == str(place) else location(found)
+def _of_run(path: Directory) -> Directory | None:
+    """Return where the checkpoints of a run are; None if `path` is no run."""
+    directory = checkpoints_of(str(path))
+    return None if reader_of(path) or directory == str(path) else location(directory)
 
 
 def _native_at(directory: Directory) -> list[Directory]:
@@ -129,16 +140,16 @@ def _native_at(directory: Directory) -> list[Directory]:
     return [step_path(directory, step) for step in complete_steps(directory)]
 
 
-def _foreign(place: Directory) -> Opened:
-    reader = reader_of(place)
+def _foreign(path: Directory) -> Opened:
+    reader = reader_of(path)
     if reader is None:
-        raise CheckpointError(f"{place} {_what_instead(place)}")
-    return opened(reader, place)
+        raise CheckpointError(f"{path} {_what_instead(path)}")
+    return opened(reader, path)
 
 
-def reader_of(place: Directory) -> Reader | None:
+def reader_of(path: Directory) -> Reader | None:
     """Return the reader for another system's checkpoint, or a directory of them; None if there is none."""
-    return next((reader for reader in READERS if reader.recognises(place)), None)
+    return next((reader for reader in READERS if reader.recognises(path)), None)
 
 
 def _instead_of_it(others: Sequence[Directory]) -> str:
@@ -152,26 +163,26 @@ def _instead_of_it(others: Sequence[Directory]) -> str:
     )
 
 
-def _what_instead(place: Directory) -> str:
-    """Return what `place`, which is not a checkpoint, is instead."""
-    if not place.is_dir():
-        return f"is not a checkpoint.{_KNOWN}" if place.exists() else "does not exist."
-    if damaged := aside(place):
+def _what_instead(path: Directory) -> str:
+    """Return what `path`, which is not a checkpoint, is instead."""
+    if not path.is_dir():
+        return f"is not a checkpoint.{_FORMATS}" if path.exists() else "does not exist."
+    if damaged := set_aside_names(path):
         return f"has no complete checkpoint, only {damaged[-1]}, which was found damaged and set aside."
-    if is_flat_tokens(place) or (splits := splits_of(place)):
-        split = place if is_flat_tokens(place) else place / splits[0]
+    if is_flat_tokens(path) or (splits := splits_of(path)):
+        split = path if is_flat_tokens(path) else path / splits[0]
         return (
             "is no checkpoint: it has training data of seqax, flat tokens.\n"
             f"  Read them by mw.checkpoints.flat_tokens({str(split)!r}, …)."
         )
     half_written = "Either a save is still running (call `wait()` first), or its run was killed."
-    if any(place.glob("data-*.zarr.zip")):
+    if any(path.glob("data-*.zarr.zip")):
         return f"has data files but no {MANIFEST}. {half_written}"
     begun = (f"*{ORBAX_TEMPORARY}*", f".*{UNFINISHED}")
-    if unfinished := [*temporaries(place), *itertools.chain.from_iterable(map(place.glob, begun))]:
+    if unfinished := [*temporaries(path), *itertools.chain.from_iterable(map(path.glob, begun))]:
         return f"has no complete checkpoint, only the unfinished {unfinished[-1].name}. {half_written}"
-    found = listed(sorted(entry.name for entry in place.iterdir())) or "nothing"
+    entries = listed(sorted(entry.name for entry in path.iterdir())) or "nothing"
     return (
         "is not a checkpoint, nor a directory of checkpoints (step_00000800 and so on). It holds "
-        f"{found}.{_KNOWN}"
+        f"{entries}.{_FORMATS}"
     )

@@ -8,6 +8,6 @@
 
 Each host has a directory of its own, which only its processes see. Nothing is exchanged to write: a
 checkpoint is complete when each host has its part, and a run that starts again asks for this by a roll call.
-`_host_directory` finds the directory and who shares it, `_writing` is one save, `_budget` keeps within the
-budget, `_complete_steps` finds what is complete, and `_checkpoints` puts these together.
+`_host_directory` finds the directory, the processes that share it and the complete steps, `_budget` has the
+settings and keeps within the budget, and `_checkpoints` saves.
 """

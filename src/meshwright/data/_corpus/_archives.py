@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 from meshwright.base._internal import parse_object
 from meshwright.data._corpus._files import File
-from meshwright.data._corpus._record import Record, record_of
+from meshwright.data._corpus._readers import Record, record_of
 from meshwright.data._corpus._streams import LONGEST, decompressed, naming
 from meshwright.errors import ExamplesError
 
@@ -88,7 +88,7 @@ _BLOCK = 512
 _LONGEST_NAME = 1 << 20
 _REGULAR, _LONG_NAME, _EXTENDED = (b"0", b"\0", b"7"), b"L", b"x"
 _LINKS = (b"1", b"2")
-_KNOWN = (*_REGULAR, _LONG_NAME, _EXTENDED, *(bytes([x]) for x in b"123456gK"))
+_MEMBER_KINDS = (*_REGULAR, _LONG_NAME, _EXTENDED, *(bytes([x]) for x in b"123456gK"))
 
 
 def members(stream: BinaryIO) -> Iterator[Member]:
@@ -97,7 +97,9 @@ def members(stream: BinaryIO) -> Iterator[Member]:
     while (header := _exactly(stream, _BLOCK)).strip(b"\0"):
         kind, size = _kind_and_size(header)
         if kind in (_LONG_NAME, _EXTENDED):
-            content = _exactly(stream, _bounded(size))
+            if size > _LONGEST_NAME:
+                raise ValueError(f"a name in it has {size} bytes")
+            content = _exactly(stream, size)
             _skip(stream, -size % _BLOCK)
             if kind == _LONG_NAME:
                 name = content.rstrip(b"\0").decode(errors="replace")
@@ -112,7 +114,8 @@ def members(stream: BinaryIO) -> Iterator[Member]:
             counted = _Counted(stream)
             yield Member(name or _name(header), size, counted)  # type: ignore[arg-type]
             _skip(stream, size - counted.taken)
-        elif kind in _LINKS:  # the sample would be missing
+        elif kind in _LINKS:
+            # A link has no content here, so its sample would be missing.
             links = "`tar --dereference --hard-dereference`"
             raise ValueError(f"{name or _name(header)} is a link; write the archive with {links}")
         else:
@@ -133,17 +136,19 @@ class _Counted:
 
 
 def _kind_and_size(header: bytes) -> tuple[bytes, int]:
+    # The checksum is computed as if its own field had spaces.
     signed = sum(header) - sum(header[148:156]) + 8 * ord(" ")
     if _number(header[148:156]) != signed:
         raise ValueError("the checksum of a tar header is wrong")
     kind = header[156:157]
-    if kind not in _KNOWN:
+    if kind not in _MEMBER_KINDS:
         raise ValueError(f"a member of kind {kind!r} cannot be read")
     return kind, _number(header[124:136])
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # GNU's form of large numbers
+    # GNU tar writes large numbers in binary, with the highest bit set.
+    if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:])
     text = field.strip(b" \0")
     if not text or text.strip(b"01234567"):
@@ -160,22 +165,16 @@ def _name(header: bytes) -> str:
 
 def _extended(content: bytes) -> dict[str, str]:
     """Return the records of a pax header, each of which is `21 path=folder/name` and a line feed."""
-    records, at = {}, 0
-    while at < len(content):
-        length, space, _ = content[at : at + 8].partition(b" ")
-        stop = at + int(length)
-        key, equals, value = content[at + len(length) + 1 : stop - 1].partition(b"=")
-        if not space or not equals or not at < stop <= len(content):
+    records, start = {}, 0
+    while start < len(content):
+        length, space, _ = content[start : start + 8].partition(b" ")
+        stop = start + int(length)
+        key, equals, value = content[start + len(length) + 1 : stop - 1].partition(b"=")
+        if not space or not equals or not start < stop <= len(content):
             raise ValueError("an extended tar header is damaged")
         records[key.decode()] = value.decode(errors="replace")
-        at = stop
+        start = stop
     return records
-
-
-def _bounded(size: int) -> int:
-    if size > _LONGEST_NAME:
-        raise ValueError(f"a name in it has {size} bytes")
-    return size
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

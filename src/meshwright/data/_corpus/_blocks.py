@@ -39,11 +39,11 @@ class Block(NamedTuple):
     lengths: np.ndarray
     """The number of tokens of each document, int64[num_documents]."""
     token_weights: np.ndarray | None = None
-    """How much each token counts in the loss, uint8[num_tokens]; None if all count."""
+    """The weight of each token in the loss, uint8[num_tokens]; None if all count."""
 
 
-class Place(NamedTuple):
-    """A place in the files: where a block begins."""
+class FilePosition(NamedTuple):
+    """A position in the files, at which a block begins."""
 
     file: int
     """Number of the file."""
@@ -60,24 +60,25 @@ def write_block(
     store: Path,
     block: int,
     documents: Sequence[np.ndarray],
-    after: Place,
+    end: FilePosition,
     weights: Sequence[np.ndarray] | None = None,
 ) -> None:
     """Write a block."""
-    lengths = np.array([len(each) for each in documents], "<u4")
+    lengths = np.array([len(document) for document in documents], "<u4")
     tokens = np.concatenate([*documents, np.empty(0, np.int64)]).astype("<u4")
     content = tokens.tobytes() + lengths.tobytes()
+    # The manifest is written last: a block without one is not complete.
     write_alone(_file(store, block), content)
-    said = {"tokens": len(tokens), "documents": len(lengths), "crc32": crc32(content), "after": after}
+    manifest = {"tokens": len(tokens), "documents": len(lengths), "crc32": crc32(content), "after": end}
     if weights is not None:
         counts = np.concatenate([*weights, np.empty(0, np.uint8)]).astype(np.uint8).tobytes()
         write_alone(_weights(store, block), counts)
-        said["weights_crc32"] = crc32(counts)
-    _write_json(_manifest(store, block), said)
+        manifest["weights_crc32"] = crc32(counts)
+    _write_json(_manifest(store, block), manifest)
 
 
 def write_complete(store: Path, num_blocks: int) -> None:
-    """Say that there are no more blocks."""
+    """Write the file that says that there are no more blocks."""
     _write_json(store / COMPLETE, {"blocks": num_blocks})
 
 
@@ -92,42 +93,42 @@ def num_blocks(store: Path) -> int | None:
     return _parsed(path, "blocks")["blocks"] if path.exists() else None
 
 
-def after_block(store: Path, block: int) -> Place:
-    """Return the place in the files after a block."""
+def end_of_block(store: Path, block: int) -> FilePosition:
+    """Return the position in the files after a block."""
     path = _manifest(store, block)
-    after = _parsed(path, "after")["after"]
-    numbers = after if isinstance(after, list) else []
+    end = _parsed(path, "after")["after"]
+    numbers = end if isinstance(end, list) else []
     if len(numbers) != 2 or not all(isinstance(x, int) and x >= 0 for x in numbers):
-        raise _damaged(path, f"`after` is {after!r:.40}")
-    return Place(*after)
+        raise _damaged(path, f"`after` is {end!r:.40}")
+    return FilePosition(*end)
 
 
 def read_block(store: Path, block: int) -> Block:
     """Return a block, mapped into memory, with its checksum verified."""
-    path, known = _file(store, block), _parsed(_manifest(store, block), "tokens", "documents", "crc32")
+    path, manifest = _file(store, block), _parsed(_manifest(store, block), "tokens", "documents", "crc32")
     try:
         with open_file(path) as file:
             content = np.memmap(file, "<u4", "r")
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from None
-    if len(content) != known["tokens"] + known["documents"] or crc32(content.data) != known["crc32"]:
+    if len(content) != manifest["tokens"] + manifest["documents"] or crc32(content.data) != manifest["crc32"]:
         raise _damaged(path, "its size or checksum is wrong")
-    lengths = content[known["tokens"] :].astype(np.int64)
-    if lengths.sum() != known["tokens"]:
+    lengths = content[manifest["tokens"] :].astype(np.int64)
+    if lengths.sum() != manifest["tokens"]:
         raise _damaged(path, "its lengths are wrong")
-    return Block(content[: known["tokens"]], lengths, _read_weights(store, block, known))
+    return Block(content[: manifest["tokens"]], lengths, _read_weights(store, block, manifest))
 
 
-def _read_weights(store: Path, block: int, known: dict[str, Any]) -> np.ndarray | None:
-    if "weights_crc32" not in known:
+def _read_weights(store: Path, block: int, manifest: dict[str, Any]) -> np.ndarray | None:
+    if "weights_crc32" not in manifest:
         return None
     try:
-        found = np.frombuffer(read_file(_weights(store, block)), np.uint8)
+        weights = np.frombuffer(read_file(_weights(store, block)), np.uint8)
     except OSError as error:
         raise _damaged(_weights(store, block), str(error)) from None
-    if len(found) != known["tokens"] or crc32(found.data) != known["weights_crc32"]:
+    if len(weights) != manifest["tokens"] or crc32(weights.data) != manifest["weights_crc32"]:
         raise _damaged(_weights(store, block), "its size or checksum is wrong")
-    return found
+    return weights
 
 
 def _file(store: Path, block: int) -> Path:
@@ -144,6 +145,7 @@ def _manifest(store: Path, block: int) -> Path:
 
 def write_alone(path: Path, content: bytes) -> None:
     """Write a file atomically, also if other processes write the same file at the same time."""
+    # Each writer has a name of its own, as several processes may write the same file at a time.
     private = path.with_name(f"{PRIVATE}{path.name}.{secrets.token_hex(4)}")
     write_whole(private, content)
     private.replace(path)
@@ -157,13 +159,13 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def _parsed(path: Path, *counts: str) -> dict[str, Any]:
     """Return the object in a file, whose `counts` are whole numbers."""
     try:
-        found = parse_object(read_file(path))
+        content = parse_object(read_file(path))
         for name in counts:
-            if name != "after" and not (type(found.get(name)) is int and found[name] >= 0):
-                raise ValueError(f"`{name}` is {found.get(name)!r:.40}")
+            if name != "after" and not (type(content.get(name)) is int and content[name] >= 0):
+                raise ValueError(f"`{name}` is {content.get(name)!r:.40}")
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from None
-    return found
+    return content
 
 
 def _damaged(path: Path, why: str) -> DamagedError:

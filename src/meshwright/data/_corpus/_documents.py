@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 from meshwright.base._internal import check_unicode
 from meshwright.data._corpus._archives import samples
-from meshwright.data._corpus._columns import arrow_rows, parquet_rows
-from meshwright.data._corpus._files import GIVEN, File, files_of
+from meshwright.data._corpus._files import IN_OBJECT, File, files_of
 from meshwright.data._corpus._indexed_source import received
-from meshwright.data._corpus._lines import json_lines, texts
-from meshwright.data._corpus._record import Record
+from meshwright.data._corpus._readers import Record, arrow_rows, json_lines, parquet_rows, texts
 from meshwright.errors import ExamplesError
 
 _NOUNS = {
@@ -19,15 +17,15 @@ _NOUNS = {
     "parquet": "row",
     "arrow": "row",
     "tar": "sample",
-    GIVEN: "document",
+    IN_OBJECT: "document",
 }
 
 
 class Document(NamedTuple):
-    """A document, and where it is."""
+    """A document, and its position in a file."""
 
     value: Any
-    """Its text, or whatever its field holds: tokens, or the messages of a chat."""
+    """Its text, or another value of its field: tokens, or the messages of a chat."""
     file: File
     """Its file."""
     number: int
@@ -36,8 +34,8 @@ class Document(NamedTuple):
     """The tools that the assistant may call, if it is a chat with some."""
 
     @property
-    def place(self) -> str:
-        """Return where it is, for errors: `texts/a.jsonl, line 5`."""
+    def where(self) -> str:
+        """Return the position as text, for errors: `texts/a.jsonl, line 5`."""
         return f"{self.file.place}, {_NOUNS[self.file.kind]} {self.number + 1}"
 
 
@@ -62,7 +60,7 @@ def _check_text(document: Document) -> None:
     try:
         check_unicode(document.value if isinstance(document.value, str) else "")
     except ValueError as error:
-        raise ExamplesError(f"{document.place}: {error}.") from None
+        raise ExamplesError(f"{document.where}: {error}.") from None
 
 
 def documents(
@@ -90,7 +88,7 @@ def documents(
       >>> list(mw.data.documents(file))
       ['one', 'two']
     """
-    return (each.value for each in each_document(files_of(paths), field=field, separator=separator))
+    return (document.value for document in each_document(files_of(paths), field=field, separator=separator))
 
 
 def _records(file: File, field: str, separator: str | None, start: int) -> Iterator[Record]:

@@ -31,10 +31,10 @@ KINDS = {
 }
 """Kinds of files by the ending of their names, without that of a compression."""
 COMPRESSIONS = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
-GIVEN = "given"
-"""The kind of what is no file: documents of an object, see `_indexed_source`."""
+IN_OBJECT = "given"
+"""The kind of documents that an object has instead of a file, see `_indexed_source`."""
+# Endings that a folder's other files have, too: such files are read only if they are named.
 _OFTEN_SOMETHING_ELSE = {".json"}
-"""Endings that a folder's other files have, too: such files are read only if they are named."""
 _WILD = "*?["
 
 
@@ -47,11 +47,11 @@ class File:
     nbytes: int
     """The size."""
     version: str
-    """What changes when the file is written again: the time of its last change, as the disk or store says."""
+    """The time of the last change, as the disk or the store has it."""
     kind: str
-    """How it is read: `jsonl`, `txt`, `parquet`, `arrow` or `tar`; `given` if it is no file but an object."""
+    """The format: `jsonl`, `txt`, `parquet`, `arrow` or `tar`; `given` for an object instead of a file."""
     compression: str = ""
-    """How it is compressed: `gz`, `bz2`, `xz`, `zst`, or not at all."""
+    """The compression: `gz`, `bz2`, `xz`, `zst`; empty for none."""
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ def files_of(paths: str | Path | Iterable[str | Path]) -> list[File]:
 
     Raises:
       InputError: There is no such file, or nothing matches a pattern.
-      UsageError: A file is of no known kind, or what is given is no path.
+      UsageError: A file is of no known kind, or an argument is no path.
 
     Example:
       >>> import tempfile, pathlib
@@ -81,41 +81,41 @@ def files_of(paths: str | Path | Iterable[str | Path]) -> list[File]:
       >>> [file.name for file in mw.data.files_of(folder)]
       ['a.txt', 'b.txt']
     """
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    if other := next((path for path in given if not isinstance(path, str | Path)), None):
+    path_list = [paths] if isinstance(paths, str | Path) else list(paths)
+    if other := next((path for path in path_list if not isinstance(path, str | Path)), None):
         raise UsageError(
             f"a path of texts is of type {type(other).__name__}. Give paths, or one object with documents "
             "that can be indexed."
         )
-    if not given:
+    if not path_list:
         raise UsageError("there are no paths of texts: give files, folders or patterns.")
-    return [file for path in given for file in _files(str(path))]
+    return [file for path in path_list for file in _files(str(path))]
 
 
 def _files(path: str) -> list[File]:
-    if any(letter in path for letter in _WILD) and not _exists(path):
-        found = [_file(each) for each in _matching(path)]
-        if not found:
+    # A file may have such letters in its own name.
+    exists = not is_address(path) and local_path(path).exists()
+    if any(letter in path for letter in _WILD) and not exists:
+        files = [_file(name) for name in _matching(path)]
+        if not files:
             raise InputError(f"no file matches {path}.")
-        return found
-    place = location(path)
-    if not place.is_dir():
-        return [_file(place)]
-    if (listed := _of_datasets(place)) is not None:
+        return files
+    directory = location(path)
+    if not directory.is_dir():
+        return [_file(directory)]
+    if (listed := _of_datasets(directory)) is not None:
         return listed
-    if flat := [part for part in (".", "train", "validation") if (place / part / "encoded_tokens").is_dir()]:
+    if flat := [
+        part for part in (".", "train", "validation") if (directory / part / "encoded_tokens").is_dir()
+    ]:
         raise UsageError(
             f"{path} has seqax's flat tokens: {', '.join(flat)}. They have an order of their own; read them "
             "by mw.checkpoints.flat_tokens."
         )
-    found = [_file(each) for each in _below(place) if _kind_of(each.name)[0] and not _is_other(each.name)]
-    if not found:
-        raise InputError(f"{path} has no files with texts.\n  {_known()}")
-    return found
-
-
-def _exists(path: str) -> bool:
-    return not is_address(path) and local_path(path).exists()
+    files = [_file(name) for name in _below(directory) if _kind_of(name.name)[0] and not _is_other(name.name)]
+    if not files:
+        raise InputError(f"{path} has no files with texts.\n  {_known_endings()}")
+    return files
 
 
 def _matching(pattern: str) -> Iterator[Directory]:
@@ -128,16 +128,16 @@ def _matching(pattern: str) -> Iterator[Directory]:
     yield from (path for path in root.glob(pattern[len(fixed) + 1 :]) if path.is_file())
 
 
-def _below(place: Directory) -> Iterator[Directory]:
+def _below(directory: Directory) -> Iterator[Directory]:
     """Yield the files of a folder at any depth, in the order of their names; hidden ones are left out."""
-    if isinstance(place, ObjectPath):
-        start = len(place.key) + bool(place.key)
-        names = [key[start:] for key in place.below()]
+    if isinstance(directory, ObjectPath):
+        start = len(directory.key) + bool(directory.key)
+        names = [key[start:] for key in directory.below()]
     else:
-        below = (Path(top) / file for top, _, files in os.walk(place) for file in files)
-        names = [str(path.relative_to(place)) for path in below]
+        below = (Path(top) / file for top, _, files in os.walk(directory) for file in files)
+        names = [str(path.relative_to(directory)) for path in below]
     visible = (name for name in names if not any(part.startswith(".") for part in name.split("/")))
-    yield from (place / name for name in sorted(visible))
+    yield from (directory / name for name in sorted(visible))
 
 
 def _is_other(name: str) -> bool:
@@ -145,7 +145,7 @@ def _is_other(name: str) -> bool:
 
 
 def _kind_of(name: str) -> tuple[str, str, str]:
-    """Return the kind and the compression of a file, empty if unknown, and its name without the latter."""
+    """Return (kind, compression, name without the compression); kind or compression is "" if unknown."""
     stem, ending = os.path.splitext(name.lower())  # noqa: PTH122 - of names in stores, too
     compression = COMPRESSIONS.get(ending, "")
     plain = stem if compression else name.lower()
@@ -154,45 +154,45 @@ def _kind_of(name: str) -> tuple[str, str, str]:
     return KINDS.get(Path(plain).suffix, ""), compression, plain
 
 
-def _file(place: Directory) -> File:
-    kind, compression, _ = _kind_of(place.name)
+def _file(path: Directory) -> File:
+    kind, compression, _ = _kind_of(path.name)
     if not kind:
-        raise UsageError(f"{place} is of no kind of files that is known.\n  {_known()}")
+        raise UsageError(f"{path} is of no kind of files that is known.\n  {_known_endings()}")
     if compression and kind in ("parquet", "arrow"):
-        raise UsageError(f"{place}: a compressed {kind} file cannot be read in parts. Decompress it.")
-    if isinstance(place, ObjectPath):
-        if (entry := place.look()) is None:
-            raise InputError(f"{place} does not exist.")
-        return File(str(place), entry.nbytes, f"{entry.modified}", kind, compression)
+        raise UsageError(f"{path}: a compressed {kind} file cannot be read in parts. Decompress it.")
+    if isinstance(path, ObjectPath):
+        if (entry := path.look()) is None:
+            raise InputError(f"{path} does not exist.")
+        return File(str(path), entry.nbytes, f"{entry.modified}", kind, compression)
     try:
-        found = place.stat()
+        status = path.stat()
     except OSError as error:
-        raise InputError(f"{place} cannot be read: {error.strerror}.") from None
-    return File(str(place), found.st_size, f"{found.st_mtime_ns}", kind, compression)
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    return File(str(path), status.st_size, f"{status.st_mtime_ns}", kind, compression)
 
 
-def _known() -> str:
+def _known_endings() -> str:
     return f"Names end with {', '.join(KINDS)}; compressed, with {', '.join(COMPRESSIONS)} behind."
 
 
-def _of_datasets(place: Directory) -> list[File] | None:
+def _of_datasets(directory: Directory) -> list[File] | None:
     """Return the files of a data set that the library `datasets` saved, or None if it is another folder."""
-    if (place / "dataset_dict.json").is_file():
-        splits = sorted(path.parent.name for path in place.glob("*/state.json"))
+    if (directory / "dataset_dict.json").is_file():
+        splits = sorted(path.parent.name for path in directory.glob("*/state.json"))
         raise UsageError(
-            f"{place} has a data set of several parts: {', '.join(splits) or 'none is there'}.\n"
-            f"  Give the folder of one: {place}/{splits[0] if splits else 'train'}."
+            f"{directory} has a data set of several parts: {', '.join(splits) or 'none is there'}.\n"
+            f"  Give the folder of one: {directory}/{splits[0] if splits else 'train'}."
         )
-    if not (place / "state.json").is_file():
+    if not (directory / "state.json").is_file():
         return None
     try:
-        content = place / "state.json"
+        content = directory / "state.json"
         state = parse_object(content.read_bytes() if isinstance(content, ObjectPath) else read_file(content))
-        names = [each["filename"] for each in state["_data_files"]]
+        names = [entry["filename"] for entry in state["_data_files"]]
         if not all(isinstance(name, str) and is_file_name(name) for name in names) or not names:
             raise ValueError(f"the names of its files are {json.dumps(names):.80}")
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{place}/state.json is not that of a data set on disk: {error}.") from None
+        raise InputError(f"{directory}/state.json is not that of a data set on disk: {error}.") from None
     if state.get("_indices_data_files"):
-        raise InputError(f"{place} is a selection of a data set. Save it by `flatten_indices()` first.")
-    return [_file(place / name) for name in names]
+        raise InputError(f"{directory} is a selection of a data set. Save it by `flatten_indices()` first.")
+    return [_file(directory / name) for name in names]

@@ -15,12 +15,12 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from meshwright.base._internal import parse_object
-from meshwright.data._corpus._files import GIVEN, File
-from meshwright.data._corpus._record import Record, record_of, without_nulls
+from meshwright.data._corpus._files import IN_OBJECT, File
+from meshwright.data._corpus._readers import Record, record_of, without_nulls
 from meshwright.errors import ExamplesError
 
-_LOOKED_AT = 10_000
-"""Documents by which an object is told from others."""
+# Documents by which an object is told from others.
+_NUM_DIGESTED = 10_000
 _MOST = 1 << 48
 
 
@@ -31,7 +31,7 @@ class Documents(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class Given:
+class IndexedSource:
     """Documents that are given as an object."""
 
     def __init__(self, source: Documents, field: str):
@@ -46,45 +46,49 @@ class Given:
         """Return what stands for the object among files. Its version is a digest of up to 10,000
         documents.
         """
-        some = np.unique(np.linspace(0, max(self._size - 1, 0), min(self._size, _LOOKED_AT)).astype(np.int64))
+        some = np.unique(
+            np.linspace(0, max(self._size - 1, 0), min(self._size, _NUM_DIGESTED)).astype(np.int64)
+        )
         digest = hashlib.sha256()
         for number in some.tolist():
             digest.update(self._line(number))
-        return File(self._name, self._size, digest.hexdigest(), GIVEN)
+        return File(self._name, self._size, digest.hexdigest(), IN_OBJECT)
 
-    def send(self, to: IO[bytes], start: int) -> None:
+    def send(self, stream: IO[bytes], start: int) -> None:
         """Write the documents from number `start` on."""
-        to.write(json.dumps({"start": start}).encode() + b"\n")
+        stream.write(json.dumps({"start": start}).encode() + b"\n")
         for number in range(start, self._size):
-            to.write(self._line(number))
-        to.write(b"\n")
-        to.flush()
+            stream.write(self._line(number))
+        stream.write(b"\n")
+        stream.flush()
 
     def _line(self, number: int) -> bytes:
         where = f"{self._name}, document {number + 1}"
         try:
-            found = self._source[number]
-        except Exception as error:  # it may be of any library
-            said = f"{type(error).__name__}: {error}"
-            raise ExamplesError(f"{where}: it cannot be read: {said}") from error
-        record = record_of(number, found, self._field, where) if isinstance(found, Mapping) else None
-        said = [found, None] if record is None else [record.value, without_nulls(record.tools)]
+            item = self._source[number]
+        except Exception as error:
+            # The object may be of any library, and raise errors of any class.
+            message = f"{type(error).__name__}: {error}"
+            raise ExamplesError(f"{where}: it cannot be read: {message}") from error
+        record = record_of(number, item, self._field, where) if isinstance(item, Mapping) else None
+        content = [item, None] if record is None else [record.value, without_nulls(record.tools)]
         try:
-            return json.dumps(said, default=_plain).encode() + b"\n"
+            return json.dumps(content, default=_plain).encode() + b"\n"
         except (TypeError, ValueError) as error:
             raise ExamplesError(f"{where}: it is neither a text, nor tokens, nor a chat: {error}.") from None
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of JSON for one that libraries have instead."""
-    if isinstance(value, bytes):  # as TFRecord and ArrayRecord have texts
+    """Return a value of JSON for a value of NumPy or of bytes."""
+    # TFRecord and ArrayRecord have texts as bytes.
+    if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"found a value of type {type(value).__name__}")
 
 
-def is_given(paths: Any) -> bool:
+def is_indexed_source(paths: Any) -> bool:
     """Return whether these are documents in an object, and not paths."""
     is_paths = isinstance(paths, str | Path | list | tuple | set | frozenset | Mapping)
     return not is_paths and hasattr(paths, "__len__") and hasattr(paths, "__getitem__")
@@ -107,5 +111,6 @@ def received(start: int) -> Iterator[Record]:
 
 def _whole(line: bytes) -> bytes:
     if not line.endswith(b"\n"):
+        # The parent has ended before its last document.
         os._exit(0)
     return line

@@ -21,34 +21,34 @@ from meshwright.data._corpus._blocks import (
     MADE_OF,
     TOKENIZER,
     Block,
-    after_block,
+    end_of_block,
     is_written,
     num_blocks,
     read_block,
     write_alone,
 )
-from meshwright.data._corpus._files import GIVEN, File, files_of
-from meshwright.data._corpus._indexed_source import Given, is_given
+from meshwright.data._corpus._files import IN_OBJECT, File, files_of
+from meshwright.data._corpus._indexed_source import IndexedSource, is_indexed_source
 from meshwright.data._corpus._streams import opened
 from meshwright.data._corpus._tokenizer import as_text, digest, token_id
 from meshwright.errors import MeshwrightError, UsageError
 
 _VERSION = 1
+# Texts of up to so many bytes in all are known by contents, larger ones by their files.
 _READ_WHOLE = 1 << 26
-"""Texts of up to so many bytes in all are known by contents, larger ones by their files."""
 _POLL_SECONDS = 0.02
 
 
 class Store:
     """Tokens of documents in blocks, some of which may still be written. `tokenized` makes it."""
 
-    def __init__(self, directory: Path, what: str, given: Given | None = None):
+    def __init__(self, directory: Path, digest: str, source: IndexedSource | None = None):
         self.directory = directory
         """The folder of the store."""
-        self.what = what
+        self.digest = digest
         """A digest of the texts, the tokenizer and the settings: the same everywhere. Of large texts, it has
         the names and sizes alone."""
-        self._given = given
+        self._source = source
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
 
@@ -61,18 +61,20 @@ class Store:
         while True:
             if is_written(self.directory, number):
                 return True
-            if (known := num_blocks(self.directory)) is not None:
-                return number < known
+            if (total := num_blocks(self.directory)) is not None:
+                return number < total
             with self._lock:
                 self._see_that_somebody_works()
             time.sleep(_POLL_SECONDS)
 
     def _see_that_somebody_works(self) -> None:
-        worker, self._worker = self._worker, None  # one that has failed is not asked again
+        # A worker that has failed is not used again.
+        worker, self._worker = self._worker, None
         if worker is not None and worker.is_at_work():
             self._worker = worker
+        # A process of another run may write the same store already.
         elif not _is_locked(self.directory):
-            self._worker = _Worker(self.directory, self._given)
+            self._worker = _Worker(self.directory, self._source)
 
     def close(self) -> None:
         """End the process that tokenizes, if it is one of this object's; what it has written stays."""
@@ -85,8 +87,9 @@ class Store:
 class _Worker:
     """The process that tokenizes. It ends with this object, and with this process."""
 
-    def __init__(self, directory: Path, given: Given | None = None):
+    def __init__(self, directory: Path, source: IndexedSource | None = None):
         command = [sys.executable, "-m", "meshwright.data._corpus._work", str(directory)]
+        # The other process must import this very package, also if it is not installed.
         package = str(Path(errors.__file__).parents[1])
         paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths}
@@ -96,8 +99,9 @@ class _Worker:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._trace, env=environment)
         self._process, self.end = process, weakref.finalize(self, _end, process, self._trace)
         self._failed: list[MeshwrightError] = []
-        if given is not None:  # this object must not be an argument, or it would never be let go
-            arguments = given, process, _num_written(directory), self._failed
+        # The thread must not hold this object, or the finalizer would never run.
+        if source is not None:
+            arguments = source, process, _num_written(directory), self._failed
             threading.Thread(target=_send, args=arguments, daemon=True).start()
 
     def is_at_work(self) -> bool:
@@ -107,12 +111,12 @@ class _Worker:
             raise self._failed[0]
         if (code := self._process.poll()) is None:
             return True
-        said = b"" if self._process.stdout is None else self._process.stdout.read()
+        output = b"" if self._process.stdout is None else self._process.stdout.read()
         self._trace.seek(0)
         trace = self._trace.read()
         self.end()
         if code:
-            raise _failure(code, said.decode(errors="replace"), trace.decode(errors="replace"))
+            raise _failure(code, output.decode(errors="replace"), trace.decode(errors="replace"))
         return False
 
 
@@ -121,33 +125,35 @@ def _num_written(directory: Path) -> int:
     block = 0
     while is_written(directory, block):
         block += 1
-    return after_block(directory, block - 1).number if block else 0
+    return end_of_block(directory, block - 1).number if block else 0
 
 
 def _send(
-    given: Given, process: "subprocess.Popen[bytes]", start: int, failed: list[MeshwrightError]
+    source: IndexedSource, process: "subprocess.Popen[bytes]", start: int, failed: list[MeshwrightError]
 ) -> None:
     try:
-        given.send(process.stdin, start)  # type: ignore[arg-type]
+        source.send(process.stdin, start)  # type: ignore[arg-type]
     except MeshwrightError as error:
         failed.append(error)
-    except (OSError, ValueError):  # the process has ended, and its pipe is closed
+    except (OSError, ValueError):
+        # The process has ended, and its pipe is closed.
         return
 
 
 def _end(process: "subprocess.Popen[bytes]", trace: IO[bytes]) -> None:
     with suppress(OSError):
-        process.kill()  # before its pipes are closed, which wait for a thread that writes into one
+        # The process ends first: closing a pipe would wait for a thread that writes into it.
+        process.kill()
     for pipe in (process.stdin, process.stdout, trace):
         with suppress(OSError, ValueError):
             pipe.close()  # type: ignore[union-attr]
     process.wait()
 
 
-def _failure(code: int, said: str, trace: str) -> MeshwrightError:
+def _failure(code: int, output: str, trace: str) -> MeshwrightError:
     try:
-        found = json.loads(said.splitlines()[-1])
-        return getattr(errors, found["error"])(found["message"])
+        error = json.loads(output.splitlines()[-1])
+        return getattr(errors, error["error"])(error["message"])
     except (ValueError, LookupError, AttributeError, TypeError):
         last = trace.strip().splitlines()[-3:]
         return MeshwrightError(
@@ -188,26 +194,31 @@ def tokenized(
       >>> store.block(0).tokens.tolist()
       [97, 98, 99, 0]
     """
-    root = _root(store)
-    given = Given(paths, field) if is_given(paths) else None
-    files, as_said = files_of(paths) if given is None else [given.file()], as_text(tokenizer)
+    root = user_cache() / "texts" if store is None else local_path(store)
+    source = IndexedSource(paths, field) if is_indexed_source(paths) else None
+    files, tokenizer_text = files_of(paths) if source is None else [source.file()], as_text(tokenizer)
     settings = {"field": field, "separator": separator}
-    settings |= {"begin": token_id(as_said, begin), "end": token_id(as_said, end)}
-    common = [_VERSION, digest(as_said), settings]
-    key = _digest([*common, *_known_by(files)])
-    what = _digest([*common, *map(_seen_everywhere, files)]) if _is_large(files) else key
-    place = root / key
+    settings |= {"begin": token_id(tokenizer_text, begin), "end": token_id(tokenizer_text, end)}
+    common = [_VERSION, digest(tokenizer_text), settings]
+    key = _digest([*common, *_identity(files)])
+    store_digest = _digest([*common, *map(_portable_identity, files)]) if _is_large(files) else key
+    directory = root / key
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"cannot keep tokens in {root}: {error.strerror} ({error.filename}). Give a folder that you may "
             "write, store=…."
         ) from None
-    made_of = {"tokenizer": digest(as_said), "settings": settings, "files": [asdict(each) for each in files]}
-    _put(place / TOKENIZER, as_said.encode())
-    _put(place / MADE_OF, json.dumps(made_of, indent=1).encode())  # the same texts may lie elsewhere now
-    return Store(place, what, given)
+    made_of = {
+        "tokenizer": digest(tokenizer_text),
+        "settings": settings,
+        "files": [asdict(file) for file in files],
+    }
+    _put(directory / TOKENIZER, tokenizer_text.encode())
+    # The same texts may lie at another path than in the run before.
+    _put(directory / MADE_OF, json.dumps(made_of, indent=1).encode())
+    return Store(directory, store_digest, source)
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -218,16 +229,16 @@ def _put(path: Path, content: bytes) -> None:
     write_alone(path, content)
 
 
-def _seen_everywhere(file: File) -> list[Any]:
+def _portable_identity(file: File) -> list[Any]:
     """Return what tells a large file from others on all machines, whose copies have other times."""
-    return [file.name, file.nbytes, *([file.version] if file.kind == GIVEN else [])]
+    return [file.name, file.nbytes, *([file.version] if file.kind == IN_OBJECT else [])]
 
 
-def _known_by(files: list[File]) -> list[list[Any]]:
+def _identity(files: list[File]) -> list[list[Any]]:
     """Return what tells the files from others: their contents, or the times of their last changes."""
     if _is_large(files):
         return [[file.name, file.nbytes, file.version] for file in files]
-    if any(file.kind == GIVEN for file in files):
+    if any(file.kind == IN_OBJECT for file in files):
         return [[file.kind, file.nbytes, file.version] for file in files]
     return [[file.kind, file.compression, _contents(file)] for file in files]
 
@@ -244,9 +255,3 @@ def _contents(file: File) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _root(store: str | Path | None) -> Path:
-    if store is not None:
-        return local_path(store)
-    return user_cache() / "texts"

@@ -101,10 +101,10 @@ def naming(file: File, where: Callable[[], str]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, _OF_DAMAGE) and not type(error).__module__.startswith("pyarrow"):
             raise
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise InputError(
             f"{file.place} is damaged, or not what its name says, at {where()}: "
-            f"{said[0] if said else type(error).__name__:.200}\n  Make or copy it again, or leave it out."
+            f"{lines[0] if lines else type(error).__name__:.200}\n  Make or copy it again, or leave it out."
         ) from None
 
 
@@ -112,7 +112,7 @@ _PIECE = 1 << 18
 
 
 class Decompressor(Protocol):
-    """What decompresses one stream: `bz2.BZ2Decompressor`, `lzma.LZMADecompressor`."""
+    """A decompressor of one stream: `bz2.BZ2Decompressor`, `lzma.LZMADecompressor`."""
 
     @property
     def eof(self) -> bool: ...
@@ -143,9 +143,9 @@ class Concatenated(io.RawIOBase):
                 data = b""
             elif not (data := self._raw.read(_PIECE)):
                 raise EOFError("it ends in the middle of a compressed stream")
-            if found := self._stream.decompress(data, len(buffer)):
-                buffer[: len(found)] = found
-                return len(found)
+            if content := self._stream.decompress(data, len(buffer)):
+                buffer[: len(content)] = content
+                return len(content)
 
     def _behind(self) -> bytes:
         """Return some of what is behind a stream, without padding; nothing at the end."""
@@ -155,6 +155,7 @@ class Concatenated(io.RawIOBase):
             passed += len(data) - len(rest)
             if not rest and (data := self._raw.read(_PIECE)):
                 continue
+            # xz pads with multiples of four zero bytes.
             if passed % 4:
                 raise EOFError("it has more bytes behind a compressed stream than belong there")
             return rest

@@ -18,12 +18,12 @@ Encode = Callable[[Sequence[str]], list[np.ndarray]]
 
 
 class Encoder(NamedTuple):
-    """What makes tokens of documents."""
+    """The functions that make tokens of documents."""
 
     encode: Encode
     """The function for texts."""
     chat: Any = None
-    """What makes tokens and weights of chats, if the tokenizer was given as `mw.data.chat(…)`."""
+    """The `Chat` that makes tokens and weights of chats; None if the tokenizer is not of `mw.data.chat`."""
 
 
 def as_text(tokenizer: Any) -> str:
@@ -33,10 +33,12 @@ def as_text(tokenizer: Any) -> str:
         path = path / "tokenizer.json" if path.is_dir() else path
         return _of_file(path)
     kind = type(tokenizer)
-    if callable(getattr(tokenizer, "to_text", None)):  # of `mw.data.chat`
+    # A tokenizer of `mw.data.chat` has this method.
+    if callable(getattr(tokenizer, "to_text", None)):
         made_of = json.loads(tokenizer.to_text())
         return json.dumps({**_class(kind), "made_of": made_of})
-    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of transformers
+    # Fast tokenizers of `transformers` have one of `tokenizers` inside.
+    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if callable(getattr(inner, "to_str", None)):
         return inner.to_str()
     if callable(getattr(tokenizer, "encode", None)) and not getattr(tokenizer, "__dict__", {"": ""}):
@@ -52,7 +54,8 @@ def _class(kind: type) -> dict[str, str]:
     module = sys.modules.get(kind.__module__)
     named = {"module": kind.__module__, "class": kind.__qualname__}
     if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
-        return named  # whose tokens stay the same from version to version
+        # The tokens of our own classes stay the same from version to version.
+        return named
     try:
         if kind.__module__ == "__main__" or getattr(module, kind.__qualname__) is not kind:
             raise AttributeError(kind.__qualname__)
@@ -70,12 +73,12 @@ def _of_file(path: Path) -> str:
     """Return the text of a file, which anybody may have made: it must not be taken for a class to import."""
     try:
         text = read_file(path).decode()
-        described = parse_object(text)
+        content = parse_object(text)
     except OSError as error:
         raise InputError(f"the tokenizer {path} cannot be read: {error}.") from None
     except ValueError as error:
         raise InputError(f"{path} is no tokenizer of the package tokenizers: {error}.") from None
-    if _is_of_program(described):
+    if _is_of_program(content):
         raise InputError(
             f"{path} is no tokenizer of the package tokenizers: it has no 'model'.\n"
             "  Give a tokenizer.json, as `save_pretrained` of a fast tokenizer writes it."
@@ -83,33 +86,33 @@ def _of_file(path: Path) -> str:
     return text
 
 
-def _is_of_program(described: Mapping[str, Any]) -> bool:
+def _is_of_program(content: Mapping[str, Any]) -> bool:
     """Return whether a text names a class of the program. Texts of files always have a model."""
-    return "model" not in described
+    return "model" not in content
 
 
 def digest(text: str) -> str:
-    """Return a digest of a tokenizer as a text, whatever it says of padding and truncation."""
+    """Return a digest of a tokenizer as a text, without its settings of padding and truncation."""
     try:
-        described = parse_object(text)
+        content = parse_object(text)
     except ValueError as error:
         raise InputError(f"the tokenizer is not one of the package tokenizers: {error}.") from None
-    known = {name: value for name, value in described.items() if name not in ("padding", "truncation")}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    kept_settings = {name: value for name, value in content.items() if name not in ("padding", "truncation")}
+    return hashlib.sha256(json.dumps(kept_settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def encoder(text: str) -> Encoder:
-    """Return what makes tokens: of texts many at once, on all cores, without special tokens.
+    """Return the functions that make tokens: of many texts at once, on all cores, without special tokens.
 
     Padding and truncation, which a `tokenizer.json` may ask for, are left out: they would lose tokens.
     """
-    tokenizer, chat = _made_again(text)
+    tokenizer, chat = _tokenizer_from_text(text)
     if not hasattr(tokenizer, "encode_batch_fast"):
-        return Encoder(lambda texts: [np.asarray(tokenizer.encode(each), np.int64) for each in texts])
+        return Encoder(lambda texts: [np.asarray(tokenizer.encode(document), np.int64) for document in texts])
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
-        found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.asarray(each.ids, np.int64) for each in found]
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.int64) for encoding in encodings]
 
     return Encoder(encode, chat)
 
@@ -118,28 +121,29 @@ def token_id(text: str, token: str | int | None) -> int | None:
     """Return the number of a token of the tokenizer."""
     if token is None or isinstance(token, int):
         return token
-    tokenizer, _ = _made_again(text)
-    found = tokenizer.token_to_id(token) if hasattr(tokenizer, "token_to_id") else None
-    if found is None:
+    tokenizer, _ = _tokenizer_from_text(text)
+    number = tokenizer.token_to_id(token) if hasattr(tokenizer, "token_to_id") else None
+    if number is None:
         raise UsageError(f"the tokenizer has no token {token!r}. Name one that it has, or give its number.")
-    return found
+    return number
 
 
-def _made_again(text: str) -> tuple[Any, Any]:
-    """Return the tokenizer, and what makes tokens of chats, if it is for these."""
+def _tokenizer_from_text(text: str) -> tuple[Any, Any]:
+    """Return the tokenizer, and its `Chat`; None if it is not for chats."""
     try:
-        described = parse_object(text)
-        if _is_of_program(described):
-            kind = getattr(importlib.import_module(described["module"]), described["class"])
-            if "made_of" not in described:
+        content = parse_object(text)
+        if _is_of_program(content):
+            kind = getattr(importlib.import_module(content["module"]), content["class"])
+            if "made_of" not in content:
                 return kind(), None
-            chat = kind.from_text(json.dumps(described["made_of"]))
+            chat = kind.from_text(json.dumps(content["made_of"]))
             return chat.files.tokenizer, chat
         package = importlib.import_module("tokenizers")
         tokenizer = package.Tokenizer.from_str(text)
     except ModuleNotFoundError as error:
         raise not_installed(error.name or "tokenizers", extra="text", what="the tokenizer") from None
-    except Exception as error:  # the package raises no class of its own
+    except Exception as error:
+        # The package `tokenizers` raises no class of its own.
         raise InputError(f"the tokenizer is not one of the package tokenizers: {error}.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

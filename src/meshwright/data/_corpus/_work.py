@@ -23,8 +23,8 @@ from meshwright.data._corpus._blocks import (
     MADE_OF,
     PRIVATE,
     TOKENIZER,
-    Place,
-    after_block,
+    FilePosition,
+    end_of_block,
     is_written,
     num_blocks,
     tokens_of,
@@ -32,16 +32,16 @@ from meshwright.data._corpus._blocks import (
     write_complete,
 )
 from meshwright.data._corpus._documents import Document, each_document
-from meshwright.data._corpus._files import GIVEN, File, files_of
-from meshwright.data._corpus._record import is_chat
+from meshwright.data._corpus._files import IN_OBJECT, File, files_of
+from meshwright.data._corpus._readers import is_chat
 from meshwright.data._corpus._tokenizer import Encoder, encoder
 from meshwright.errors import ExamplesError, InputError, MeshwrightError, UsageError
 
+# Characters that are tokenized at once at first, so that they are done soon; later eight times as many.
 _TOGETHER = 1 << 18
-"""Characters that are tokenized at once at first, so that they are done soon; later eight times as many."""
 _MOST_TOGETHER = 4096
+# Blocks that training waits for. After these, training comes first.
 _SOON = 2
-"""Blocks that training waits for. After these, training comes first."""
 
 
 class Tokens(NamedTuple):
@@ -50,7 +50,7 @@ class Tokens(NamedTuple):
     tokens: np.ndarray
     """The tokens, int64[k]."""
     weights: np.ndarray
-    """How much each counts in the loss, uint8[k]."""
+    """The weight of each in the loss, uint8[k]."""
 
 
 def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lambda: None) -> None:
@@ -58,78 +58,67 @@ def write_blocks(store: Path, when_urgent_are_written: Callable[[], None] = lamb
     if num_blocks(store) is not None:
         return
     made_of = parse_object(read_file(store / MADE_OF))
-    files = [File(**each) for each in made_of["files"]]
+    files = [File(**entry) for entry in made_of["files"]]
     block = 0
+    # Blocks depend on the documents alone, so another process continues where the last one ended.
     while is_written(store, block):
         block += 1
-    begin = after_block(store, block - 1) if block else Place(0, 0)
+    begin = end_of_block(store, block - 1) if block else FilePosition(0, 0)
     encode = encoder(read_file(store / TOKENIZER).decode())
-    found = _tokenized(files, begin, made_of["settings"], encode)
+    documents = _tokenized(files, begin, made_of["settings"], encode)
     has_weights = encode.chat is not None
     pending: list[Tokens] = []
     size = 0
 
-    def write(after: Place) -> None:
-        weights = [each.weights for each in pending] if has_weights else None
-        write_block(store, block, [each.tokens for each in pending], after, weights)
+    def write(end: FilePosition) -> None:
+        weights = [document.weights for document in pending] if has_weights else None
+        write_block(store, block, [document.tokens for document in pending], end, weights)
 
-    for after, tokens in found:
+    for position, tokens in documents:
         pending.append(tokens)
         size += len(tokens.tokens)
         if size >= tokens_of(block):
-            write(after)
+            write(position)
             block, pending, size = block + 1, [], 0
             if block == _SOON:
                 when_urgent_are_written()
     if pending:
-        write(Place(len(files), 0))
+        write(FilePosition(len(files), 0))
         block += 1
     if not block:
-        raise ExamplesError(f"there is no text in {_named(files)}: no line, or none that is not empty.")
+        others = f" and {len(files) - 1} more files" if files[1:] else ""
+        raise ExamplesError(
+            f"there is no text in {files[0].place}{others}: no line, or none that is not empty."
+        )
     write_complete(store, block)
 
 
-def _named(files: list[File]) -> str:
-    others = f" and {len(files) - 1} more files" if files[1:] else ""
-    return f"{files[0].place}{others}"
-
-
 def _tokenized(
-    files: list[File], begin: Place, settings: dict[str, Any], encode: Encoder
-) -> Iterator[tuple[Place, Tokens]]:
-    """Yield the tokens of each document from a place on, and the place after it."""
+    files: list[File], begin: FilePosition, settings: dict[str, Any], encode: Encoder
+) -> Iterator[tuple[FilePosition, Tokens]]:
+    """Yield the tokens of each document from a position on, and the position after it."""
     first, last = ([] if settings[name] is None else [settings[name]] for name in ("begin", "end"))
     for number, file in list(enumerate(files))[begin.file :]:
         start = begin.number if number == begin.file else 0
         _check_unchanged(file)
-        found = each_document([file], field=settings["field"], separator=settings["separator"], start=start)
-        for some, encoded in _meanwhile(_together(found), encode):
+        source = each_document([file], field=settings["field"], separator=settings["separator"], start=start)
+        for some, encoded in _meanwhile(_together(source), encode):
             for document, tokens in zip(some, encoded, strict=True):
-                if isinstance(tokens, Tokens) and (first or last):
-                    raise _for_texts_alone(document)
-                whole = (
-                    tokens
-                    if isinstance(tokens, Tokens)
-                    else _all_count(np.concatenate([first, tokens, last]))
-                )
-                if len(whole.tokens):
-                    yield Place(number, document.number + 1), whole
-
-
-def _for_texts_alone(document: Document) -> UsageError:
-    return UsageError(
-        f"{document.place}: begin= and end= are for texts, and this is a chat, whose template writes what is "
-        "before and after it.\n"
-        "  Leave them out. Texts and chats together are two sets, for mw.data.mixture."
-    )
-
-
-def _all_count(tokens: Any) -> Tokens:
-    return Tokens(np.asarray(tokens, np.int64), np.ones(len(tokens), np.uint8))
+                if not isinstance(tokens, Tokens):
+                    whole = np.concatenate([first, tokens, last]).astype(np.int64)
+                    tokens = Tokens(whole, np.ones(len(whole), np.uint8))
+                elif first or last:
+                    raise UsageError(
+                        f"{document.where}: begin= and end= are for texts, and this is a chat, whose "
+                        "template writes what is before and after it.\n"
+                        "  Leave them out. Texts and chats together are two sets, for mw.data.mixture."
+                    )
+                if len(tokens.tokens):
+                    yield FilePosition(number, document.number + 1), tokens
 
 
 def _check_unchanged(file: File) -> None:
-    if file.kind != GIVEN and files_of(file.place) != [file]:
+    if file.kind != IN_OBJECT and files_of(file.place) != [file]:
         raise InputError(
             f"{file.place} has changed since this run began.\n  Start it again; its position will not fit."
         )
@@ -150,26 +139,31 @@ def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _meanwhile(
-    each: Iterator[list[Document]], encode: Encoder
+    batches: Iterator[list[Document]], encode: Encoder
 ) -> Iterator[tuple[list[Document], list[np.ndarray | Tokens]]]:
     """Yield documents with their tokens. While some are tokenized, the next are read and the last stored."""
+    # One thread tokenizes while this one reads. `tokenizers` uses all cores by itself.
     with ThreadPoolExecutor(1) as thread:
-        before = None
-        for some in each:
+        previous = None
+        for some in batches:
             under_way = some, thread.submit(_encoded, some, encode)
-            if before is not None:
-                yield before[0], before[1].result()
-            before = under_way
-        if before is not None:
-            yield before[0], before[1].result()
+            if previous is not None:
+                yield previous[0], previous[1].result()
+            previous = under_way
+        if previous is not None:
+            yield previous[0], previous[1].result()
 
 
 def _encoded(documents: list[Document], encode: Encoder) -> list[np.ndarray | Tokens]:
-    texts = iter(encode.encode([each.value for each in documents if isinstance(each.value, str)]))
-    chats = _of_chats([each for each in documents if is_chat(each.value)], encode)
+    texts = iter(encode.encode([document.value for document in documents if isinstance(document.value, str)]))
+    chats = _encoded_chats([document for document in documents if is_chat(document.value)], encode)
     return [
-        next(texts) if isinstance(each.value, str) else next(chats) if is_chat(each.value) else _other(each)
-        for each in documents
+        next(texts)
+        if isinstance(document.value, str)
+        else next(chats)
+        if is_chat(document.value)
+        else _other(document)
+        for document in documents
     ]
 
 
@@ -179,26 +173,28 @@ def _other(document: Document) -> np.ndarray:
     if isinstance(value, list) and all(type(x) is int and 0 <= x < 1 << 32 for x in value):
         return np.asarray(value, np.int64)
     raise ExamplesError(
-        f"{document.place}: a document is a text or a list of tokens; found {type(value).__name__}, "
+        f"{document.where}: a document is a text or a list of tokens; found {type(value).__name__}, "
         f"{value!r:.60}.\n  Name the field that has it: field=…"
     )
 
 
-def _of_chats(documents: list[Document], encode: Encoder) -> Iterator[Tokens]:
+def _encoded_chats(documents: list[Document], encode: Encoder) -> Iterator[Tokens]:
     """Yield the tokens of documents that are chats."""
     if documents and encode.chat is None:
         raise ExamplesError(
-            f"{documents[0].place}: a document is a chat, which the tokenizer's template must make a text.\n"
+            f"{documents[0].where}: a document is a chat, which the tokenizer's template must make a text.\n"
             "  Give both: tokenizer=mw.data.chat(directory)."
         )
-    chats = encode.chat.encode_each((each.value, _tools(each)) for each in documents) if encode.chat else ()
+    chats = encode.chat.encode_each((chat.value, _tools(chat)) for chat in documents) if encode.chat else ()
     encoded = iter(chats)
     for document in documents:
         try:
-            found = next(encoded)
+            encoded_chat = next(encoded)
         except MeshwrightError as error:
-            raise type(error)(f"{document.place}: {error}") from None
-        yield Tokens(np.asarray(found.tokens, np.int64), np.asarray(found.token_weights, np.uint8))
+            raise type(error)(f"{document.where}: {error}") from None
+        yield Tokens(
+            np.asarray(encoded_chat.tokens, np.int64), np.asarray(encoded_chat.token_weights, np.uint8)
+        )
 
 
 def _tools(document: Document) -> Any:
@@ -220,7 +216,8 @@ def _locked(store: Path) -> Any:
         return None
     except OSError:
         return file
-    for unfinished in store.glob(f"{PRIVATE}*.tokens.*"):  # of a process that was killed
+    # A process that was killed left these files.
+    for unfinished in store.glob(f"{PRIVATE}*.tokens.*"):
         unfinished.unlink(missing_ok=True)
     return file
 
@@ -232,11 +229,6 @@ def _end_with_the_parent() -> None:
     os._exit(0)
 
 
-def _is_sent(store: Path) -> bool:
-    """Return whether the parent sends the documents. Then `received` also sees that it ends."""
-    return any(each["kind"] == GIVEN for each in parse_object(read_file(store / MADE_OF))["files"])
-
-
 def _give_way() -> None:
     """Let the processes that train go first."""
     with suppress(OSError):
@@ -245,7 +237,9 @@ def _give_way() -> None:
 
 def main(store: Path) -> None:
     """Write a store, as the only process that does."""
-    if not _is_sent(store):
+    # If the parent sends the documents, `received` sees that the parent ends.
+    files = parse_object(read_file(store / MADE_OF))["files"]
+    if not any(file["kind"] == IN_OBJECT for file in files):
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
     lock = _locked(store)
     if lock is None:

@@ -1,4 +1,4 @@
-"""Chats as tokens, with a weight for each: 1 for what the assistant wrote, and 0 for the rest."""
+"""Chats as tokens, with a weight for each: 1 for the assistant's tokens, and 0 for the rest."""
 
 import datetime
 import itertools
@@ -10,15 +10,14 @@ from typing import Any, Self
 
 from meshwright.base._internal import check_unicode, documented, import_extra
 from meshwright.data._tokens._folder import TEMPLATE, Files, read_folder
-from meshwright.data._tokens._spans import ASSISTANT, Ask, weights_of
-from meshwright.data._tokens._template import Template
+from meshwright.data._tokens._template import ASSISTANT, Ask, Template, weights_of
 from meshwright.errors import InputError, MeshwrightError, UsageError
 
 Messages = Sequence[Mapping[str, Any]]
 DATE = "2026-01-01"
 _DEEPEST = 32
+# The number of chats whose texts are made at once.
 _TOGETHER = 64
-"""The number of chats whose texts are made at once."""
 
 
 @documented
@@ -29,11 +28,11 @@ class Encoded:
     tokens: list[int]
     """The tokens."""
     token_weights: list[int]
-    """How much each token counts in the loss: 1 for the assistant's, which are to be learned, otherwise 0."""
+    """The weight of each token in the loss: 1 for the assistant's, which are to be learned, otherwise 0."""
 
 
 def chat(path: str | Path, *, date: str = DATE) -> "Chat":
-    r"""Return what turns chats into tokens, by a tokenizer's own template. It needs `meshwright[text]`.
+    r"""Return a `Chat`, which makes tokens of chats by a tokenizer's template. It needs `meshwright[text]`.
 
     Args:
       path: The folder of a tokenizer or of a model with one: `tokenizer.json`, `tokenizer_config.json`, and
@@ -45,15 +44,16 @@ def chat(path: str | Path, *, date: str = DATE) -> "Chat":
       UsageError: There is no tokenizer, a file is damaged, the date is not one, or a package is missing.
 
     Example:
-      >>> told = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-      >>> told += "{% if add_generation_prompt %}<assistant>{% endif %}"
-      >>> place = mw.data.train_tokenizer(["Who? What? I do."], "tokens", vocab_size=300, chat_template=told)
-      >>> chats = mw.data.chat(place)
+      >>> template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+      >>> template += "{% if add_generation_prompt %}<assistant>{% endif %}"
+      >>> settings = {"vocab_size": 300, "chat_template": template}
+      >>> chats = mw.data.chat(mw.data.train_tokenizer(["Who? What? I do."], "tokens", **settings))
       >>> messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I do."}]
       >>> chats.text(messages)
       '<user>Who?\n<assistant>I do.\n'
-      >>> found = chats.encode(messages)
-      >>> chats.decode([token for token, weight in zip(found.tokens, found.token_weights) if weight])
+      >>> encoded = chats.encode(messages)
+      >>> pairs = zip(encoded.tokens, encoded.token_weights)
+      >>> chats.decode([token for token, weight in pairs if weight])
       'I do.\n'
     """
     return Chat(read_folder(path), date=date)
@@ -71,7 +71,7 @@ class Chat:
         self._templates: dict[str, Template] = {}
 
     def to_text(self) -> str:
-        """Return all that this is made of as JSON, from which `from_text` makes it again."""
+        """Return this tokenizer as JSON, from which `from_text` makes it again."""
         made_of = {
             "tokenizer": json.loads(self.files.tokenizer.to_str()),
             "special": dict(self.files.special),
@@ -82,7 +82,7 @@ class Chat:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return what `to_text` was called of."""
+        """Return the tokenizer whose `to_text` returned this text."""
         made_of = json.loads(text)
         package = import_extra("tokenizers", extra="text", what="a chat")
         tokenizer = package.Tokenizer.from_str(json.dumps(made_of["tokenizer"]))
@@ -100,27 +100,29 @@ class Chat:
         return text
 
     def encode(self, messages: Messages, *, tools: Sequence[Any] | None = None) -> Encoded:
-        """Return the tokens of a chat, and which of them the assistant wrote.
+        """Return the tokens of a chat, and their weights: 1 for those that the assistant wrote.
 
-        The template says which, if it has `{% generation %}`. Otherwise an answer is what the text gains by
+        The template marks these, if it has `{% generation %}`. Otherwise an answer is what the text gains by
         it after the prompt for an answer.
         """
-        (found,) = self.encode_each([(messages, tools)])
-        return found
+        (encoded,) = self.encode_each([(messages, tools)])
+        return encoded
 
     def encode_each(self, chats: Iterable[tuple[Messages, Sequence[Any] | None]]) -> Iterator[Encoded]:
-        """Yield what `encode` returns of each of some chats, in less time: their texts are made meanwhile."""
-        left = iter(chats)
-        while some := [*itertools.islice(left, _TOGETHER)]:
+        """Yield the result of `encode` for each chat, in less time: rendering and encoding overlap."""
+        remaining = iter(chats)
+        while some := [*itertools.islice(remaining, _TOGETHER)]:
             ready, failure = [], None
             try:
                 for messages, tools in some:
-                    said, offered = _checked(messages), _plain(tools, 0)
-                    ready.append((self._template(offered), said, self._names(offered)))
-            except MeshwrightError as error:  # those before it come first
+                    checked, offered = _checked(messages), _plain(tools, 0)
+                    ready.append((self._template(offered), checked, self._names(offered)))
+            except MeshwrightError as error:
+                # Chats before the one with the error are yielded first.
                 failure = error
-            for template, group in itertools.groupby(ready, lambda each: each[0]):
-                for text, spans in template.spans([each[1:] for each in group]):
+            # Chats with and without tools may have other templates; those of one are rendered together.
+            for template, group in itertools.groupby(ready, lambda ready_chat: ready_chat[0]):
+                for text, spans in template.spans([ready_chat[1:] for ready_chat in group]):
                     yield self._encoded(text, spans)
             if failure is not None:
                 raise failure
@@ -133,12 +135,14 @@ class Chat:
             return self._encoded(whole, [(len(prompt), len(whole))], special=True)
         if isinstance(prompt, str) or isinstance(completion, str):
             raise InputError("prompt and completion must both be texts, or both be messages.")
-        asked, said = _checked(prompt), _checked([*prompt, *completion])
+        prompt_messages, messages = _checked(prompt), _checked([*prompt, *completion])
         offered = _plain(tools, 0)
-        before, text = self._rendered(said, offered, (len(asked), True), (len(said), False))
-        if not text.startswith(before):
+        prompt_text, text = self._rendered(
+            messages, offered, (len(prompt_messages), True), (len(messages), False)
+        )
+        if not text.startswith(prompt_text):
             raise InputError("the chat template writes the prompt differently if the completion follows.")
-        return self._encoded(text, [(len(before), len(text))])
+        return self._encoded(text, [(len(prompt_text), len(text))])
 
     def plain(self, text: str) -> Encoded:
         """Return the tokens of a text that is no chat, with the tokens that begin and end one; all count."""
@@ -155,11 +159,12 @@ class Chat:
             check_unicode(text)
         except ValueError as error:
             raise InputError(f"the text cannot be tokenized: {error}.") from None
-        found = self.files.tokenizer.encode(text, add_special_tokens=special)
-        tokens, weights = list(found.ids), weights_of(found.offsets, spans)
+        encoding = self.files.tokenizer.encode(text, add_special_tokens=special)
+        tokens, weights = list(encoding.ids), weights_of(encoding.offsets, spans)
         end = self.files.tokenizer.token_to_id(str(self.files.special.get("eos_token", "")))
         if special and len(tokens) > 1 and tokens[-1] == tokens[-2] == end:
-            tokens, weights = tokens[:-1], weights[:-1]  # the tokenizer adds one by itself
+            # The tokenizer adds a token for the end by itself, so one of the two goes.
+            tokens, weights = tokens[:-1], weights[:-1]
         return Encoded(tokens, weights)
 
     def _rendered(self, messages: Messages, tools: Any, *asks: Ask) -> list[str]:

@@ -26,7 +26,7 @@ _LARGEST_TEMPLATE = 1 << 20
 
 @dataclass(frozen=True)
 class Files:
-    """What the files of a tokenizer say."""
+    """The content of a tokenizer's files."""
 
     path: Path
     """The folder."""
@@ -40,10 +40,10 @@ class Files:
 
 def read_folder(path: str | Path) -> Files:
     """Read the files of a tokenizer."""
-    place = local_path(path, "Copy the tokenizer to a disk.")
-    config, tokenizer = _object(place / CONFIG), _tokenizer(place)
-    _check_added(place, config, tokenizer)
-    return Files(place, tokenizer, _special(place, config), _templates(place, config))
+    directory = local_path(path, "Copy the tokenizer to a disk.")
+    config, tokenizer = _object(directory / CONFIG), _tokenizer(directory)
+    _check_added(directory, config, tokenizer)
+    return Files(directory, tokenizer, _special(directory, config), _templates(directory, config))
 
 
 def end_tokens(path: str | Path) -> tuple[int, ...]:
@@ -53,27 +53,27 @@ def end_tokens(path: str | Path) -> tuple[int, ...]:
     the package `tokenizers`.
 
     Example:
-      >>> place = mw.data.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
-      >>> mw.data._internal.end_tokens(place) == tuple(mw.lm.tokenizer_of(place).encode("<end>"))
+      >>> folder = mw.data.train_tokenizer(["the cat"], "ended", vocab_size=270, eos_token="<end>")
+      >>> mw.data._internal.end_tokens(folder) == tuple(mw.lm.tokenizer_of(folder).encode("<end>"))
       True
     """
-    place = local_path(path, "Copy the tokenizer to a disk.")
-    end = _special(place, _object(place / CONFIG)).get("eos_token")
-    tokenizer = _object(place / TOKENIZER)
+    directory = local_path(path, "Copy the tokenizer to a disk.")
+    end = _special(directory, _object(directory / CONFIG)).get("eos_token")
+    tokenizer = _object(directory / TOKENIZER)
     vocabulary = (tokenizer.get("model") or {}).get("vocab")
     named = dict(vocabulary) if isinstance(vocabulary, Mapping) else {}
     named |= {
         x.get("content"): x.get("id") for x in tokenizer.get("added_tokens") or [] if isinstance(x, Mapping)
     }
     ends = [] if end not in named else [named[end]]
-    for file in (place / GENERATION, place / MODEL):
-        said = _object(file).get("eos_token_id")
-        if said is not None:
-            ends += said if isinstance(said, list) else [said]
+    for file in (directory / GENERATION, directory / MODEL):
+        ids = _object(file).get("eos_token_id")
+        if ids is not None:
+            ends += ids if isinstance(ids, list) else [ids]
             break
     if wrong := [x for x in ends if not isinstance(x, int) or isinstance(x, bool) or x < 0]:
         raise UsageError(
-            f"the files in {place} say that {wrong[0]!r} ends a text; expected a token's number."
+            f"the files in {directory} say that {wrong[0]!r} ends a text; expected a token's number."
         )
     return tuple(dict.fromkeys(ends))
 
@@ -93,39 +93,42 @@ def _object(file: Path) -> dict[str, Any]:
     return config
 
 
-def _tokenizer(place: Path) -> Any:
-    package = import_extra("tokenizers", extra="text", what=f"the tokenizer in {place}")
-    file = place / TOKENIZER
+def _tokenizer(directory: Path) -> Any:
+    package = import_extra("tokenizers", extra="text", what=f"the tokenizer in {directory}")
+    file = directory / TOKENIZER
     try:
-        found = package.Tokenizer.from_buffer(read_file(file))
+        tokenizer = package.Tokenizer.from_buffer(read_file(file))
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read: {error.strerror}.\n"
             f"  Give a folder with a {TOKENIZER}; `save_pretrained` of a fast tokenizer writes it."
         ) from None
-    except Exception as error:  # the package raises no class of its own
+    except Exception as error:
+        # The package `tokenizers` raises no class of its own.
         raise UsageError(f"{file} is not a tokenizer of the package tokenizers: {error}.") from None
-    found.no_truncation()
-    found.no_padding()
-    return found
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
-def _check_added(place: Path, config: Mapping[str, Any], tokenizer: Any) -> None:
+def _check_added(directory: Path, config: Mapping[str, Any], tokenizer: Any) -> None:
     """Check that the tokens that other files add are those of `tokenizer.json`."""
     decoder = config.get("added_tokens_decoder") or {}
-    said = [*_object(place / ADDED).items(), *((_text(token), id_) for id_, token in decoder.items())]
-    wrong = [f"{x!r} is {id_}" for x, id_ in said if str(tokenizer.token_to_id(str(x))) != str(id_)]
+    added = [*_object(directory / ADDED).items(), *((_text(token), id_) for id_, token in decoder.items())]
+    wrong = [f"{x!r} is {id_}" for x, id_ in added if str(tokenizer.token_to_id(str(x))) != str(id_)]
     if wrong:
         raise UsageError(
-            f"{place / TOKENIZER} has not the tokens that {CONFIG} or {ADDED} say: {listed(wrong)}.\n"
+            f"{directory / TOKENIZER} has not the tokens that {CONFIG} or {ADDED} say: {listed(wrong)}.\n"
             "  Save the tokenizer anew: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
         )
 
 
-def _special(place: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _special(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the special tokens; those that the config lacks are in a file of older versions."""
-    said = _object(place / SPECIAL) | {name: value for name, value in config.items() if value is not None}
-    named = {name: _text(value) for name, value in said.items() if name.endswith("_token")}
+    values = _object(directory / SPECIAL) | {
+        name: value for name, value in config.items() if value is not None
+    }
+    named = {name: _text(value) for name, value in values.items() if name.endswith("_token")}
     return {name: text for name, text in named.items() if isinstance(text, str)}
 
 
@@ -133,25 +136,25 @@ def _text(value: Any) -> Any:
     return value.get("content") if isinstance(value, Mapping) else value
 
 
-def _templates(place: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    said = config.get("chat_template")
-    listed = said if isinstance(said, list) else [{"name": "default", "template": said}]
-    pairs = [(each.get("name"), each.get("template")) for each in listed if isinstance(each, Mapping)]
-    found = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    setting = config.get("chat_template")
+    listed = setting if isinstance(setting, list) else [{"name": "default", "template": setting}]
+    pairs = [(entry.get("name"), entry.get("template")) for entry in listed if isinstance(entry, Mapping)]
+    templates = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
     try:
-        found["default"] = read_file(place / TEMPLATE).decode()
+        templates["default"] = read_file(directory / TEMPLATE).decode()
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{place / TEMPLATE} cannot be read: {error}.") from None
-    if too_long := [name for name, text in found.items() if len(text) > _LARGEST_TEMPLATE]:
-        raise UsageError(f"the template {too_long[0]!r} in {place} is larger than a megabyte.")
-    return found
+        raise UsageError(f"{directory / TEMPLATE} cannot be read: {error}.") from None
+    if too_long := [name for name, text in templates.items() if len(text) > _LARGEST_TEMPLATE]:
+        raise UsageError(f"the template {too_long[0]!r} in {directory} is larger than a megabyte.")
+    return templates
 
 
 # The rest of a tokenizer's config are special tokens, whose names end in _token. These either say again what
 # tokenizer.json does, or speak of padding, cutting and decoding, which are done here in other ways.
-_TOKENIZER = """
+_TOKENIZER_KEYS = """
     add_bos_token add_eos_token add_prefix_space added_tokens_decoder additional_special_tokens backend
     chat_template clean_up_tokenization_spaces do_basic_tokenize do_lower_case errors extra_ids
     extra_special_tokens fix_mistral_regex from_slow init_inputs is_local keep_accents legacy
@@ -163,7 +166,7 @@ _TOKENIZER = """
     use_fast vocab_size vocab_type
 """
 # Of how tokens are drawn, only the ends are taken; the rest is asked for with `Decoding`.
-_GENERATION = """
+_GENERATION_KEYS = """
     _from_model_config assistant_confidence_threshold assistant_early_exit assistant_lookbehind
     bos_token_id cache_implementation chat_format compile_config decoder_start_token_id
     diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty
@@ -176,15 +179,18 @@ _GENERATION = """
     return_legacy_cache target_lookbehind temperature token_healing top_k top_p transformers_version
     trust_remote_code typical_p use_cache use_model_defaults
 """
-_KNOWN = {"tokenizer_config.json": {*_TOKENIZER.split()}, "generation_config.json": {*_GENERATION.split()}}
+_KNOWN_KEYS = {
+    "tokenizer_config.json": {*_TOKENIZER_KEYS.split()},
+    "generation_config.json": {*_GENERATION_KEYS.split()},
+}
 
 
 def check_keys(file: Path, config: Mapping[str, Any]) -> None:
-    """Check that all keys of a config are known, but for those that say nothing: null, false and empty."""
-    if file.name not in _KNOWN:
+    """Check that all keys of a config are known, but for those that are null, false or empty."""
+    if file.name not in _KNOWN_KEYS:
         return
     names = {key for key in config if key.endswith("_token")} if file.name.startswith("tokenizer") else set()
-    rest = {key: x for key, x in config.items() if key not in _KNOWN[file.name] | names}
+    rest = {key: x for key, x in config.items() if key not in _KNOWN_KEYS[file.name] | names}
     unknown = [f"{key}: {x!r}" for key, x in rest.items() if x or type(x) in (int, float)]
     if unknown:
         raise UsageError(

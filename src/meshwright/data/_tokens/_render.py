@@ -20,13 +20,13 @@ import jinja2.sandbox
 
 LONGEST = 1 << 24
 """The largest number of characters that a template may write."""
+# The most memory, of which Python and Jinja need a tenth.
 _NBYTES = 1 << 29
-"""The most memory, of which Python and Jinja need a tenth."""
 _LONGEST_ERROR = 2000
 
 
 class _RefusedError(Exception):
-    """What a template raises by `raise_exception`."""
+    """The error that a template raises by `raise_exception`."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -52,33 +52,35 @@ def _compiled(text: str, date: str) -> tuple[Any, Any]:
     def raise_exception(message: Any) -> None:
         raise _RefusedError(str(message))
 
-    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    made: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    made.has_generation = False
-    made.filters["tojson"] = tojson
-    made.filters.pop("random")  # the same chat gives the same text
-    made.globals.pop("lipsum")
+    environment.has_generation = False
+    environment.filters["tojson"] = tojson
+    # The same chat must give the same text.
+    environment.filters.pop("random")
+    environment.globals.pop("lipsum")
     day = datetime.datetime.fromisoformat(date)
-    made.globals |= {"raise_exception": raise_exception, "strftime_now": day.strftime}
-    return made, made.from_string(text)
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": day.strftime}
+    return environment, environment.from_string(text)
 
 
 def _blocks(template: Any, names: Mapping[str, Any]) -> Iterator[str]:
-    written = 0
+    num_written = 0
     for block in template.generate(names):
-        written += len(block)
-        if written > LONGEST:
+        num_written += len(block)
+        if num_written > LONGEST:
             raise _RefusedError(f"it writes more than {LONGEST:,} characters.")
         yield block
 
 
 def _answer(request: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return whether the template has generation blocks, or what is wrong, and the texts of a chat."""
-    signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # the system then ends this process
+    # The system ends this process after so many seconds of work.
+    signal.setitimer(signal.ITIMER_PROF, request["seconds"])
     try:
         environment, template = _compiled(request["template"], request["date"])
     except (jinja2.TemplateError, RecursionError, MemoryError) as error:
@@ -95,7 +97,8 @@ def _answer(request: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[dict[st
         return {"error": f"refuses the messages: {error}"[:_LONGEST_ERROR]}, []
     except MemoryError:
         return {"error": "refuses the messages: it takes too much memory."}, []
-    except Exception as error:  # a template may fail in any way
+    except Exception as error:
+        # A template may fail in any way.
         return {"error": f"fails on the messages: {type(error).__name__}: {error}"[:_LONGEST_ERROR]}, []
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -104,7 +107,8 @@ def _answer(request: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[dict[st
 
 def main(descriptor: int) -> None:
     """Answer requests, each a template with chats, until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that asks
+    # Ctrl-C ends the process that asks, and this one after it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_NBYTES, _NBYTES))
     with Connection(descriptor) as other:
         while True:

@@ -47,8 +47,9 @@ def train_tokenizer(
         already, or `tokenizers` is not installed.
 
     Example:
-      >>> place = mw.data.train_tokenizer(["the cat", "the hat"], "small", vocab_size=270)
-      >>> mw.lm.tokenizer_of(place).decode(mw.lm.tokenizer_of(place).encode("the bat"))
+      >>> folder = mw.data.train_tokenizer(["the cat", "the hat"], "small", vocab_size=270)
+      >>> tokenizer = mw.lm.tokenizer_of(folder)
+      >>> tokenizer.decode(tokenizer.encode("the bat"))
       'the bat'
     """
     if kind not in KINDS:
@@ -57,28 +58,29 @@ def train_tokenizer(
     least = len(special) + (0 if kind == "wordpiece" else 256)
     if vocab_size <= least:
         raise UsageError(f"vocab_size={vocab_size} is too small: {kind} needs more than {least} tokens here.")
-    place = local_path(directory, "Write the tokenizer to a disk, and copy it.")
-    if (place / TOKENIZER).exists():
-        raise UsageError(f"{place} has a {TOKENIZER} already; choose another directory, or move it away.")
+    folder = local_path(directory, "Write the tokenizer to a disk, and copy it.")
+    if (folder / TOKENIZER).exists():
+        raise UsageError(f"{folder} has a {TOKENIZER} already; choose another directory, or move it away.")
     package = import_extra("tokenizers", extra="text", what="a new tokenizer")
     import_extra("tokenizers.models", extra="text", what="a new tokenizer")
-    made, trainer = _MAKERS[kind](package, vocab_size, special)
+    tokenizer, trainer = _MAKERS[kind](package, vocab_size, special)
     counted = _Counted(documents(texts) if isinstance(texts, str | Path) else texts)
-    made.train_from_iterator(iter(counted), trainer=trainer)
+    tokenizer.train_from_iterator(iter(counted), trainer=trainer)
     if not counted.number:
         raise UsageError("there is no text to train a tokenizer on.")
-    if (smallest := made.get_vocab_size()) > vocab_size:  # with a token for each letter, and no other piece
+    # Each letter has a token, even if there is then no room for other pieces.
+    if (smallest := tokenizer.get_vocab_size()) > vocab_size:
         raise UsageError(
             f"vocab_size={vocab_size} is too small: {kind} needs {smallest} tokens for these letters."
         )
-    place.mkdir(parents=True, exist_ok=True)
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos_token, "pad_token": eos_token}
-    said |= {"unk_token": _UNKNOWN} if kind == "wordpiece" else {}
-    write_whole(place / CONFIG, json.dumps(said, indent=2).encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos_token, "pad_token": eos_token}
+    config |= {"unk_token": _UNKNOWN} if kind == "wordpiece" else {}
+    write_whole(folder / CONFIG, json.dumps(config, indent=2).encode())
     if chat_template is not None:
-        write_whole(place / TEMPLATE, chat_template.encode())
-    write_whole(place / TOKENIZER, made.to_str(pretty=True).encode())
-    return place
+        write_whole(folder / TEMPLATE, chat_template.encode())
+    write_whole(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
+    return folder
 
 
 class _Counted:
@@ -94,40 +96,41 @@ class _Counted:
 
 
 def _bpe(package: Any, vocab_size: int, special: list[str]) -> tuple[Any, Any]:
-    made = _of_bytes(package, package.models.BPE())
+    tokenizer = _byte_tokenizer(package, package.models.BPE())
     alphabet = package.pre_tokenizers.ByteLevel.alphabet()
+    # The alphabet has all 256 bytes, so that no text is unknown, whatever the training texts are.
     trainer = package.trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    return made, trainer
+    return tokenizer, trainer
 
 
 def _unigram(package: Any, vocab_size: int, special: list[str]) -> tuple[Any, Any]:
-    made = _of_bytes(package, package.models.Unigram())
+    tokenizer = _byte_tokenizer(package, package.models.Unigram())
     alphabet = package.pre_tokenizers.ByteLevel.alphabet()
     trainer = package.trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    return made, trainer
+    return tokenizer, trainer
 
 
-def _of_bytes(package: Any, model: Any) -> Any:
+def _byte_tokenizer(package: Any, model: Any) -> Any:
     """Return a tokenizer whose letters are the 256 bytes, so that no text is unknown."""
-    made = package.Tokenizer(model)
-    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = package.decoders.ByteLevel()
-    return made
+    tokenizer = package.Tokenizer(model)
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    return tokenizer
 
 
 def _wordpiece(package: Any, vocab_size: int, special: list[str]) -> tuple[Any, Any]:
-    made = package.Tokenizer(package.models.WordPiece(unk_token=_UNKNOWN))
-    made.normalizer = package.normalizers.NFC()
-    made.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
-    made.decoder = package.decoders.WordPiece()
+    tokenizer = package.Tokenizer(package.models.WordPiece(unk_token=_UNKNOWN))
+    tokenizer.normalizer = package.normalizers.NFC()
+    tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = package.decoders.WordPiece()
     trainer = package.trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=special, show_progress=False
     )
-    return made, trainer
+    return tokenizer, trainer
 
 
 _MAKERS: dict[str, Callable[[Any, int, list[str]], tuple[Any, Any]]] = {

@@ -2,6 +2,6 @@
 
 `generate` and `stream` serve many prompts in a fixed number of rows, on the mesh of the parameters;
 `generate_batch` is a pure function for use inside `jit`. `score` gives the log-likelihood of rows by the same
-`Model`, which is a pair of functions. A `Decoding` says how tokens are chosen. How a token is chosen is in
-`_logits`: add a bound there, and its field to `Decoding`.
+`Model`, which is a pair of functions. A `Decoding` has the settings by which tokens are chosen; the functions
+beside it compute with them: add a bound there, and its field to `Decoding`.
 """

@@ -9,9 +9,9 @@ from typing import Any
 from meshwright.base._internal import PyTree, import_extra
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import Decoding
+from meshwright.lm._generation._generate import generate
 from meshwright.lm._generation._model import Model
 from meshwright.lm._generation._score import score
-from meshwright.lm._generation._stream import generate
 from meshwright.lm._generation._text import encode_plain, stop_sequences, tokenizer_of
 
 _BOUNDS = ("top_k", "top_p", "min_p")
@@ -103,13 +103,15 @@ def task_scores(
 
 def _numbers(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the scores of tasks. The harness names them `acc,none`, where `none` stands for no filter."""
-    found = {}
+    scores = {}
     for task, metrics in results.items():
         for name, value in metrics.items():
-            metric, _, given = name.partition(",")
-            if isinstance(value, int | float) and given and not metric.endswith("_stderr"):
-                found[f"{task}/{metric}" + ("" if given == "none" else f"/{given}")] = float(value)
-    return found
+            metric, _, filter_name = name.partition(",")
+            if isinstance(value, int | float) and filter_name and not metric.endswith("_stderr"):
+                scores[f"{task}/{metric}" + ("" if filter_name == "none" else f"/{filter_name}")] = float(
+                    value
+                )
+    return scores
 
 
 class Harness:
@@ -143,36 +145,39 @@ class Harness:
     def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
         """Return the log-likelihood of each whole text. A long one is cut into windows."""
         windows = [self._windows(self._texts.encode(request.args[0])) for request in requests]
-        found = iter(self._scored([pair for each in windows for pair in each]))
-        return [sum((next(found)[0] for _ in each), 0.0) for each in windows]
+        scores = iter(self._scored([pair for pairs in windows for pair in pairs]))
+        return [sum((next(scores)[0] for _ in pairs), 0.0) for pairs in windows]
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
-        """Return what the model writes after each context, up to a text that ends it."""
+        """Return the text of the model after each context, up to a text that ends the answer."""
+        # Requests with equal settings are generated together.
         alike: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for settings, numbers in alike.items():
             contexts = [requests[number].args[0] for number in numbers]
-            found |= zip(numbers, self._written(contexts, json.loads(settings)), strict=True)
-        return [found[number] for number in range(len(requests))]
+            texts |= zip(numbers, self._generated_texts(contexts, json.loads(settings)), strict=True)
+        return [texts[number] for number in range(len(requests))]
 
     def _scored(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         if not pairs:
             return []
-        kept = [self._kept(*pair) for pair in pairs]
-        prompts, rows = zip(*kept, strict=True)
-        found = score(self._model, self._params, rows, prompts, batch_size=self._batch_size)
-        return [(one.log_likelihood, one.is_greedy) for one in found]
+        shortened = [self._without_long_context(*pair) for pair in pairs]
+        prompts, rows = zip(*shortened, strict=True)
+        scored = score(self._model, self._params, rows, prompts, batch_size=self._batch_size)
+        return [(row.log_likelihood, row.is_greedy) for row in scored]
 
-    def _kept(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+    def _without_long_context(
+        self, context: list[int], continuation: list[int]
+    ) -> tuple[list[int], list[int]]:
         """Return a pair without the first tokens of a context that is too long."""
         if len(continuation) > self._length:
             raise UsageError(
                 f"a continuation has {len(continuation)} tokens; the model reads {self._length} at a time."
             )
-        room = self._length if self._model.encode else self._length + 1 - len(continuation)
-        return context[-room:], continuation
+        limit = self._length if self._model.encode else self._length + 1 - len(continuation)
+        return context[-limit:], continuation
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if not context:
@@ -181,22 +186,22 @@ class Harness:
         # Tokens begin with their space, so the space at the end of a context belongs to what follows.
         bare = context.rstrip()
         continuation, context = context[len(bare) :] + continuation, bare
-        before = self._texts.encode(context)
+        context_tokens = self._texts.encode(context)
         if self._model.encode is not None:
-            return before, encode_plain(self._texts.tokenizer, continuation)
-        return before, self._texts.encode(context + continuation)[len(before) :]
+            return context_tokens, encode_plain(self._texts.tokenizer, continuation)
+        return context_tokens, self._texts.encode(context + continuation)[len(context_tokens) :]
 
     def _windows(self, tokens: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return pairs that hold each token once, with all context that there is room for."""
-        length, found = self._length, list[tuple[list[int], list[int]]]()
+        length, pairs = self._length, list[tuple[list[int], list[int]]]()
         for start in range(0, len(tokens), length):
             end = min(start + length, len(tokens))
             first = max(end - length - 1, 0)
             context = tokens[first:start] if start else [self._texts.begin]
-            found.append((context, tokens[start:end]))
-        return found
+            pairs.append((context, tokens[start:end]))
+        return pairs
 
-    def _written(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
+    def _generated_texts(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
         decoding, stop = self._decoding(settings)
         room = self._length - (0 if self._model.encode else decoding.max_new_tokens)
         if room < 1:
@@ -208,14 +213,16 @@ class Harness:
         options = {"seed": self._seed, "slots": self._batch_size}
         rows = generate(self._model, self._params, prompts, decoding, **options)
         texts = [self._texts.decode(row.tolist()) for row in rows]
-        return [_before(text, stop) for text in texts]
+        return [_cut_at_stop(text, stop) for text in texts]
 
     def _decoding(self, settings: dict[str, Any]) -> tuple[Decoding, list[str]]:
-        """Return how a task generates, and the texts that end what is written."""
+        """Return the decoding of a task, and the texts that end an answer."""
         until = settings.pop("until", None) or []
         stop = [until] if isinstance(until, str) else list(until)
-        given = [settings.pop(name) for name in _MAX_NEW_TOKENS if name in settings]
-        fields: dict[str, Any] = {"max_new_tokens": given[0] if given else self._max_new_tokens}
+        max_new_tokens = [settings.pop(name) for name in _MAX_NEW_TOKENS if name in settings]
+        fields: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens[0] if max_new_tokens else self._max_new_tokens
+        }
         temperature = settings.pop("temperature", None)
         bounds = {name: settings.pop(name) for name in _BOUNDS if name in settings}
         if settings.pop("do_sample", bool(temperature)):
@@ -229,11 +236,13 @@ class Harness:
                 f"{', '.join((*names, *_BOUNDS, *_MAX_NEW_TOKENS))}."
             )
         is_end = [] if self._texts.end is None else [(self._texts.end,)]
-        early = stop_sequences(self._texts.tokenizer, stop)  # of rows; texts are cut, too
+        # Rows end early at stop sequences of tokens. A text may come in other tokens, so texts are cut,
+        # too.
+        early = stop_sequences(self._texts.tokenizer, stop)
         return Decoding(**fields, stop=tuple(dict.fromkeys((*is_end, *early)))), stop
 
 
-def _before(text: str, stop: Sequence[str]) -> str:
+def _cut_at_stop(text: str, stop: Sequence[str]) -> str:
     """Return a text up to the first of the texts that end it."""
     for end in filter(None, stop):
         text = text.split(end)[0]
@@ -246,15 +255,15 @@ class _Texts:
     def __init__(self, tokenizer: Any, begin: int | None, end: int | None):
         self.tokenizer = tokenizer_of(tokenizer)
         self.end = getattr(tokenizer, "eos_token_id", None) if end is None else end
-        known = getattr(tokenizer, "bos_token_id", None) if begin is None else begin
-        known = self.end if known is None else known
-        if known is None:
+        first_token = getattr(tokenizer, "bos_token_id", None) if begin is None else begin
+        first_token = self.end if first_token is None else first_token
+        if first_token is None:
             raise UsageError(
                 "the tokenizer does not say which token begins a text: give begin=, or end= if that token "
                 "also begins texts."
             )
-        self.begin: int = known
-        self._begin_text = self._text_of(known)
+        self.begin: int = first_token
+        self._begin_text = self._text_of(first_token)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with special tokens if the tokenizer adds some."""
@@ -264,9 +273,9 @@ class _Texts:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens without special tokens."""
-        kept = [token for token in tokens if token != self.end]
+        bare_tokens = [token for token in tokens if token != self.end]
         has_choice = "skip_special_tokens" in inspect.signature(self.tokenizer.decode).parameters
-        return self.tokenizer.decode(kept, **({"skip_special_tokens": True} if has_choice else {}))
+        return self.tokenizer.decode(bare_tokens, **({"skip_special_tokens": True} if has_choice else {}))
 
     def _text_of(self, token: int) -> str:
         inner: Any = getattr(self.tokenizer, "inner", None)

@@ -106,11 +106,11 @@ def counting(
     """
 
     def empty(params: PyTree, batch: int, length: int) -> PyTree:
-        one = init_cache(params, length)
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), one)
+        row_cache = init_cache(params, length)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), row_cache)
 
     def rows(params: PyTree, tokens: jax.Array, cache: PyTree, starts: jax.Array) -> tuple[Any, Any]:
-        logits, cache = jax.vmap(lambda row, held: apply(params, row[None], held))(tokens, cache)
+        logits, cache = jax.vmap(lambda row, row_cache_: apply(params, row[None], row_cache_))(tokens, cache)
         return logits[:, 0], cache
 
     return Model(empty, rows, prefill=1)
@@ -129,22 +129,22 @@ def logits_of(model: Model) -> Callable[[PyTree, Any], jax.Array]:
       (1, 2, 4)
     """
 
-    def logits(params: PyTree, given: Any) -> jax.Array:
-        tokens = given if model.encode is None else given["targets"]
+    def logits(params: PyTree, batch: Any) -> jax.Array:
+        tokens = batch if model.encode is None else batch["targets"]
         B, T = tokens.shape
         cache, starts = model.init_cache(params, B, T), jnp.zeros(B, jnp.int32)
         if model.encode is not None:
-            is_input = jnp.arange(given["inputs"].shape[1]) < given["lengths"][:, None]
-            cache = model.encode(params, given["inputs"], is_input, cache)
+            is_input = jnp.arange(batch["inputs"].shape[1]) < batch["lengths"][:, None]
+            cache = model.encode(params, batch["inputs"], is_input, cache)
         if model.prefill > 1:
             return model.apply(params, tokens, cache, starts)[0].astype(jnp.float32)
 
-        def one(carried: tuple[PyTree, jax.Array], token_B: jax.Array) -> tuple[Any, jax.Array]:
+        def step(carried: tuple[PyTree, jax.Array], token_B: jax.Array) -> tuple[Any, jax.Array]:
             cache, starts = carried
-            found, cache = model.apply(params, token_B[:, None], cache, starts)
-            return (cache, starts + 1), found[:, 0].astype(jnp.float32)
+            logits_B1V, cache = model.apply(params, token_B[:, None], cache, starts)
+            return (cache, starts + 1), logits_B1V[:, 0].astype(jnp.float32)
 
-        return jax.lax.scan(one, (cache, starts), tokens.T)[1].swapaxes(0, 1)
+        return jax.lax.scan(step, (cache, starts), tokens.T)[1].swapaxes(0, 1)
 
     return logits
 
@@ -155,6 +155,7 @@ def vocabulary_of(model: Model, params: PyTree) -> int:
 
 
 @functools.lru_cache(maxsize=32)
+# The program is cached, as the server and each call of `generate` ask for the vocabulary of the same model.
 def _logits_of_one(model: Model) -> Callable[[PyTree], jax.Array]:
     def logits(params: PyTree) -> jax.Array:
         cache = model.init_cache(params, 1, 8)
@@ -181,3 +182,12 @@ def prompt_vocabulary(model: Model, params: PyTree, decoding: Decoding) -> int:
         check_tokens(f"decoding.{name}", [*itertools.chain(*rows)], vocabulary)
     # The inputs of an encoder-decoder of the user's may have tokens of their own.
     return vocabulary if model.encode is None or model.config is not None else 2**31
+
+
+def check_positions(model: Model, length: int) -> None:
+    """Check that the model supports rows of this length."""
+    if model.positions is not None and length > model.positions:
+        raise UsageError(
+            f"the longest prompt and what is generated have {length} tokens; the model has {model.positions} "
+            "positions.\n  Give shorter prompts, or a smaller max_new_tokens."
+        )

@@ -9,16 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.base._internal import PyTree
-from meshwright.lm._generation._decoding import Decoding
-from meshwright.lm._generation._logits import adjusted, chosen, chosen_by_row, ended
+from meshwright.lm._generation._decoding import Decoding, adjusted, chosen, chosen_by_row, ended
 from meshwright.lm._generation._model import Model
 
 
 class Draws(NamedTuple):
-    """How the tokens of each row are chosen, where rows differ; their arrays may also be NumPy's."""
+    """Settings for the choice of tokens, one for each row. Their arrays may also be NumPy's."""
 
     temperature: Any
-    """What the logits are divided by, float32[B]; 0 takes the most likely token."""
+    """The divisor of the logits, float32[B]; 0 takes the most likely token."""
     top_k: Any
     """The number of tokens that can be drawn, int32[B]; for all, the largest number."""
     top_p: Any
@@ -33,7 +32,7 @@ class Rows(NamedTuple):
     cache: PyTree
     """The model's cache."""
     tokens: jax.Array
-    """The prompt of each row and what was generated, int32[B, S]; what comes after means nothing."""
+    """The prompt of each row and the new tokens, int32[B, S]; the positions after them mean nothing."""
     lengths: jax.Array
     """The number of tokens of each row, the prompt included, int32[B]."""
     begins: jax.Array
@@ -45,7 +44,7 @@ class Rows(NamedTuple):
     is_done: jax.Array
     """True for rows that have ended, bool[B]."""
     draws: Draws | None = None
-    """How the tokens of each row are chosen; None for all as the decoding says."""
+    """Settings of each row; None if the decoding holds for all rows."""
 
 
 class Prompts(NamedTuple):
@@ -66,11 +65,7 @@ class Prompts(NamedTuple):
 
 
 def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
-    """Return rows with their prompts in the cache, except the last token, which the first step gives it.
-
-    The prompts are read a piece at a time, up to the end of the longest, so one program serves all lengths.
-    The last piece of a row may begin earlier and write some positions again.
-    """
+    """Return rows with their prompts in the cache, except the last token, which the first step gives it."""
     B, S = prompts.tokens.shape
     size = min(model.prefill, S)
     cache = model.init_cache(params, B, S)
@@ -78,11 +73,14 @@ def begun(model: Model, params: PyTree, prompts: Prompts) -> Rows:
         cache = model.encode(params, *prompts.inputs, cache)
 
     def piece(number: jax.Array, cache: PyTree) -> PyTree:
+        # The last piece begins earlier where it would reach past the row, and writes some positions again.
         start = jnp.minimum(number * size, S - size)
         tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, start, size, axis=1)
         new = model.apply(params, tokens, cache, jnp.full(B, start, jnp.int32))[1]
+        # With `prefill` 1 a model never gets padding: rows that have read their prompt keep their cache.
         return new if size > 1 else _where(start < prompts.lengths - 1, new, cache)
 
+    # The number of pieces is data, not a shape, so one program serves prompts of all lengths.
     num_pieces = (prompts.lengths.max() - 1 + size - 1) // size
     cache = jax.lax.fori_loop(0, num_pieces, piece, cache)
     lengths, limits, is_done = prompts.lengths, prompts.limits, prompts.lengths >= prompts.limits
@@ -104,15 +102,16 @@ def advanced(
     num_ends: jax.Array,
 ) -> Rows:
     """Return the rows with up to `num_tokens` more tokens each, fewer if `num_ends` of them end before."""
+    # The loop ends early when `num_ends` more rows have ended, as each may then get a new prompt.
     most_done = jnp.minimum(rows.is_done.sum() + num_ends, len(rows.is_done))
 
     def goes_on(carried: tuple[jax.Array, Rows]) -> jax.Array:
         return (carried[0] < num_tokens) & (carried[1].is_done.sum() < most_done)
 
-    def one(carried: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
+    def step(carried: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
         return carried[0] + 1, _stepped(model, decoding, params, carried[1], key)
 
-    return jax.lax.while_loop(goes_on, one, (jnp.int32(0), rows))[1]
+    return jax.lax.while_loop(goes_on, step, (jnp.int32(0), rows))[1]
 
 
 def next_logits(model: Model, params: PyTree, rows: Rows) -> tuple[jax.Array, PyTree]:
@@ -130,8 +129,9 @@ def _stepped(model: Model, decoding: Decoding, params: PyTree, rows: Rows, key: 
         token_B = chosen(decoding, logits_BV, *drawn)
     else:
         token_B = chosen_by_row(*rows.draws, logits_BV, *drawn)
-    at = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)  # past the end is dropped
-    tokens_BS = rows.tokens.at[jnp.arange(len(at)), at].set(token_B, mode="drop")
+    # A row that has ended writes past its end, and such a write is dropped.
+    positions_B = jnp.where(rows.is_done, rows.tokens.shape[1], rows.lengths)
+    tokens_BS = rows.tokens.at[jnp.arange(len(positions_B)), positions_B].set(token_B, mode="drop")
     lengths_B = rows.lengths + ~rows.is_done
     is_end_B = ended(decoding, tokens_BS, lengths_B, rows.begins) | (lengths_B >= rows.limits)
     return rows._replace(cache=cache, tokens=tokens_BS, lengths=lengths_B, is_done=rows.is_done | is_end_B)

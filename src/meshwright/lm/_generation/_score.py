@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 from meshwright.base._internal import PyTree
 from meshwright.errors import UsageError
 from meshwright.lm._generation._model import Model, check_tokens, vocabulary_of
-from meshwright.lm._generation._slots import inside
-from meshwright.lm._generation._stream import mesh_of
+from meshwright.lm._generation._slots import inside, mesh_of
 from meshwright.parallel._internal import Layout
 from meshwright.processes import _internal as processes
 
@@ -21,7 +20,7 @@ Tokens = Sequence[int] | np.ndarray
 
 
 class Scored(NamedTuple):
-    """How likely a row of tokens is."""
+    """The likelihood of a row of tokens."""
 
     log_probs: np.ndarray
     """The log-probability of each scored token given all before it, in nats, float32[n]."""
@@ -98,18 +97,19 @@ def score(
     if mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1:
         processes.compare("what is scored", lambda: _facts(checked, batch_size))
     ways = Layout(mesh).batch_ways if mesh else 1
+    # The mesh must divide the rows of a batch, so the size is rounded up.
     size = -(-batch_size // ways) * ways
     # Long rows first: rows of a batch then have much the same length, and memory runs out at once or never.
     order = sorted(range(len(checked)), key=lambda i: -len(checked[i].read))
-    found: dict[int, Scored] = {}
+    scores: dict[int, Scored] = {}
     for start in range(0, len(order), size):
         ids = order[start : start + size]
         batch = _padded(model, [checked[i] for i in ids], size)
         log_probs, is_greedy = jax.device_get(_program(model, mesh)(params, batch))
         for slot, i in enumerate(ids):
             scored = slice(checked[i].begin, len(checked[i].labels))
-            found[i] = Scored(log_probs[slot, scored], bool(is_greedy[slot, scored].all()))
-    return [found[i] for i in range(len(checked))]
+            scores[i] = Scored(log_probs[slot, scored], bool(is_greedy[slot, scored].all()))
+    return [scores[i] for i in range(len(checked))]
 
 
 def _rows(model: Model, rows: Sequence[Tokens], prompts: Sequence[Tokens] | None) -> list[_Row]:
@@ -123,11 +123,11 @@ def _rows(model: Model, rows: Sequence[Tokens], prompts: Sequence[Tokens] | None
 
 def _row(model: Model, number: int, row: Tokens, prompt: Tokens | None) -> _Row:
     labels = _tokens(f"row {number}", row)
-    before = np.zeros(0, np.int32) if prompt is None else _tokens(f"prompt {number}", prompt)
+    prompt_tokens = np.zeros(0, np.int32) if prompt is None else _tokens(f"prompt {number}", prompt)
     if model.encode is not None:
         begun = np.concatenate([np.array([model.start], np.int32), labels])
-        return _Row(begun[:-1], labels, 0, before)
-    whole = np.concatenate([before, labels])
+        return _Row(begun[:-1], labels, 0, prompt_tokens)
+    whole = np.concatenate([prompt_tokens, labels])
     if len(whole) < 2:
         raise UsageError(
             f"row {number} has one token and no prompt, so nothing is before it to predict it from.\n"
@@ -138,19 +138,19 @@ def _row(model: Model, number: int, row: Tokens, prompt: Tokens | None) -> _Row:
             f"row {number} and its prompt have {len(whole)} tokens; the model has {model.positions} "
             f"positions, enough for {model.positions + 1} tokens.\n  Leave out tokens of the prompt."
         )
-    return _Row(whole[:-1], whole[1:], max(len(before) - 1, 0), np.zeros(0, np.int32))
+    return _Row(whole[:-1], whole[1:], max(len(prompt_tokens) - 1, 0), np.zeros(0, np.int32))
 
 
 def _facts(rows: list[_Row], batch_size: int) -> dict[str, str]:
-    """Return what all processes must agree on."""
-    given = [(row.labels.tolist(), row.begin, row.read[0], row.inputs.tolist()) for row in rows]
-    return {"rows": repr(given), "batch_size": repr(batch_size)}
+    """Return the texts that must be equal on all processes."""
+    described_rows = [(row.labels.tolist(), row.begin, row.read[0], row.inputs.tolist()) for row in rows]
+    return {"rows": repr(described_rows), "batch_size": repr(batch_size)}
 
 
-def _tokens(name: str, given: Tokens) -> np.ndarray:
-    array = np.asarray(given)
+def _tokens(name: str, value: Tokens) -> np.ndarray:
+    array = np.asarray(value)
     if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
-        raise UsageError(f"{name} must be a sequence of tokens, at least one; found {given!r:.60}.")
+        raise UsageError(f"{name} must be a sequence of tokens, at least one; found {value!r:.60}.")
     return array.astype(np.int32)
 
 
@@ -167,12 +167,14 @@ def _padded(model: Model, rows: list[_Row], count: int) -> _Batch:
         return _Batch(read, labels, np.int32(num_pieces), None)
     longest = max(len(row.inputs) for row in rows)
     inputs, is_input = np.zeros((count, _bound(longest)), np.int32), np.zeros((count, _bound(longest)), bool)
-    is_input[:, 0] = True  # rows that only fill the batch need something to attend to
+    # Rows that only fill the batch need an input to attend to.
+    is_input[:, 0] = True
     for slot, row in enumerate(rows):
         inputs[slot, : len(row.inputs)], is_input[slot, : len(row.inputs)] = row.inputs, True
     return _Batch(read, labels, np.int32(num_pieces), (inputs, is_input))
 
 
+# Rows of up to 64 tokens share a program, and so do those of up to 128, 256 and so on.
 def _bound(length: int) -> int:
     return max(64, 1 << (length - 1).bit_length())
 
@@ -201,7 +203,7 @@ def _scores(model: Model, mesh: Mesh | None, params: PyTree, batch: _Batch) -> t
         cache = model.encode(params, *batch.inputs, cache)
 
     def piece(number: jax.Array, carried: tuple[PyTree, jax.Array, jax.Array]) -> Any:
-        cache, *found = carried
+        cache, *results = carried
         start = jnp.minimum(number * size, S - size)
         read, labels = (
             jax.lax.dynamic_slice_in_dim(x, start, size, axis=1) for x in (batch.read, batch.labels)
@@ -210,7 +212,7 @@ def _scores(model: Model, mesh: Mesh | None, params: PyTree, batch: _Batch) -> t
         of_piece = _of_labels(logits.astype(jnp.float32), labels)
         return cache, *(
             jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1)
-            for x, new in zip(found, of_piece, strict=True)
+            for x, new in zip(results, of_piece, strict=True)
         )
 
     empty = cache, jnp.zeros((B, S), jnp.float32), jnp.zeros((B, S), bool)

@@ -43,8 +43,8 @@ class Rope:
         """Return the angle per position of each pair of features, in radians: float32[H / 2]."""
         frequency = self.base ** -(np.arange(0, head, 2) / head)
         turns = self.length * frequency / (2 * math.pi)
-        kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
-        return (frequency * (kept + (1 - kept) / self.factor)).astype(np.float32)
+        kept_share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return (frequency * (kept_share + (1 - kept_share) / self.factor)).astype(np.float32)
 
 
 @explained_as("lm.decoder.Config")
@@ -204,22 +204,24 @@ def config(name: str) -> Config:
     return _SIZES[name]
 
 
-def _of(vocabulary: int, model: int, layers: int, heads: tuple[int, int, int], feed_forward: int) -> Config:
+def _sized(
+    vocabulary: int, model: int, layers: int, heads: tuple[int, int, int], feed_forward: int
+) -> Config:
     """Return a config; `heads` has the numbers of query heads and of key heads, and the size of a head."""
     queries, keys, head = heads
     return Config(vocabulary, model, layers, queries, keys, head, feed_forward)
 
 
 def _llama(*sizes: Any, base: float = 10_000.0, **rest: Any) -> Config:
-    return dataclasses.replace(_of(*sizes), norm_epsilon=1e-5, ropes=(Rope(base),), **rest)
+    return dataclasses.replace(_sized(*sizes), norm_epsilon=1e-5, ropes=(Rope(base),), **rest)
 
 
 def _qwen(*sizes: Any, **rest: Any) -> Config:
-    return dataclasses.replace(_of(*sizes), ropes=(Rope(1e6),), **rest)
+    return dataclasses.replace(_sized(*sizes), ropes=(Rope(1e6),), **rest)
 
 
 def _gemma(*sizes: Any, **rest: Any) -> Config:
-    cfg = dataclasses.replace(_of(*sizes), activation="gelu", norm_offset=1.0, tied=True)
+    cfg = dataclasses.replace(_sized(*sizes), activation="gelu", norm_offset=1.0, tied=True)
     return dataclasses.replace(cfg, embedding_scale=cfg.model**0.5, **rest)
 
 

@@ -1,17 +1,30 @@
-"""Maps between a model's parameters in two libraries: tables of names and shapes, used in both directions."""
+"""Maps between a model's parameters in two libraries: tables of names and shapes, used in both directions.
+
+`check_complete` checks that a map has given all parameters of a reference model, and nothing else.
+"""
 
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from meshwright.base._internal import Table, compiled
-from meshwright.checkpoints._internal import LazyArray, Source, as_source, concatenate, stack
+from meshwright.base._internal import Table, compiled, tree
+from meshwright.checkpoints._internal import LazyArray, Source, as_source, concatenate, restore_lazily, stack
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.lm._models import decoder, gpt2, t5
+from meshwright.training._internal import key_of
+
+_INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
+    decoder.Config: decoder.init,
+    gpt2.Config: gpt2.init,
+    t5.Config: t5.init,
+}
 
 
 @dataclass(frozen=True)
@@ -147,7 +160,8 @@ class Map:
         for names in ([row.theirs for row in self.rows], [name for row in self.rows for name in row.names]):
             if several := [name for name in names if names.count(name) > 1]:
                 raise UsageError(f"a map has several rows for {several[0]}; only one of them would be used.")
-        Table("Map.ignore", (self.ignore,))  # raises if it is not a pattern
+        # The table raises an error if `ignore` is not a pattern.
+        Table("Map.ignore", (self.ignore,))
 
     def to_ours(self, source: Source) -> Source:
         """Return a source with our names and shapes, given one with theirs. Arrays without a row are kept.
@@ -159,11 +173,11 @@ class Map:
         theirs = {name: x for name, x in theirs.items() if not compiled(self.ignore)(name)}
         ours: dict[str, LazyArray] = {}
         for row in self.rows:
-            found = [
-                _to_ours(each, _apart(each, _layers(each.theirs, theirs, source)))
-                for each in _of_experts(row)
+            converted = [
+                _to_ours(expert_row, _apart(expert_row, _layers(expert_row.theirs, theirs, source)))
+                for expert_row in _expert_rows(row)
             ]
-            ours |= _together(row, found, source) if row.num_experts else found[0]
+            ours |= _with_all_experts(row, converted, source) if row.num_experts else converted[0]
             if clashing := theirs.keys() & ours.keys():
                 name = min(clashing)
                 raise CheckpointError(
@@ -180,10 +194,10 @@ class Map:
         """
         ours, theirs = dict(source.arrays()), {}
         for row in self.rows:
-            given = _of_each_expert(row, ours, source) if row.num_experts else [ours]
-            for each, arrays in zip(_of_experts(row), given, strict=True):
-                parts = [_unstacked(name, each, arrays, source) for name in each.names]
-                theirs |= _to_theirs(each, parts, source)
+            arrays_of_experts = _pop_expert_arrays(row, ours, source) if row.num_experts else [ours]
+            for expert_row, arrays in zip(_expert_rows(row), arrays_of_experts, strict=True):
+                parts = [_unstacked(name, expert_row, arrays, source) for name in expert_row.names]
+                theirs |= _to_theirs(expert_row, parts, source)
         if ours:
             listed = ", ".join(sorted(ours)[:10])
             raise CheckpointError(f"{source}: the map has no row for {listed}. Add one, or leave it out.")
@@ -217,6 +231,7 @@ def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyA
     with _naming(row):
         for layer in parts[0]:
             array = concatenate([part[layer] for part in parts]) if len(parts) > 1 else parts[0][layer]
+            # The way back takes the inverse steps in the inverse order.
             for step in reversed(row.steps):
                 array = step.to_theirs(array)
             theirs[layer] = array
@@ -225,19 +240,21 @@ def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyA
     return {_numbered(row.theirs, layer): array for layer, array in theirs.items()}
 
 
-def _of_experts(row: Row) -> list[Row]:
+def _expert_rows(row: Row) -> list[Row]:
     """Return a row for each expert; the row itself if it is not of experts."""
     if not row.num_experts:
         return [row]
-    before, _, after = row.theirs.rpartition("{}")
+    prefix, _, suffix = row.theirs.rpartition("{}")
     return [
-        replace(row, theirs=f"{before}{number}{after}", num_experts=0) for number in range(row.num_experts)
+        replace(row, theirs=f"{prefix}{number}{suffix}", num_experts=0) for number in range(row.num_experts)
     ]
 
 
-def _together(row: Row, found: list[dict[str, LazyArray]], source: Source) -> dict[str, LazyArray]:
+def _with_all_experts(
+    row: Row, arrays_by_expert: list[dict[str, LazyArray]], source: Source
+) -> dict[str, LazyArray]:
     """Return our arrays with all experts, given those of each, [L, ...]."""
-    layers = [max((x.shape[0] for x in arrays.values()), default=0) for arrays in found]
+    layers = [max((x.shape[0] for x in arrays.values()), default=0) for arrays in arrays_by_expert]
     if not any(layers):
         return {}
     if min(layers) < max(layers):
@@ -246,30 +263,33 @@ def _together(row: Row, found: list[dict[str, LazyArray]], source: Source) -> di
             f"of expert {layers.index(max(layers))} in {max(layers)}."
         )
     with _naming(row):
-        return {name: stack(_widened(arrays[name] for arrays in found), 1) for name in found[0]}
+        return {
+            name: stack(_widened(arrays[name] for arrays in arrays_by_expert), 1)
+            for name in arrays_by_expert[0]
+        }
 
 
-def _of_each_expert(row: Row, ours: dict[str, LazyArray], source: Source) -> list[dict[str, LazyArray]]:
+def _pop_expert_arrays(row: Row, ours: dict[str, LazyArray], source: Source) -> list[dict[str, LazyArray]]:
     """Remove our arrays of a row from `ours`, and return those of each expert: the inverse of `_together`."""
-    given = {name: ours.pop(name) for name in row.names if name in ours}
-    for name, array in given.items():
+    stacked = {name: ours.pop(name) for name in row.names if name in ours}
+    for name, array in stacked.items():
         if array.shape[1:2] != (row.num_experts,):
             raise CheckpointError(
                 f"{source}: {name} of shape {array.shape} has not {row.num_experts} experts in dimension 1."
             )
-    return [{name: x[:, number] for name, x in given.items()} for number in range(row.num_experts)]
+    return [{name: x[:, number] for name, x in stacked.items()} for number in range(row.num_experts)]
 
 
 def _apart(row: Row, layers: Layers) -> Layers:
     """Return the layers of an array that holds all of them along one dimension; others as they are."""
     if row.layers_dim is None or not layers:
         return layers
-    array, before = layers[None], (slice(None),) * row.layers_dim
+    array, leading = layers[None], (slice(None),) * row.layers_dim
     if array.ndim <= row.layers_dim:
         raise CheckpointError(
             f"{row.theirs} of shape {array.shape} has no dimension {row.layers_dim} for the layers."
         )
-    return {layer: array[*before, layer] for layer in range(array.shape[row.layers_dim])}
+    return {layer: array[*leading, layer] for layer in range(array.shape[row.layers_dim])}
 
 
 @contextmanager
@@ -281,24 +301,25 @@ def _naming(row: Row) -> Iterator[None]:
         raise CheckpointError(f"{row.theirs}: {error}") from None
 
 
-def _reshaped(array: LazyArray, shape: tuple[int, ...], wanted: tuple[int, ...]) -> LazyArray:
+def _reshaped(array: LazyArray, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> LazyArray:
     if array.shape != shape:
         raise UsageError(
-            f"the map expects an array of shape {shape}, to reshape it to {wanted}; this has {array.shape}."
+            f"the map expects an array of shape {shape}, to reshape it to {new_shape}; this has "
+            f"{array.shape}."
         )
-    return array.reshape(*wanted)
+    return array.reshape(*new_shape)
 
 
 def _layers(template: str, arrays: dict[str, LazyArray], source: Source) -> Layers:
     """Remove the arrays whose names fit `template` from `arrays`, and return them by layer, in order."""
     matches = [match for name in arrays if (match := _pattern(template).fullmatch(name))]
-    found = {int(match[1]) if match.re.groups else None: arrays.pop(match[0]) for match in matches}
-    missing = set(range(len(found))) - found.keys() if "{}" in template else ()
+    layers = {int(match[1]) if match.re.groups else None: arrays.pop(match[0]) for match in matches}
+    missing = set(range(len(layers))) - layers.keys() if "{}" in template else ()
     if missing:
         raise CheckpointError(
-            f"{source} has {len(found)} of {template}, but number {min(missing)} is missing."
+            f"{source} has {len(layers)} of {template}, but number {min(missing)} is missing."
         )
-    return dict(sorted(found.items(), key=lambda item: item[0] or 0))
+    return dict(sorted(layers.items(), key=lambda item: item[0] or 0))
 
 
 def _split(row: Row, array: LazyArray) -> list[LazyArray]:
@@ -327,6 +348,7 @@ def _widened(arrays: Iterable[LazyArray]) -> list[LazyArray]:
     arrays = list(arrays)
     dtypes = {x.dtype for x in arrays}
     if len(dtypes) > 1 and all(jnp.issubdtype(x, jnp.floating) and x.itemsize > 1 for x in dtypes):
+        # Layers of one stack must have one dtype, and no value may be rounded.
         widest = functools.reduce(jnp.promote_types, dtypes)
         return [x.astype(widest) for x in arrays]
     return arrays
@@ -348,3 +370,14 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 def _numbered(template: str, layer: int | None) -> str:
     return template.replace("{}", str(layer))
+
+
+def check_complete(source: Source, cfg: decoder.Config | gpt2.Config | t5.Config) -> None:
+    """Check names and shapes, as loaders fill missing parameters with random numbers. Dtypes may differ."""
+    saved = source.arrays()
+    expected = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
+    structs = {
+        name: jax.ShapeDtypeStruct(x.shape, saved[name].dtype if name in saved else x.dtype)
+        for name, x in expected.items()
+    }
+    restore_lazily(source, tree.nested(structs))

@@ -19,11 +19,11 @@ ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}
 def feed_forward_weights(cfg: Config, normal: Callable[..., jax.Array]) -> PyTree:
     """Return random weights of the feed-forward layers, with experts or without."""
     L, D, F = cfg.layers, cfg.model, cfg.feed_forward
-    of_experts = () if cfg.experts is None else (cfg.experts,)
+    experts = () if cfg.experts is None else (cfg.experts,)
     weights = {
-        "gate": normal(L, *of_experts, D, F, fan_in=D),
-        "up": normal(L, *of_experts, D, F, fan_in=D),
-        "down": normal(L, *of_experts, F, D, fan_in=F * 2 * L),
+        "gate": normal(L, *experts, D, F, fan_in=D),
+        "up": normal(L, *experts, D, F, fan_in=D),
+        "down": normal(L, *experts, F, D, fan_in=F * 2 * L),
     }
     if cfg.experts is None:
         return weights
@@ -38,8 +38,10 @@ def mixture(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> tuple[jax.Array, nn
         return dot(activation(dot(rows, weights["gate"])) * dot(rows, weights["up"]), weights["down"])
 
     logits_BTE = jnp.matmul(x_BTD, layer["router"], preferred_element_type=jnp.float32)
-    asked = {"top_k": cfg.experts_per_token, "normalize": cfg.normalize_experts}
-    return nn.moe(expert, layer["experts"], x_BTD, logits_BTE, capacity=cfg.expert_capacity, **asked)
+    routing_options = {"top_k": cfg.experts_per_token, "normalize": cfg.normalize_experts}
+    return nn.moe(
+        expert, layer["experts"], x_BTD, logits_BTE, capacity=cfg.expert_capacity, **routing_options
+    )
 
 
 def with_balance(cfg: Config, loss: Mean, routing: nn.Routing | None) -> Mean:

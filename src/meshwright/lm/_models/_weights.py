@@ -1,4 +1,4 @@
-"""How much each label of a batch counts in the loss of a reference model."""
+"""The weight of each label of a batch in the loss of a reference model."""
 
 from collections.abc import Mapping
 
@@ -17,9 +17,9 @@ def next_token_weights(batch: Mapping[str, jax.Array]) -> jax.Array | None:
 
     Padding and the first token of each segment do not count.
     """
-    after = {name: batch[name][:, 1:] for name in ("segments", "is_token", "weights") if name in batch}
-    is_counted = after.get("is_token")
-    if "segments" in after:
-        in_segment = (batch["segments"][:, :-1] == after["segments"]) & (after["segments"] != 0)
+    labels = {name: batch[name][:, 1:] for name in ("segments", "is_token", "weights") if name in batch}
+    is_counted = labels.get("is_token")
+    if "segments" in labels:
+        in_segment = (batch["segments"][:, :-1] == labels["segments"]) & (labels["segments"] != 0)
         is_counted = in_segment if is_counted is None else in_segment & is_counted
-    return label_weights(is_counted, after.get("weights"))
+    return label_weights(is_counted, labels.get("weights"))

@@ -35,9 +35,9 @@ def with_cache(cfg: Config) -> Model:
       >>> row.shape
       (4,)
     """
-    for kind, made in _MODELS.items():
+    for kind, make in _MODELS.items():
         if isinstance(cfg, kind):
-            return replace(made(cfg), config=cfg)
+            return replace(make(cfg), config=cfg)
     raise UsageError(
         f"with_cache takes the config of a reference model; found {type(cfg).__name__}.\n"
         "  For a model of your own, make a mw.lm.Model, or mw.lm.without_cache(logits)."
@@ -45,11 +45,12 @@ def with_cache(cfg: Config) -> Model:
 
 
 def _decoder(cfg: decoder.Config) -> Model:
-    cfg = replace(cfg, expert_capacity=None)  # how rows are padded must not change what is generated
+    # How rows are padded must not change the tokens that are generated.
+    cfg = replace(cfg, expert_capacity=None)
 
     def apply(params: PyTree, tokens: jax.Array, cache: PyTree, starts: jax.Array) -> tuple[Any, Any]:
-        def layer(x: jax.Array, given: Any, cached: nn.CachedAttention) -> jax.Array:
-            weights, frequencies, window = given
+        def layer(x: jax.Array, inputs: Any, cached: nn.CachedAttention) -> jax.Array:
+            weights, frequencies, window = inputs
             return decoder.block(cfg, weights, x, frequencies, window, cached=cached)
 
         x = embedding_lookup(params["embedding"], tokens)
@@ -93,30 +94,30 @@ def _t5(cfg: t5.Config) -> Model:
         encoded = t5.encode(cfg, params, inputs, is_input)
         layers = params["decoder"]["layers"]
 
-        def of_layers(name: str) -> jax.Array:
+        def all_layers(name: str) -> jax.Array:
             by_layer = jax.vmap(lambda weight: (encoded @ weight).reshape(*encoded.shape[:2], cfg.heads, -1))
             return shard_tensor_dim(by_layer(layers[name]).transpose(1, 0, 3, 2, 4))
 
-        held = nn.KeyValueCache(of_layers("cross_k"), of_layers("cross_v"))
-        return cache._replace(inputs=held, is_input=is_input)
+        cross_attention = nn.KeyValueCache(all_layers("cross_k"), all_layers("cross_v"))
+        return cache._replace(inputs=cross_attention, is_input=is_input)
 
     def apply(params: PyTree, tokens: jax.Array, cache: T5Cache, starts: jax.Array) -> tuple[Any, Any]:
-        stack, seen = params["decoder"], t5.inputs_only(tokens.shape[1], cache.is_input)
+        stack, segments = params["decoder"], t5.inputs_only(tokens.shape[1], cache.is_input)
         bias_of = t5.position_biases(cfg, stack, bidirectional=False)
 
-        def layer(x: jax.Array, given: Any, cached: nn.CachedAttention) -> jax.Array:
-            weights, (keys, values) = given
+        def layer(x: jax.Array, inputs: Any, cached: nn.CachedAttention) -> jax.Array:
+            weights, (keys, values) = inputs
             normed = t5.rms_norm(cfg, x, weights["attention_norm"])
             bias = bias_of(weights)
             x = x + t5.attention(cfg, weights, "", normed, normed, bias=bias, causal=True, cached=cached)
             q = t5.heads(cfg, weights["cross_q"], t5.rms_norm(cfg, x, weights["cross_attention_norm"]))
             k, v = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-            x = x + t5.merged(weights["cross_o"], nn.attention(q, k, v, segments=seen, scale=1.0))
+            x = x + t5.merged(weights["cross_o"], nn.attention(q, k, v, segments=segments, scale=1.0))
             return x + t5.feed_forward(cfg, weights, x)
 
         x, layers = embedding_lookup(params["embedding"], tokens), stack["layers"]
-        held = jax.tree.map(lambda x: x.swapaxes(0, 1), tuple(cache.inputs))
-        x, targets = _through(layer, x, (layers, held), cache.targets, starts)
+        cross_attention = jax.tree.map(lambda x: x.swapaxes(0, 1), tuple(cache.inputs))
+        x, targets = _through(layer, x, (layers, cross_attention), cache.targets, starts)
         x = t5.rms_norm(cfg, x, stack["norm"])
         logits = jnp.matmul(x, t5.head(cfg, params), preferred_element_type=jnp.float32)
         return logits, cache._replace(targets=targets)
@@ -143,14 +144,16 @@ def _through(
 ) -> tuple[jax.Array, nn.KeyValueCache]:
     """Return the output of all layers, and the cache. The cache is carried, so that it changes in place."""
 
-    def one(carried: tuple[jax.Array, nn.KeyValueCache], given: tuple[jax.Array, Any]) -> tuple[Any, None]:
-        (x_BTD, cache), (number, weights) = carried, given
+    def step(
+        carried: tuple[jax.Array, nn.KeyValueCache], numbered_layer: tuple[jax.Array, Any]
+    ) -> tuple[Any, None]:
+        (x_BTD, cache), (number, weights) = carried, numbered_layer
         cached = nn.CachedAttention(cache, number, starts_B, x_BTD.shape[1])
         x_BTD = layer(x_BTD, weights, cached)
         return (x_BTD, cached.cache), None
 
     numbers = jnp.arange(cache.keys.shape[1])
-    (x_BTD, cache), _ = jax.lax.scan(one, (x_BTD, cache), (numbers, layers))
+    (x_BTD, cache), _ = jax.lax.scan(step, (x_BTD, cache), (numbers, layers))
     return x_BTD, cache
 
 

@@ -59,7 +59,8 @@ RULES = (
     match("o|down", "pipeline", "tensor", "fsdp"),
     match(optional("[qkv]_bias"), "pipeline", "tensor"),
     stages(),
-    match(optional("embedding"), "tensor", ("fsdp", "pipeline")),  # GPT-2 has its own
+    # GPT-2 has a rule of its own for the embedding.
+    match(optional("embedding"), "tensor", ("fsdp", "pipeline")),
     match(optional("head"), ("fsdp", "pipeline"), "tensor"),
 )
 """Megatron's rules: columns in, rows out, so that a block needs one sum over the tensor axis at its end.
@@ -182,10 +183,10 @@ def loss_and_routing(
     x_BTD, routing = _features_before(cfg, params, tokens_BT, segments_BT, remat)
     counts, cap = next_token_weights(batch), cfg.logit_cap
     with jax.named_scope("head"):
-        found = nn.cross_entropy(
+        mean_loss = nn.cross_entropy(
             x_BTD, head(cfg, params), tokens_BT[:, 1:], label_weights=counts, softcap=cap, gather=gather
         )
-    return with_balance(cfg, found, routing), routing
+    return with_balance(cfg, mean_loss, routing), routing
 
 
 def losses(
@@ -223,8 +224,8 @@ def _features_before(
         raise UsageError(
             f"rows of {tokens_BT.shape[1]} token leave nothing to predict: they need at least 2 tokens."
         )
-    before = None if segments_BT is None else segments_BT[:, :-1]
-    return _features(cfg, params, tokens_BT[:, :-1], before, remat)
+    segments_before = None if segments_BT is None else segments_BT[:, :-1]
+    return _features(cfg, params, tokens_BT[:, :-1], segments_before, remat)
 
 
 def features(
@@ -255,19 +256,22 @@ def features(
 
 
 def _features(cfg: Config, params: PyTree, tokens_BT: jax.Array, segments_BT: Any, remat: str) -> _Routed:
-    def one(inputs: tuple[PyTree, jax.Array, jax.Array | None], x_BTD: jax.Array) -> tuple[jax.Array, Any]:
+    def layer_step(
+        inputs: tuple[PyTree, jax.Array, jax.Array | None], x_BTD: jax.Array
+    ) -> tuple[jax.Array, Any]:
         layer, frequencies_H, window = inputs
         x_BTD, routing = _block(cfg, layer, x_BTD, frequencies_H, window, segments_BT)
         return shard_sequence_dim(x_BTD), routing
 
     # No common subexpressions can be shared between the iterations of a scan, so `prevent_cse` is not needed.
-    one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
+    layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
         x_BTD = embedding_lookup(params["embedding"], tokens_BT)
         x_BTD = shard_sequence_dim(x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype))
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     with jax.named_scope("layers"):
-        x_BTD, routing = nn.layers(one, layers, x_BTD, has_aux=True)
+        x_BTD, routing = nn.layers(layer_step, layers, x_BTD, has_aux=True)
     return rms_norm(cfg, x_BTD, params["norm"]), routing
 
 
@@ -309,7 +313,7 @@ def block(
     return _block(cfg, layer, x_BTD, frequencies_H, window, segments_BT, cached)[0]
 
 
-def _block(cfg: Config, layer: PyTree, x_BTD: jax.Array, *of_attention: Any) -> _Routed:
+def _block(cfg: Config, layer: PyTree, x_BTD: jax.Array, *attention_inputs: Any) -> _Routed:
     def inputs(part: str) -> jax.Array:
         return gather_sequence_dim(rms_norm(cfg, x_BTD, layer[f"{part}_norm"]))
 
@@ -318,7 +322,7 @@ def _block(cfg: Config, layer: PyTree, x_BTD: jax.Array, *of_attention: Any) -> 
         return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
 
     with jax.named_scope("attention"):
-        x_BTD = added("attention", attention(cfg, layer, inputs("attention"), *of_attention))
+        x_BTD = added("attention", attention(cfg, layer, inputs("attention"), *attention_inputs))
     with jax.named_scope("feed_forward"):
         x = inputs("feed_forward")
         x, routing = mixture(cfg, layer, x) if cfg.experts else (feed_forward(cfg, layer, x), None)
@@ -355,9 +359,9 @@ def attention(
         q_BTNH, k_BSGH = rms_norm(cfg, q_BTNH, layer["q_norm"]), rms_norm(cfg, k_BSGH, layer["k_norm"])
     positions = None if cached is None else cached.positions_BT
     q_BTNH, k_BSGH = rotate(q_BTNH, frequencies_H, positions), rotate(k_BSGH, frequencies_H, positions)
-    seen = {"causal": True, "window": window, "segments": segments_BT}
+    mask = {"causal": True, "window": window, "segments": segments_BT}
     attend = nn.attention if cached is None else cached
-    out = attend(q_BTNH, k_BSGH, v_BSGH, **seen, softcap=cfg.attention_cap, scale=cfg.query_scale)
+    out = attend(q_BTNH, k_BSGH, v_BSGH, **mask, softcap=cfg.attention_cap, scale=cfg.query_scale)
     return shard_tensor_dim(out).reshape(*x_BTD.shape[:2], -1) @ layer["o"]
 
 

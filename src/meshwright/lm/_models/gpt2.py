@@ -61,7 +61,8 @@ class Config:
 RULES = (
     match("up_bias", "pipeline", "tensor"),
     match("positions", None, ("fsdp", "pipeline")),
-    match("embedding", None, ("fsdp", "pipeline")),  # its 50,257 rows cannot be split evenly
+    # Its 50,257 rows cannot be split evenly.
+    match("embedding", None, ("fsdp", "pipeline")),
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""
@@ -81,7 +82,8 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
         return jax.random.normal(next(keys), shape, dtype) * deviation
 
     L, D, F = cfg.layers, cfg.model, cfg.feed_forward
-    narrow = 0.02 / (2 * L) ** 0.5  # for outputs that are added to the residual stream, 2 L times
+    # 2 L outputs are added to the residual stream, so each is narrower.
+    narrow = 0.02 / (2 * L) ** 0.5
     ones = {"attention_norm": (L, D), "feed_forward_norm": (L, D)}
     zeros = {f"{name}_bias": (L, D) for name in (*ones, "q", "k", "v", "o", "down")} | {"up_bias": (L, F)}
     return {
@@ -153,9 +155,9 @@ def loss(
     Raises:
       UsageError: T - 1 is larger than `cfg.positions`.
     """
-    before = {name: batch[name][:, :-1] for name in ("tokens", "segments", "positions") if name in batch}
-    packed = before.get("segments"), before.get("positions")
-    x_BTD = features(cfg, params, before["tokens"], *packed, remat=remat)
+    inputs = {name: batch[name][:, :-1] for name in ("tokens", "segments", "positions") if name in batch}
+    packed = inputs.get("segments"), inputs.get("positions")
+    x_BTD = features(cfg, params, inputs["tokens"], *packed, remat=remat)
     with jax.named_scope("head"):
         return nn.cross_entropy(
             x_BTD,
@@ -179,8 +181,8 @@ def losses(
     For evaluation; to train, take `loss`, whose gradient computes no logits a second time. The arguments and
     errors are those of `logits`.
     """
-    before = None if segments_BT is None else segments_BT[:, :-1]
-    x_BTD = features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
+    segments_before = None if segments_BT is None else segments_BT[:, :-1]
+    x_BTD = features(cfg, params, tokens_BT[:, :-1], segments_before, remat=remat)
     return nn.token_losses(x_BTD, params["embedding"].T, tokens_BT[:, 1:])
 
 
@@ -201,18 +203,23 @@ def features(
     if length > cfg.positions:
         raise UsageError(f"rows of {length} tokens are too long: the model has {cfg.positions} positions.")
 
-    def one(layer: PyTree, x_BTD: jax.Array) -> jax.Array:
+    def layer_step(layer: PyTree, x_BTD: jax.Array) -> jax.Array:
         return shard_sequence_dim(block(cfg, layer, x_BTD, segments_BT))
 
-    one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
-        at = params["positions"]
+    layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
+        position_embedding = params["positions"]
         if segments_BT is not None and positions_BT is None:
             positions_BT = _in_segments(segments_BT)
-        at = at[:length] if positions_BT is None else embedding_lookup(at, positions_BT)
-        x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], tokens_BT) + at)
+        position_embedding = (
+            position_embedding[:length]
+            if positions_BT is None
+            else embedding_lookup(position_embedding, positions_BT)
+        )
+        x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], tokens_BT) + position_embedding)
     with jax.named_scope("layers"):
-        x_BTD = nn.layers(one, params["layers"], x_BTD)
+        x_BTD = nn.layers(layer_step, params["layers"], x_BTD)
     return layer_norm(cfg, x_BTD, params, "norm")
 
 

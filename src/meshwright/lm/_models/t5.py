@@ -213,7 +213,8 @@ def losses(
 def _features_before(cfg: Config, params: PyTree, batch: dict[str, jax.Array], remat: str) -> jax.Array:
     """Return the features that each target is predicted from, [B, T, D]."""
     encoded_BSD = encode(cfg, params, batch["inputs"], batch.get("is_input"), remat=remat)
-    before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))  # the start token is 0
+    # The start token of T5 is 0.
+    before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))
     return decode(cfg, params, before_BT, encoded_BSD, batch.get("is_input"), remat=remat)
 
 
@@ -231,23 +232,24 @@ def encode(
     remat: str = "everything",
 ) -> jax.Array:
     """Return the encoded inputs, [B, S, D], in the parameters' dtype; the arguments are as in `logits`."""
-    stack, seen = params["encoder"], inputs_only(inputs_BS.shape[1], is_input_BS)
+    stack, segments = params["encoder"], inputs_only(inputs_BS.shape[1], is_input_BS)
     bias_of = position_biases(cfg, stack, bidirectional=True)
 
-    def one(layer: PyTree, x_BSD: jax.Array) -> jax.Array:
+    def layer_step(layer: PyTree, x_BSD: jax.Array) -> jax.Array:
         with jax.named_scope("attention"):
             normed_BSD = gather_sequence_dim(rms_norm(cfg, x_BSD, layer["attention_norm"]))
             x_BSD = x_BSD + attention(
-                cfg, layer, "", normed_BSD, normed_BSD, bias=bias_of(layer), segments=seen
+                cfg, layer, "", normed_BSD, normed_BSD, bias=bias_of(layer), segments=segments
             )
         with jax.named_scope("feed_forward"):
             return x_BSD + feed_forward(cfg, layer, x_BSD)
 
-    one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
+    layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
         x_BSD = shard_sequence_dim(embedding_lookup(params["embedding"], inputs_BS))
     with jax.named_scope("encoder"):
-        x_BSD = nn.layers(one, stack["layers"], x_BSD)
+        x_BSD = nn.layers(layer_step, stack["layers"], x_BSD)
     return gather_sequence_dim(rms_norm(cfg, x_BSD, stack["norm"]))
 
 
@@ -261,10 +263,10 @@ def decode(
     remat: str = "everything",
 ) -> jax.Array:
     """Return the features before the head, [B, T, D]; `encoded_BSD` is the result of `encode`."""
-    stack, seen = params["decoder"], inputs_only(targets_BT.shape[1], is_input_BS)
+    stack, segments = params["decoder"], inputs_only(targets_BT.shape[1], is_input_BS)
     bias_of = position_biases(cfg, stack, bidirectional=False)
 
-    def one(layer: PyTree, x_BTD: jax.Array) -> jax.Array:
+    def layer_step(layer: PyTree, x_BTD: jax.Array) -> jax.Array:
         with jax.named_scope("attention"):
             normed_BTD = gather_sequence_dim(rms_norm(cfg, x_BTD, layer["attention_norm"]))
             x_BTD = x_BTD + attention(
@@ -272,15 +274,16 @@ def decode(
             )
         with jax.named_scope("cross_attention"):
             normed_BTD = gather_sequence_dim(rms_norm(cfg, x_BTD, layer["cross_attention_norm"]))
-            x_BTD = x_BTD + attention(cfg, layer, "cross_", normed_BTD, encoded_BSD, segments=seen)
+            x_BTD = x_BTD + attention(cfg, layer, "cross_", normed_BTD, encoded_BSD, segments=segments)
         with jax.named_scope("feed_forward"):
             return x_BTD + feed_forward(cfg, layer, x_BTD)
 
-    one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    with jax.named_scope("embedding"):  # rows of `meshwright trace`
+    layer_step = jax.checkpoint(layer_step, policy=remat_policy(remat), prevent_cse=False)
+    # The scopes are the rows of `meshwright trace`.
+    with jax.named_scope("embedding"):
         x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], targets_BT))
     with jax.named_scope("decoder"):
-        x_BTD = nn.layers(one, stack["layers"], x_BTD)
+        x_BTD = nn.layers(layer_step, stack["layers"], x_BTD)
     return rms_norm(cfg, x_BTD, stack["norm"])
 
 
@@ -289,7 +292,7 @@ def attention(
     layer: PyTree,
     prefix: str,
     x_BTD: jax.Array,
-    seen_BSD: jax.Array,
+    attended_BSD: jax.Array,
     *,
     bias: nn.Bias | None = None,
     causal: bool = False,
@@ -303,14 +306,14 @@ def attention(
       layer: The parameters of one layer.
       prefix: The beginning of the names of the weights: empty, or `cross_`.
       x_BTD: The input, which makes the queries.
-      seen_BSD: What makes keys and values.
+      attended_BSD: What makes keys and values.
       bias: The bias of the scores, as in `mw.nn.attention`.
       causal: If true, a query sees no later keys.
       segments: The segments of queries and keys.
       cached: The attention to a cache; None for whole rows.
     """
     q_BTNH = heads(cfg, layer[f"{prefix}q"], x_BTD)
-    k_BSNH, v_BSNH = (heads(cfg, layer[f"{prefix}{name}"], seen_BSD) for name in "kv")
+    k_BSNH, v_BSNH = (heads(cfg, layer[f"{prefix}{name}"], attended_BSD) for name in "kv")
     attend = nn.attention if cached is None else cached
     out_BTNH = attend(q_BTNH, k_BSNH, v_BSNH, causal=causal, segments=segments, bias=bias, scale=1.0)
     return merged(layer[f"{prefix}o"], out_BTNH)
@@ -355,13 +358,14 @@ def position_biases(cfg: Config, stack: PyTree, *, bidirectional: bool) -> Calla
 
 def position_bias(cfg: Config, table: jax.Array, *, bidirectional: bool) -> nn.Bias:
     """Return the bias of attention scores by the bucket of each distance, given a table [buckets, N]."""
-    farthest = cfg.max_distance  # and all beyond it share its bucket
+    # All distances beyond the farthest share its bucket.
+    farthest = cfg.max_distance
     buckets = bucket(cfg, np.arange(-farthest, farthest + 1), bidirectional=bidirectional)
 
-    def of(by_distance: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+    def scores_of(by_distance: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return by_distance[:, jnp.clip(s - t[:, None], -farthest, farthest) + farthest]
 
-    return nn.Bias(of, table[buckets].T)
+    return nn.Bias(scores_of, table[buckets].T)
 
 
 def bucket(cfg: Config, distance: np.ndarray, *, bidirectional: bool) -> np.ndarray:

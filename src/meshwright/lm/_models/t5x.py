@@ -21,8 +21,7 @@ import numpy as np
 from meshwright.base._internal import PyTree
 from meshwright.checkpoints._internal import LazyArray, Source, as_source, open_source, source_of, stack
 from meshwright.errors import CheckpointError
-from meshwright.lm._models._complete import check_whole
-from meshwright.lm._models._map import Map, Reshape, Row, Transpose
+from meshwright.lm._models._map import Map, Reshape, Row, Transpose, check_complete
 from meshwright.lm._models.t5 import Config
 
 _EMBEDDING = "target/token_embedder/embedding"
@@ -86,7 +85,8 @@ def config(source: Source) -> Config:
         )
     except KeyError as error:
         raise CheckpointError(f"{source} is not a T5: it has no {error}.") from None
-    except ValueError as error:  # also of unpacking a shape
+    except ValueError as error:
+        # Unpacking a shape of another length also raises ValueError.
         raise CheckpointError(f"{source} is not a T5: its shapes do not fit together ({error}).") from None
 
 
@@ -121,7 +121,7 @@ def to_ours(source: Source) -> Source:
       (2, 4, 8)
     """
     ours = _named(source)
-    check_whole(ours, config(ours))
+    check_complete(ours, config(ours))
     return ours
 
 
@@ -138,7 +138,7 @@ def to_theirs(params: PyTree | Source, *, scanned: bool = False) -> Source:
     """
     source = source_of(params, "params")
     cfg = config(source)
-    check_whole(source, cfg)
+    check_complete(source, cfg)
     theirs = parameter_map(cfg, scanned=scanned, heads_apart=scanned).to_theirs(source)
     return _repeated(theirs, cfg) if scanned and cfg.shared_bias else theirs
 
@@ -165,23 +165,32 @@ def _stack(cfg: Config, tower: str, scanned: bool, heads_apart: bool) -> list[Ro
     split, joined = (cfg.model, cfg.heads, cfg.head), (cfg.model, cfg.heads * cfg.head)
     rows = [Row(f"{tower}/norm", f"{theirs}/{tower}_norm/scale")]
     if cfg.shared_bias:
-        rows.append(Row(f"{tower}/position_bias", _bias(theirs), (Transpose(),)))
+        rows.append(Row(f"{tower}/position_bias", _bias_name(theirs), (Transpose(),)))
     else:
-        rows.append(Row(f"{ours}/position_bias", _bias(layer), (Transpose(),), layers_dim=dim))
+        rows.append(Row(f"{ours}/position_bias", _bias_name(layer), (Transpose(),), layers_dim=dim))
     norms = _NORMS[tower] | {"feed_forward_norm": "pre_mlp_layer_norm"}
-    rows += [Row(f"{ours}/{to}", f"{layer}/{name}/scale", layers_dim=dim) for to, name in norms.items()]
+    rows += [
+        Row(f"{ours}/{our_name}", f"{layer}/{name}/scale", layers_dim=dim) for our_name, name in norms.items()
+    ]
     inner = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if cfg.gated else {"up": "wi", "down": "wo"}
-    rows += [Row(f"{ours}/{to}", f"{layer}/mlp/{name}/kernel", layers_dim=dim) for to, name in inner.items()]
+    rows += [
+        Row(f"{ours}/{our_name}", f"{layer}/mlp/{name}/kernel", layers_dim=dim)
+        for our_name, name in inner.items()
+    ]
     for prefix, attention in _PARTS[tower].items():
-        for to, name in _ATTENTION.items():
-            shape = Reshape((*split[1:], split[0]), joined[::-1]) if to == "o" else Reshape(split, joined)
+        for our_name, name in _ATTENTION.items():
+            shape = (
+                Reshape((*split[1:], split[0]), joined[::-1]) if our_name == "o" else Reshape(split, joined)
+            )
             steps = (shape,) if heads_apart else ()
-            rows.append(Row(f"{ours}/{prefix}{to}", f"{layer}/{attention}/{name}/kernel", steps, (), dim))
+            rows.append(
+                Row(f"{ours}/{prefix}{our_name}", f"{layer}/{attention}/{name}/kernel", steps, (), dim)
+            )
     return rows
 
 
-def _bias(place: str) -> str:
-    return f"{place}/relpos_bias/rel_embedding"
+def _bias_name(prefix: str) -> str:
+    return f"{prefix}/relpos_bias/rel_embedding"
 
 
 def _named(source: Source) -> Source:
@@ -189,48 +198,49 @@ def _named(source: Source) -> Source:
     theirs = _with_one_bias(source)
     arrays = theirs.arrays()
     scanned = any(name.startswith("target/encoder/encoder/") for name in arrays)
-    place = f"target/encoder/{'encoder' if scanned else 'layers_0'}/attention/query/kernel"
-    query = arrays.get(place)
+    query_name = f"target/encoder/{'encoder' if scanned else 'layers_0'}/attention/query/kernel"
+    query = arrays.get(query_name)
     if query is None or query.ndim - scanned not in (2, 3) or 0 in query.shape:
-        found = "no such array" if query is None else f"shape {query.shape}"
+        problem = "no such array" if query is None else f"shape {query.shape}"
         raise CheckpointError(
-            f"{source} is not a T5 of T5X: expected {place} of shape [D, N * H], [D, N, H] or, for all "
-            f"layers, [D, L, N * H] or [D, L, N, H]; found {found}."
+            f"{source} is not a T5 of T5X: expected {query_name} of shape [D, N * H], [D, N, H] or, for all "
+            f"layers, [D, L, N * H] or [D, L, N, H]; found {problem}."
         )
     heads_apart = query.ndim - scanned == 3
     heads, head = query.shape[-2:] if heads_apart else (1, query.shape[-1])
-    known = Config(  # the rest has no part in the map
+    # The map depends on these fields alone.
+    partial_config = Config(
         model=query.shape[0],
         heads=heads,
         head=head,
         gated=any(name.endswith("/mlp/wi_0/kernel") for name in arrays),
         tied="target/decoder/logits_dense/kernel" not in arrays,
-        shared_bias=_bias("target/encoder") in arrays,
+        shared_bias=_bias_name("target/encoder") in arrays,
     )
-    return parameter_map(known, scanned=scanned, heads_apart=heads_apart).to_ours(theirs)
+    return parameter_map(partial_config, scanned=scanned, heads_apart=heads_apart).to_ours(theirs)
 
 
 def _with_one_bias(source: Source) -> Source:
     """Return the source with one bias for each of encoder and decoder, if those of all layers are equal."""
     arrays = dict(source.arrays())
-    shared = {_bias(f"target/{tower}"): _popped_if_equal(arrays, tower) for tower in _STACKS}
-    found = {name: array for name, array in shared.items() if array is not None}
-    return as_source(arrays | found, str(source)) if len(found) == len(shared) else source
+    shared = {_bias_name(f"target/{tower}"): _popped_if_equal(arrays, tower) for tower in _STACKS}
+    biases = {name: array for name, array in shared.items() if array is not None}
+    return as_source(arrays | biases, str(source)) if len(biases) == len(shared) else source
 
 
 def _popped_if_equal(arrays: dict[str, LazyArray], tower: str) -> LazyArray | None:
     """Remove the biases of all layers, and return the first; None if they differ or there are none."""
-    pattern = re.compile(_bias(rf"target/{tower}/({tower}|layers_\d+)"))
-    held = [arrays.pop(name) for name in list(arrays) if pattern.fullmatch(name)]
-    if len(held) == 1 and held[0].ndim == 3:
-        held = [held[0][:, layer] for layer in range(held[0].shape[_SCAN_DIM])]
-    return held[0] if len({np.asarray(x).tobytes() for x in held}) == 1 else None
+    pattern = re.compile(_bias_name(rf"target/{tower}/({tower}|layers_\d+)"))
+    biases = [arrays.pop(name) for name in list(arrays) if pattern.fullmatch(name)]
+    if len(biases) == 1 and biases[0].ndim == 3:
+        biases = [biases[0][:, layer] for layer in range(biases[0].shape[_SCAN_DIM])]
+    return biases[0] if len({np.asarray(x).tobytes() for x in biases}) == 1 else None
 
 
 def _repeated(theirs: Source, cfg: Config) -> Source:
     """Return scanned parameters with the shared bias of positions repeated for each layer."""
     arrays = dict(theirs.arrays())
     for tower, layers in zip(_STACKS, (cfg.layers, cfg.decoder_layers), strict=True):
-        shared = arrays.pop(_bias(f"target/{tower}"))
-        arrays[_bias(f"target/{tower}/{tower}")] = stack([shared] * layers, _SCAN_DIM)
+        shared = arrays.pop(_bias_name(f"target/{tower}"))
+        arrays[_bias_name(f"target/{tower}/{tower}")] = stack([shared] * layers, _SCAN_DIM)
     return as_source(arrays, str(theirs))

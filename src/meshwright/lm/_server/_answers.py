@@ -25,8 +25,10 @@ class Answer:
             limit,
         )
         special = (x[0] for x in stop_sequences(tokenizer, stops) if len(x) == 1 and not tokenizer.decode(x))
-        self._ends = set(special)  # which are in no text
-        self._kept = max(map(len, sequences), default=0)  # the last tokens may be the beginning of one
+        # A special token is in no text, so it is looked for among the tokens.
+        self._ends = set(special)
+        # The last tokens may be the beginning of a stop sequence.
+        self._longest_sequence = max(map(len, sequences), default=0)
         self._tokens: list[int] = []
         self._unsent = ""
         self.num_tokens = 0
@@ -37,32 +39,35 @@ class Answer:
     def add(self, tokens: np.ndarray, *, is_last: bool) -> str:
         """Return the text that these tokens add."""
         self.num_tokens += len(tokens)
-        if at := [number for number, token in enumerate(tokens.tolist()) if token in self._ends]:
-            tokens, is_last, self.reason = tokens[: at[0]], True, "stop"
+        if ends := [number for number, token in enumerate(tokens.tolist()) if token in self._ends]:
+            tokens, is_last, self.reason = tokens[: ends[0]], True, "stop"
         self._tokens += tokens.tolist()
         if is_last:
             self._drop_sequence()
             self.reason = self.reason or "length"
-        ready = len(self._tokens) if is_last else max(0, len(self._tokens) - self._kept)
-        now, self._tokens = self._tokens[:ready], self._tokens[ready:]
-        self._unsent += self._growing.add(now) + (self._growing.rest() if is_last else "")
+        # The last tokens wait, as they may begin a stop sequence, which is not a part of the answer.
+        ready = len(self._tokens) if is_last else max(0, len(self._tokens) - self._longest_sequence)
+        ready_tokens, self._tokens = self._tokens[:ready], self._tokens[ready:]
+        self._unsent += self._growing.add(ready_tokens) + (self._growing.rest() if is_last else "")
         return self._cut(is_last=is_last)
 
     def _drop_sequence(self) -> None:
-        for each in self._sequences:
-            if self._tokens[-len(each) :] == list(each):
-                self._tokens, self.reason = self._tokens[: -len(each)], "stop"
+        for sequence in self._sequences:
+            if self._tokens[-len(sequence) :] == list(sequence):
+                self._tokens, self.reason = self._tokens[: -len(sequence)], "stop"
                 return
 
     def _cut(self, *, is_last: bool) -> str:
-        found = [at for at in (self._unsent.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.reason, text, self._unsent = "stop", self._unsent[: min(found)], ""
+        positions = [
+            position for position in (self._unsent.find(stop) for stop in self._stops) if position >= 0
+        ]
+        if positions:
+            self.reason, text, self._unsent = "stop", self._unsent[: min(positions)], ""
             return text
-        held = 0 if is_last else max((self._beginning(stop) for stop in self._stops), default=0)
+        num_held = 0 if is_last else max((self._beginning(stop) for stop in self._stops), default=0)
         text, self._unsent = (
-            self._unsent[: len(self._unsent) - held],
-            self._unsent[len(self._unsent) - held :],
+            self._unsent[: len(self._unsent) - num_held],
+            self._unsent[len(self._unsent) - num_held :],
         )
         return text
 
@@ -87,18 +92,18 @@ class Document:
         """Return the document of answers that have ended."""
         choices = []
         for index, (text, answer) in enumerate(zip(texts, answers, strict=True)):
-            said = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-            choices.append({"index": index, **said, "logprobs": None, "finish_reason": answer.reason})
+            content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+            choices.append({"index": index, **content, "logprobs": None, "finish_reason": answer.reason})
         return {**self._head(""), "choices": choices, "usage": usage(answers, num_prompt_tokens)}
 
     def event(self, index: int, text: str, reason: str | None, *, is_first: bool) -> bytes:
         """Return the event of a piece of an answer."""
         if self.is_chat:
             role = {"role": "assistant"} if is_first else {}
-            said: dict[str, Any] = {"delta": {**role, "content": text}}
+            content: dict[str, Any] = {"delta": {**role, "content": text}}
         else:
-            said = {"text": text}
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
+            content = {"text": text}
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
         return as_event({**self._head(".chunk"), "choices": [choice]})
 
     def last_event(self, answers: Sequence[Answer], num_prompt_tokens: int) -> bytes:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from meshwright.base._internal import parse_object
 from meshwright.errors import MeshwrightError
 from meshwright.lm._generation._decoding import Decoding
-from meshwright.lm._generation._pool import Pool, Wanted
+from meshwright.lm._generation._slots import GenerationRequest, Pool
 from meshwright.lm._generation._text import Tokenizer
 
 _MOST_ROWS = 16
@@ -25,6 +25,7 @@ _Tokens = Annotated[list[int], Field(fail_fast=True)]
 _Several = Annotated[list[str], Field(fail_fast=True, max_length=_MOST_ROWS)]
 _SeveralTokens = Annotated[list[_Tokens], Field(fail_fast=True, max_length=_MOST_ROWS)]
 _Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+# Fields that this server does not have, and the values by which a client asks for nothing.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -48,10 +49,9 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "top_logprobs": (0,),
     "use_beam_search": (False,),
 }
-"""Fields that this server does not have, and the values by which a client asks for nothing."""
 
 
-class Refused(Exception):  # noqa: N818 - the client's fault, not the program's
+class RefusedRequest(Exception):  # noqa: N818 - the client's fault, not the program's
     """A request that gets an answer of OpenAI's shape for errors."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
@@ -105,14 +105,14 @@ class Chat(_Common):
 
     def plain(self) -> list[dict[str, Any]]:
         """Return the messages with their texts."""
-        return [{**each.model_dump(), "content": _text(each.content)} for each in self.messages]
+        return [{**message.model_dump(), "content": _text(message.content)} for message in self.messages]
 
 
 def _text(content: str | list[dict[str, Any]] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in content):
-        raise Refused(
+        raise RefusedRequest(
             400, "a message has a part that is no text, and the model reads texts only.", "messages"
         )
     return "".join(part["text"] for part in content)
@@ -124,22 +124,27 @@ Request = TypeVar("Request", Completion, Chat)
 def parsed(body: bytes, kind: type[Request], served: str) -> Request:
     """Return the request in a body."""
     try:
-        found = parse_object(body)
-        json.dumps(found, ensure_ascii=False).encode()  # raises if half of a surrogate pair is in a text
+        document = parse_object(body)
+        # Encoding raises an error if half of a surrogate pair is in a text.
+        json.dumps(document, ensure_ascii=False).encode()
     except ValueError as error:
-        raise Refused(400, f"the body is not a JSON object: {str(error)[:200]}") from None
+        raise RefusedRequest(400, f"the body is not a JSON object: {str(error)[:200]}") from None
     for name, neutral in _NEUTRAL.items():
-        if found.get(name) is not None and found[name] not in neutral:
-            raise Refused(400, f"this server does not have `{name}`: leave it out.", name, "unsupported")
+        if document.get(name) is not None and document[name] not in neutral:
+            raise RefusedRequest(
+                400, f"this server does not have `{name}`: leave it out.", name, "unsupported"
+            )
     try:
-        request = kind.model_validate(found)
+        request = kind.model_validate(document)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         name = ".".join(map(str, problems[0]["loc"][:1]))
-        said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems[:3])
-        raise Refused(400, said, name) from None
+        message = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems[:3]
+        )
+        raise RefusedRequest(400, message, name) from None
     if request.model not in (None, served):
-        raise Refused(
+        raise RefusedRequest(
             404, f"there is no model of this name; there is {served!r}.", "model", "model_not_found"
         )
     return request
@@ -147,14 +152,18 @@ def parsed(body: bytes, kind: type[Request], served: str) -> Request:
 
 def prompts_of(request: Completion, tokenizer: Tokenizer) -> list[np.ndarray]:
     """Return the prompts of a request as tokens."""
-    given = request.prompt
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        given = [given]
-    if not given or len(given) * request.n > _MOST_ROWS:
-        raise Refused(
-            400, f"expected 1 to {_MOST_ROWS} answers in a request; found {len(given) * request.n}.", "prompt"
+    prompts = request.prompt
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]
+    if not prompts or len(prompts) * request.n > _MOST_ROWS:
+        raise RefusedRequest(
+            400,
+            f"expected 1 to {_MOST_ROWS} answers in a request; found {len(prompts) * request.n}.",
+            "prompt",
         )
-    return [_encoded(each, tokenizer) if isinstance(each, str) else np.array(each) for each in given]
+    return [
+        _encoded(prompt, tokenizer) if isinstance(prompt, str) else np.array(prompt) for prompt in prompts
+    ]
 
 
 def _encoded(text: str, tokenizer: Tokenizer) -> np.ndarray:
@@ -162,14 +171,14 @@ def _encoded(text: str, tokenizer: Tokenizer) -> np.ndarray:
     try:
         return np.array(tokenizer.encode(text), np.int64)
     except MeshwrightError as error:
-        raise Refused(400, str(error), "prompt") from None
+        raise RefusedRequest(400, str(error), "prompt") from None
 
 
-def wanted_of(
+def generation_requests(
     request: Completion | Chat, prompts: Sequence[np.ndarray], decoding: Decoding, pool: Pool
-) -> list[Wanted]:
-    """Return what the pool is to generate: `n` rows for each prompt."""
-    asked = request.max_completion_tokens or request.max_tokens
+) -> list[GenerationRequest]:
+    """Return the requests for the pool: `n` rows for each prompt."""
+    max_tokens = request.max_completion_tokens or request.max_tokens
     drawn = {
         "temperature": decoding.temperature if request.temperature is None else request.temperature,
         "top_k": decoding.top_k if request.top_k is None else request.top_k if request.top_k > 0 else None,
@@ -179,26 +188,28 @@ def wanted_of(
     seed = secrets.randbits(32) if request.seed is None else request.seed
     rows = []
     for prompt in prompts:
-        new = min(asked or decoding.max_new_tokens, _checked(prompt, asked, pool))
-        rows += [Wanted(prompt.astype(np.int32), new, **drawn, seed=seed + i) for i in range(request.n)]
+        new = min(max_tokens or decoding.max_new_tokens, _checked(prompt, max_tokens, pool))
+        rows += [
+            GenerationRequest(prompt.astype(np.int32), new, **drawn, seed=seed + i) for i in range(request.n)
+        ]
     return rows
 
 
-def _checked(prompt: np.ndarray, asked: int | None, pool: Pool) -> int:
+def _checked(prompt: np.ndarray, max_tokens: int | None, pool: Pool) -> int:
     """Return how many new tokens a prompt can get."""
     if not prompt.size:
-        raise Refused(400, "a prompt has no tokens: give one at least.", "prompt")
+        raise RefusedRequest(400, "a prompt has no tokens: give one at least.", "prompt")
     if prompt.min() < 0 or prompt.max() >= pool.vocabulary:
-        raise Refused(
+        raise RefusedRequest(
             400, f"a token of a prompt is not one of the model: 0 to {pool.vocabulary - 1}.", "prompt"
         )
     room = pool.room(len(prompt))
-    if room < (asked or 1):
-        raise Refused(
+    if room < (max_tokens or 1):
+        raise RefusedRequest(
             400,
             f"the prompt has {len(prompt)} tokens, which leaves room for {max(room, 0)} new ones; asked for "
-            f"{asked or 1}.",
-            "max_tokens" if asked and room > 0 else "prompt",
+            f"{max_tokens or 1}.",
+            "max_tokens" if max_tokens and room > 0 else "prompt",
             "context_length_exceeded",
         )
     return room

@@ -13,7 +13,7 @@ from meshwright.base._internal import PyTree, documented, import_extra
 from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import GREEDY, Decoding
 from meshwright.lm._generation._model import Model
-from meshwright.lm._generation._pool import Pool
+from meshwright.lm._generation._slots import Pool
 from meshwright.lm._generation._text import Tokenizer
 from meshwright.lm._server._batcher import Batcher
 from meshwright.lm._server._guard import guarded, is_loopback
@@ -103,7 +103,8 @@ def application(
     from meshwright.lm._server._app import app_of
 
     length = min(limits.length, served.model.positions or limits.length)
-    new = max(256, served.decoding.max_new_tokens)  # of an encoder-decoder
+    # Only the rows of an encoder-decoder have this bound.
+    new = max(256, served.decoding.max_new_tokens)
     pool = Pool(served.model, served.params, served.decoding, length=length, slots=limits.slots, new=new)
     batcher = Batcher(pool, max_waiting=limits.max_waiting)
     bounds: dict[str, Any] = {"max_bytes": limits.max_bytes, "seconds": limits.body_seconds, "names": names}
@@ -142,8 +143,8 @@ def serve(
     with listening:
         names = {"127.0.0.1", "localhost", "::1", host.lower()} if is_loopback(host) else None
         app, batcher = application(served, limits, names=names)
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{listening.getsockname()[1]}"
+        url_host = f"[{host}]" if ":" in host else host
+        url = f"http://{url_host}:{listening.getsockname()[1]}"
         try:
             asyncio.run(_listen(app, listening, limits, batcher, lambda: on_ready(url)))
         finally:
@@ -177,7 +178,7 @@ def config_of(app: Any, limits: Limits) -> Any:
     """Return the config of uvicorn for an application."""
     import uvicorn
 
-    from meshwright.lm._server._protocol import protocol
+    from meshwright.lm._server._guard import protocol
 
     return uvicorn.Config(
         app,
@@ -185,9 +186,11 @@ def config_of(app: Any, limits: Limits) -> Any:
         ws="none",
         lifespan="off",
         access_log=False,
-        log_config=None,  # its own would close the handlers of the program's logging
+        # Uvicorn's own config would close the handlers of the program's logging.
+        log_config=None,
         log_level="warning",
-        limit_concurrency=limits.connections + 64,  # of connections with a request each
+        # Uvicorn counts connections with a request each.
+        limit_concurrency=limits.connections + 64,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(limits.stop_seconds),
         server_header=False,
@@ -206,7 +209,7 @@ def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        made = socket.create_server((host, port), family=family, backlog=1024)
+        server = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UsageError(
@@ -215,4 +218,4 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
     if not is_loopback(host):
         print(f"! {host} is reached by other machines, and there is no password.", file=sys.stderr)
-    return made
+    return server

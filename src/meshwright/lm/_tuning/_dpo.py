@@ -47,35 +47,35 @@ def log_probabilities(cfg: Config) -> LogProbabilities:
     Example:
       >>> cfg = mw.lm.decoder.Config(vocabulary=16, model=8, layers=1, heads=2, feed_forward=16)
       >>> rows = {"tokens": np.ones((2, 4), np.int32), "segments": np.ones((2, 4), np.int32)}
-      >>> of = mw.lm.log_probabilities(cfg)
+      >>> log_probs = mw.lm.log_probabilities(cfg)
       >>> params = jax.eval_shape(lambda key: mw.lm.decoder.init(cfg, key), mw.training.key_of(0))
-      >>> jax.eval_shape(of, params, rows | {"weights": np.ones((2, 4))}).shape
+      >>> jax.eval_shape(log_probs, params, rows | {"weights": np.ones((2, 4))}).shape
       (2,)
     """
-    return functools.partial(_of_rows, cfg)
+    return functools.partial(_row_log_probs, cfg)
 
 
-def _of_rows(cfg: Config, params: PyTree, rows: Mapping[str, jax.Array]) -> jax.Array:
+def _row_log_probs(cfg: Config, params: PyTree, rows: Mapping[str, jax.Array]) -> jax.Array:
     return -jnp.asarray(rows_score(cfg, params, rows)["loss"].total)
 
 
 def with_reference(
     examples: Mapping[str, Any],
-    of: LogProbabilities,
+    log_probs: LogProbabilities,
     params: PyTree,
     layout: Layout,
     *,
-    kept: str | Path,
+    path: str | Path,
     batch_size: int = 8,
 ) -> dict[str, Any]:
-    """Return pairs with the log-probabilities of the reference, computed once and kept in a file. Collective.
+    """Return pairs with the log-probabilities of the reference, computed once and stored. Collective.
 
     Args:
       examples: `{"chosen": rows, "rejected": rows}`, arrays with a row for each pair.
-      of: The function that computes log-probabilities.
+      log_probs: The function that computes log-probabilities.
       params: The parameters of the reference, usually those that training begins from.
       layout: The mesh to compute on.
-      kept: A local file. If it exists, it is read and nothing is computed.
+      path: A local file. If it exists, it is read and nothing is computed.
       batch_size: The number of pairs that are computed at a time, over all devices.
 
     Returns:
@@ -87,34 +87,36 @@ def with_reference(
 
     Example:
       >>> pairs = {"chosen": {"x": np.arange(8.0)}, "rejected": {"x": -np.arange(8.0)}}
-      >>> of, layout = (lambda params, rows: params["w"] * rows["x"]), mw.Layout(mw.make_mesh("data=-1"))
-      >>> pairs = mw.lm.with_reference(pairs, of, {"w": np.float32(0.5)}, layout, kept="reference.json")
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> log_probs = lambda params, rows: params["w"] * rows["x"]
+      >>> params = {"w": np.float32(0.5)}
+      >>> pairs = mw.lm.with_reference(pairs, log_probs, params, layout, path="reference.json")
       >>> pairs["reference"]["chosen"][:3].tolist()
       [0.0, 0.5, 1.0]
     """
     if missing := {CHOSEN, REJECTED} - examples.keys():
         raise UsageError(f"the pairs lack {', '.join(sorted(missing))}; they have {', '.join(examples)}.")
-    pairs, file = {name: examples[name] for name in (CHOSEN, REJECTED)}, local_path(kept)
-    said = json.dumps(facts_of(pairs), sort_keys=True)
-    made_from = {"examples": f"{zlib.crc32(said.encode()):08x}", "parameters": fingerprint(params, layout)}
-    found = on_lead(lambda: _kept(file, made_from))
-    if found is None:
-        found = _computed(pairs, of, params, layout, batch_size)
-        content = json.dumps({**made_from, **found}).encode()
-        on_lead(lambda: _write(file, content))
-    return {**examples, REFERENCE: {name: np.asarray(found[name], np.float32) for name in pairs}}
+    pairs, file = {name: examples[name] for name in (CHOSEN, REJECTED)}, local_path(path)
+    facts = json.dumps(facts_of(pairs), sort_keys=True)
+    digests = {"examples": f"{zlib.crc32(facts.encode()):08x}", "parameters": fingerprint(params, layout)}
+    values = on_lead(lambda: _stored(file, digests))
+    if values is None:
+        values = _computed(pairs, log_probs, params, layout, batch_size)
+        content = json.dumps({**digests, **values}).encode()
+
+        def write() -> None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, content)
+
+        on_lead(write)
+    return {**examples, REFERENCE: {name: np.asarray(values[name], np.float32) for name in pairs}}
 
 
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, content)
-
-
-def _kept(file: Path, made_from: Mapping[str, str]) -> dict[str, list[float]] | None:
+def _stored(file: Path, digests: Mapping[str, str]) -> dict[str, list[float]] | None:
     try:
-        said = parse_object(read_file(file))
-        found = {name: [float(x) for x in said[name]] for name in (CHOSEN, REJECTED)}
-        other = [name for name, digest in made_from.items() if said[name] != digest]
+        content = parse_object(read_file(file))
+        values = {name: [float(x) for x in content[name]] for name in (CHOSEN, REJECTED)}
+        other = [name for name, digest in digests.items() if content[name] != digest]
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:
@@ -124,38 +126,38 @@ def _kept(file: Path, made_from: Mapping[str, str]) -> dict[str, list[float]] | 
             f"{file} has the log-probabilities of other {' and '.join(other)}. Give another file, or remove "
             "it."
         )
-    return found
+    return values
 
 
 def _computed(
-    pairs: Mapping[str, Any], of: LogProbabilities, params: PyTree, layout: Layout, batch_size: int
+    pairs: Mapping[str, Any], log_probs: LogProbabilities, params: PyTree, layout: Layout, batch_size: int
 ) -> dict[str, list[float]]:
-    def both(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> PyTree:
-        return {name: of(params, batch[name]) for name in (CHOSEN, REJECTED)}
+    def pair_log_probs(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> PyTree:
+        return {name: log_probs(params, batch[name]) for name in (CHOSEN, REJECTED)}
 
     batches = numbered_batches(pairs, batch_size, layout.batch_sharding)
-    parts = [made for _, made in BatchedPredict(both, layout, 0)(params, None, batches)]
+    parts = [outputs for _, outputs in BatchedPredict(pair_log_probs, layout, 0)(params, None, batches)]
     return {name: np.concatenate([part[name] for part in parts]).tolist() for name in (CHOSEN, REJECTED)}
 
 
-def dpo(of: LogProbabilities, *, beta: float = 0.1) -> Loss:
+def dpo(log_probs: LogProbabilities, *, beta: float = 0.1) -> Loss:
     """Return the loss of pairs with the log-probabilities of their reference.
 
     Its metrics are `accuracy`, the share of pairs whose preferred answer has gained more than the other, and
     `margin`, beta times how much more it has gained.
 
     Args:
-      of: The function that computes log-probabilities.
+      log_probs: The function that computes log-probabilities.
       beta: How much is lost by moving away from the reference.
 
     Raises:
       UsageError: `beta` is not above 0. Or, when it is called, the batch has no reference.
 
     Example:
-      >>> of = lambda params, rows: params["w"] * rows["x"]
+      >>> log_probs = lambda params, rows: params["w"] * rows["x"]
       >>> reference = {"chosen": np.zeros(2), "rejected": np.zeros(2)}
       >>> pairs = {"chosen": {"x": np.ones(2)}, "rejected": {"x": -np.ones(2)}, "reference": reference}
-      >>> loss, metrics = mw.lm.dpo(of)({"w": jnp.float32(5)}, pairs)
+      >>> loss, metrics = mw.lm.dpo(log_probs)({"w": jnp.float32(5)}, pairs)
       >>> print(round(float(loss), 4), metrics["accuracy"])
       0.3133 1.0
     """
@@ -168,7 +170,9 @@ def dpo(of: LogProbabilities, *, beta: float = 0.1) -> Loss:
                 f"dpo: the batch has {', '.join(tree.leaf_names(batch))}, but no reference. `with_reference` "
                 "adds it to the examples."
             )
-        gained = {name: of(params, batch[name]) - batch[REFERENCE][name] for name in (CHOSEN, REJECTED)}
+        gained = {
+            name: log_probs(params, batch[name]) - batch[REFERENCE][name] for name in (CHOSEN, REJECTED)
+        }
         margin = beta * (gained[CHOSEN] - gained[REJECTED])
         metrics = {"accuracy": (margin > 0).mean(dtype=jnp.float32), "margin": margin.mean()}
         return -jax.nn.log_sigmoid(margin).mean(), metrics

@@ -15,8 +15,8 @@ from meshwright.engine._internal import (
     Sampler,
     Samples,
 )
-from meshwright.lm._runs._generation import Generation
-from meshwright.lm._runs._texts import generation_of_run
+from meshwright.lm._checkpoint_models import generation_of_run
+from meshwright.lm._text_samples import Generation
 from meshwright.lm._tuning._lora import ADAPTER, BASE, Lora
 from meshwright.lm._tuning._quantised import Quantised
 from meshwright.training._internal import Builder, InitialArrays, TrainState
@@ -59,7 +59,9 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
         loss=adapter.loss(experiment.loss),
         optimizer=adapter.optimizer(experiment.optimizer),
         rules=None if experiment.rules is None else adapter.rules(experiment.rules),
-        evaluations={name: _evaluation(one, adapter) for name, one in experiment.evaluations.items()},
+        evaluations={
+            name: _evaluation(evaluation, adapter) for name, evaluation in experiment.evaluations.items()
+        },
         samples=_samples(experiment, adapter),
         init_state_builder=None if builder is None else BaseBuilder(builder, adapter),
         save=save if builder is None else replace(save, names=WithoutBase(save.names)),
@@ -68,37 +70,39 @@ def adapted(experiment: Experiment, adapter: Lora) -> Experiment:
 
 def _samples(experiment: Experiment, adapter: Lora) -> Sampler | None:
     if isinstance(experiment.samples, Samples):
-        return replace(experiment.samples, function=_of_pair(experiment.samples.function, adapter))
+        return replace(experiment.samples, function=_with_adapter(experiment.samples.function, adapter))
     generation: Generation | None = generation_of_run(experiment)
     if generation is None:
         return None
     model = generation.model
     changed = replace(
         model,
-        init_cache=_of_pair(model.init_cache, adapter),
-        apply=_of_pair(model.apply, adapter),
-        encode=None if model.encode is None else _of_pair(model.encode, adapter),
+        init_cache=_with_adapter(model.init_cache, adapter),
+        apply=_with_adapter(model.apply, adapter),
+        encode=None if model.encode is None else _with_adapter(model.encode, adapter),
         plain=adapter.merged,
     )
     return replace(generation, model=changed)
 
 
-def _evaluation(one: Evaluation | EvaluationFunction, adapter: Lora) -> Evaluation | EvaluationFunction:
-    if isinstance(one, EvaluationFunction):
-        return replace(one, function=_of_pair(one.function, adapter))
-    changes = {name: getattr(one, name) for name in ("measure", "outputs", "predict")}
-    changed: Any = {name: None if f is None else _of_pair(f, adapter) for name, f in changes.items()}
-    return replace(one, **changed)
+def _evaluation(
+    evaluation: Evaluation | EvaluationFunction, adapter: Lora
+) -> Evaluation | EvaluationFunction:
+    if isinstance(evaluation, EvaluationFunction):
+        return replace(evaluation, function=_with_adapter(evaluation.function, adapter))
+    changes = {name: getattr(evaluation, name) for name in ("measure", "outputs", "predict")}
+    changed: Any = {name: None if f is None else _with_adapter(f, adapter) for name, f in changes.items()}
+    return replace(evaluation, **changed)
 
 
-def _of_pair(function: Callable[..., Any], adapter: Lora) -> Callable[..., Any]:
+def _with_adapter(function: Callable[..., Any], adapter: Lora) -> Callable[..., Any]:
     """Return a function of the model's parameters as one of those with the adapter."""
 
     @functools.wraps(function)
-    def called(params: Any, *rest: Any, **named: Any) -> Any:
+    def wrapper(params: Any, *rest: Any, **named: Any) -> Any:
         return function(adapter.effective(params), *rest, **named)
 
-    return called
+    return wrapper
 
 
 @dataclass(frozen=True)
@@ -121,26 +125,26 @@ class BaseBuilder:
     adapter: Lora
 
     def __call__(self, target: TrainState) -> InitialArrays:
-        given = self.builder(replace(target, params=target.params[BASE], opt_state=()))
-        moved = {name.replace("params/", f"params/{BASE}/", 1): x for name, x in given.items()}
+        arrays = self.builder(replace(target, params=target.params[BASE], opt_state=()))
+        moved = {name.replace("params/", f"params/{BASE}/", 1): x for name, x in arrays.items()}
         return {**moved, **(self._magnitudes(target, moved) if self.adapter.dora else {})}
 
-    def _magnitudes(self, target: TrainState, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _magnitudes(self, target: TrainState, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the first magnitudes of DoRA, which are the norms of the given weights."""
-        found = {}
+        magnitudes = {}
         for name, weight in self.adapter.chosen(target.params[BASE]).items():
-            array = _given(f"params/{BASE}/{name}", weight, given)
+            array = _stored_weight(f"params/{BASE}/{name}", weight, arrays)
             if array is not None:
-                place = f"params/{ADAPTER}/{name}/magnitude"
-                found[place] = jax.jit(functools.partial(self.adapter.first_magnitude, name))(array)
-        return found
+                leaf_name = f"params/{ADAPTER}/{name}/magnitude"
+                magnitudes[leaf_name] = jax.jit(functools.partial(self.adapter.first_magnitude, name))(array)
+        return magnitudes
 
 
-def _given(name: str, weight: Any, given: Mapping[str, Any]) -> Any:
+def _stored_weight(name: str, weight: Any, arrays: Mapping[str, Any]) -> Any:
     """Return a weight from arrays by name, given its struct; None if it is not among them."""
     if not isinstance(weight, Quantised):
-        return given.get(name)
-    codes, scales = given.get(f"{name}/codes"), given.get(f"{name}/scales")
+        return arrays.get(name)
+    codes, scales = arrays.get(f"{name}/codes"), arrays.get(f"{name}/scales")
     if codes is None or scales is None:
         return None
     return replace(weight, codes=codes, scales=scales)

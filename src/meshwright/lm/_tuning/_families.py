@@ -1,4 +1,4 @@
-"""What tuning needs of each reference model: its loss and score, its matrices, and the rows that it takes."""
+"""Facts of each reference model for tuning: its loss and score, its matrices, and the rows that it takes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from meshwright.base._internal import PyTree
 from meshwright.engine._internal import token_means
 from meshwright.errors import UsageError
 from meshwright.lm._models import decoder, gpt2, t5
-from meshwright.lm._tuning._rows import Rows, read_pair_rows, read_rows
+from meshwright.lm._tuning._examples import Rows, read_pair_rows, read_rows
 from meshwright.observe._internal import Mean
 from meshwright.parallel._internal import Rule
 
@@ -51,18 +51,18 @@ def rows_score(cfg: Config, params: PyTree, batch: Batch) -> dict[str, Mean]:
     return family_of(cfg).score(cfg, params, batch)
 
 
-def _of_next_tokens(losses: Callable[..., jax.Array]) -> Callable[[Any, PyTree, Batch], dict[str, Mean]]:
+def _next_token_score(losses: Callable[..., jax.Array]) -> Callable[[Any, PyTree, Batch], dict[str, Mean]]:
     """Return the score of a model that predicts each token from those before it."""
 
     def score(cfg: Any, params: PyTree, batch: Batch) -> dict[str, Mean]:
         tokens, segments = batch["tokens"], batch.get("segments")
-        found = losses(cfg, params, tokens, segments, remat="nothing")
-        return token_means(found, tokens, segments, batch.get("weights"))
+        token_losses = losses(cfg, params, tokens, segments, remat="nothing")
+        return token_means(token_losses, tokens, segments, batch.get("weights"))
 
     return score
 
 
-def _of_t5(cfg: t5.Config, params: PyTree, batch: Batch) -> dict[str, Mean]:
+def _t5_score(cfg: t5.Config, params: PyTree, batch: Batch) -> dict[str, Mean]:
     losses = t5.losses(cfg, params, dict(batch), remat="nothing")
     return token_means(losses, batch["targets"], batch.get("is_target"), batch.get("weights"))
 
@@ -71,7 +71,7 @@ _FAMILIES: dict[type, Family] = {
     decoder.Config: Family(
         init=decoder.init,
         loss=decoder.loss,
-        score=_of_next_tokens(decoder.losses),
+        score=_next_token_score(decoder.losses),
         rules=decoder.RULES,
         weights="layers/(q|k|v|o|gate|up|down)",
         labels="tokens",
@@ -80,7 +80,7 @@ _FAMILIES: dict[type, Family] = {
     gpt2.Config: Family(
         init=gpt2.init,
         loss=gpt2.loss,
-        score=_of_next_tokens(gpt2.losses),
+        score=_next_token_score(gpt2.losses),
         rules=gpt2.RULES,
         weights="layers/(q|k|v|o|up|down)",
         labels="tokens",
@@ -89,7 +89,7 @@ _FAMILIES: dict[type, Family] = {
     t5.Config: Family(
         init=t5.init,
         loss=t5.loss,
-        score=_of_t5,
+        score=_t5_score,
         rules=t5.RULES,
         weights="(encoder|decoder)/layers/((cross_)?[qkvo]|gate|up|down)",
         labels="targets",

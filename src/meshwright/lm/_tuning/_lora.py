@@ -4,27 +4,34 @@ Sources: LoRA, Hu et al., 2021 (arXiv 2106.09685); rsLoRA, Kalajdzievski, 2023 (
 et al., 2024 (arXiv 2402.09353).
 """
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from meshwright.base._internal import Table, documented, judge, tree, value_of
+from meshwright.base._internal import OptionalPattern, Table, documented, judge, optional, tree, value_of
 from meshwright.errors import CheckpointError, UsageError
-from meshwright.lm._tuning._adapted import Adapted
-from meshwright.lm._tuning._matrices import (
+from meshwright.lm._tuning._adapted import (
+    Adapted,
+    Part,
+    added,
     as_matrices,
     check_letters,
+    explaining_other_uses,
+    factored,
     letters_of,
     matrix_shape,
+    named_key,
+    new_part,
     norms_of_outputs,
+    parts_of,
 )
-from meshwright.lm._tuning._parts import Part, added, factored, named_key, new_part, parts_of
 from meshwright.lm._tuning._quantised import computed, dequantised, is_quantised
-from meshwright.lm._tuning._rules import with_base
-from meshwright.lm._tuning._uses import explaining_other_uses
 from meshwright.parallel._internal import Rule
 from meshwright.training._internal import (
     Init,
@@ -42,7 +49,10 @@ BASE, ADAPTER = "base", "adapter"
 """The two parts of the parameters of a model with an adapter."""
 _STREAM = zlib.crc32(b"dropout of adapters")
 Form = Literal["factored", "merged"]
-"""How an adapter is computed."""
+"""The two ways to compute an adapter."""
+
+
+_WHOLE = "^params/"
 
 
 @documented
@@ -99,19 +109,23 @@ class Lora:
     def init(self, init: Init | Model) -> Init:
         """Return a function of a key that makes the parameters of the model and the adapter."""
 
-        def made(key: jax.Array) -> Any:
+        def make(key: jax.Array) -> Any:
             variables = as_init(init)(key)
             if isinstance(variables, Variables):
                 return Variables(self.beside(variables.params, key), variables.model_state)
             return self.beside(variables, key)
 
-        return made
+        return make
 
     def beside(self, params: tree.PyTree, key: jax.Array) -> dict[str, tree.PyTree]:
         """Return given parameters with a new adapter, `{"base": params, "adapter": …}`."""
         chosen = self.chosen(params)
-        new = {name: self._new(weight, name, key) for name, weight in chosen.items()}
-        return {BASE: params, ADAPTER: tree.nested(new)}
+        parts: dict[str, Any] = {}
+        for name, weight in chosen.items():
+            parts[name] = new_part(self.sizes(name, weight), self.rank, named_key(key, name))
+            if self.dora:
+                parts[name]["magnitude"] = self.first_magnitude(name, weight)
+        return {BASE: params, ADAPTER: tree.nested(parts)}
 
     def chosen(self, params: tree.PyTree) -> dict[str, Any]:
         """Return the weights that the pattern matches, by name."""
@@ -165,7 +179,9 @@ class Lora:
         """
         return with_base(rules, f"params/{BASE}/", f"params/{ADAPTER}/")
 
-    def _with(self, params: Mapping[str, tree.PyTree], make: Callable[[str, Any, Any], Any]) -> tree.PyTree:
+    def _with(
+        self, params: Mapping[str, tree.PyTree], replace: Callable[[str, Any, Any], Any]
+    ) -> tree.PyTree:
         """Return the base with each adapted weight replaced by `make(name, weight, adapter)`."""
         _check_pair(params)
         leaves, structure = jax.tree.flatten(params[BASE], is_leaf=is_quantised)
@@ -175,7 +191,7 @@ class Lora:
             if name in parts:
                 check_part(name, weight, parts[name], self)
         return structure.unflatten(
-            make(name, weight, parts[name]) if name in parts else weight for name, weight in named
+            replace(name, weight, parts[name]) if name in parts else weight for name, weight in named
         )
 
     def letters(self, name: str, weight: Any) -> str:
@@ -185,10 +201,6 @@ class Lora:
     def sizes(self, name: str, weight: Any) -> tuple[tuple[int, ...], int, int]:
         """Return the shape of the stack of matrices in a weight, its number of inputs and that of outputs."""
         return matrix_shape(weight.shape, self.letters(name, weight))
-
-    def _new(self, weight: Any, name: str, key: jax.Array) -> dict[str, jax.Array]:
-        part = new_part(self.sizes(name, weight), self.rank, named_key(key, name))
-        return part | ({"magnitude": self.first_magnitude(name, weight)} if self.dora else {})
 
     def first_magnitude(self, name: str, weight: Any) -> jax.Array:
         """Return the magnitude that DoRA begins with: the norm of each output's weights."""
@@ -279,3 +291,60 @@ def lora(
     """
     scaled = float(rank if alpha is None else alpha)
     return Lora(pattern, rank, scaled, dropout, dora, rslora, form, tuple(dims))
+
+
+# The parameters of a model with an adapter are a part of a larger tree, and some are in few bits. The classes
+# below apply the model's own rules to the names in this tree.
+def with_base(rules: Sequence[Rule], base: str, adapter: str) -> tuple[Rule, ...]:
+    """Return rules for parameters below `base`, from those for `params/`; all below `adapter` is whole."""
+    return tuple(
+        OfPattern(rule, base, adapter, _moved(rule.pattern, base))
+        if hasattr(rule, "pattern")
+        else OfBase(rule, base, adapter)
+        for rule in rules
+    )
+
+
+@dataclass(frozen=True)
+class OfBase:
+    """A rule of the model, for its parameters below another prefix."""
+
+    rule: Rule
+    base: str
+    adapter: str
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        if name.startswith(self.adapter):
+            return P()
+        if not name.startswith(self.base):
+            return self.rule(name, x, mesh)
+        whole = "params/" + name.removeprefix(self.base)
+        codes, scales = (whole.removesuffix(end) for end in ("/codes", "/scales"))
+        if scales != whole:
+            answer = self.rule(scales, x, mesh)
+            return None if answer is None else _where_divisible(answer, x.shape, mesh)
+        return self.rule(codes, x, mesh)
+
+
+@dataclass(frozen=True)
+class OfPattern(OfBase):
+    """Such a rule with a pattern, which is judged by the names of the larger tree."""
+
+    pattern: str
+
+
+def _moved(pattern: str, base: str) -> str:
+    """Return the pattern for the names below `base`, and for the two arrays of a quantised weight."""
+    below = f"^{base}{pattern.removeprefix(_WHOLE)}" if pattern.startswith(_WHOLE) else pattern
+    new = f"(?:{below})(?:/codes|/scales)?"
+    return optional(new) if isinstance(pattern, OptionalPattern) else new
+
+
+def _where_divisible(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """Return the spec without entries that do not divide the scales, which are few."""
+
+    def fits(entry: str | tuple[str, ...] | None, size: int) -> bool:
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        return size % math.prod(mesh.shape.get(axis, 1) for axis in axes) == 0
+
+    return P(*(entry if fits(entry, size) else None for entry, size in zip(spec, shape, strict=False)))

@@ -12,8 +12,8 @@ import numpy as np
 from meshwright.base._internal import tree
 from meshwright.checkpoints._internal import Index, LazyArray, Source, as_source, source_of
 from meshwright.errors import CheckpointError, did_you_mean
+from meshwright.lm._tuning._adapted import parts_of
 from meshwright.lm._tuning._lora import Lora, check_part
-from meshwright.lm._tuning._parts import parts_of
 
 
 def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> Source:
@@ -38,7 +38,7 @@ def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> So
       >>> np.asarray(merged.arrays()["w"])[0]
       array([2., 2.], dtype=float16)
     """
-    arrays, parts = dict(base.arrays()), _lazy_parts(source_of(adapter, "the adapter"))
+    arrays, parts = dict(base.arrays()), parts_of(tree.nested(source_of(adapter, "the adapter").arrays()))
     for name, part in parts.items():
         if name not in arrays:
             hint = did_you_mean(name, arrays)
@@ -48,19 +48,17 @@ def merged_source(base: Source, adapter: tree.PyTree | Source, lora: Lora) -> So
     return as_source(arrays, str(base))
 
 
-def _lazy_parts(source: Source) -> dict[str, dict[str, LazyArray]]:
-    return parts_of(tree.nested(source.arrays()))
-
-
 def _merged(name: str, weight: LazyArray, part: Mapping[str, LazyArray], lora: Lora) -> LazyArray:
     is_plain = lora.letters(name, weight) == "s" * (weight.ndim - 2) + "io"
 
     def read(index: Index) -> np.ndarray:
+        # Other dimensions are mixed in the matrices, so such a weight is merged whole, and then indexed.
         if not is_plain:
-            whole = {each: np.asarray(x) for each, x in part.items()}
+            whole = {part_name: np.asarray(x) for part_name, x in part.items()}
             return np.asarray(lora.added(name, np.asarray(weight), whole))[index]
         *stack, rows, columns = index
-        needed = slice(None) if lora.dora else rows  # the norm of an output is that of all its inputs
+        # The norm of an output is that of all its inputs.
+        needed = slice(None) if lora.dora else rows
         a = np.asarray(part["lora_a"].read((*stack, needed, slice(None))), np.float32)
         b = np.asarray(part["lora_b"].read((*stack, slice(None), columns)), np.float32)
         wide = weight.read((*stack, needed, columns)).astype(np.float32) + lora.scale * (a @ b)

@@ -20,12 +20,11 @@ from meshwright.base._internal import local_path, parse_object, read_file, tree,
 from meshwright.checkpoints._internal import Source, open_source, source_of, staged, write_safetensors
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.lm._models import hugging_face
+from meshwright.lm._tuning._adapted import parts_of
 from meshwright.lm._tuning._families import family_of
 from meshwright.lm._tuning._lora import Lora, check_part
-from meshwright.lm._tuning._parts import parts_of
-from meshwright.lm._tuning._peft_config import lora_of, settings_of
-from meshwright.lm._tuning._peft_layers import on_all_layers
-from meshwright.lm._tuning._peft_names import Parts, to_ours, to_theirs
+from meshwright.lm._tuning._peft_config import lora_of, on_all_layers, settings_of
+from meshwright.lm._tuning._peft_names import to_ours, to_theirs
 from meshwright.processes._internal import on_lead
 from meshwright.training._internal import key_of
 
@@ -36,7 +35,7 @@ def export_adapter(
     adapter: tree.PyTree | Source,
     directory: str | Path,
     lora: Lora,
-    described: str | Path,
+    model: str | Path,
     *,
     base: str | None = None,
 ) -> list[Path]:
@@ -49,47 +48,51 @@ def export_adapter(
         `mw.checkpoints.subtree(mw.checkpoints.open_source(run), "params/adapter")`.
       directory: The local directory to write to; it is created if needed.
       lora: The description of the adapter.
-      described: The directory of the base model, or its `config.json`.
+      model: The directory of the base model, or its `config.json`.
       base: The name or path of the base model that is written in the adapter's config, so that a loader finds
-        it. None stands for the absolute path of the directory of `described`.
+        it. None stands for the absolute path of the directory of `model`.
 
     Raises:
       UsageError: The directory has an adapter already; or the adapter is of a weight that PEFT has no name
         for.
-      CheckpointError: `described` describes no known model, or the adapter does not fit it.
+      CheckpointError: `model` describes no known model, or the adapter does not fit it.
 
     Example:
       >>> lora, adapter = mw.lm.read_adapter("adapter", "llama")
       >>> [path.name for path in mw.lm.export_adapter(adapter, "exported", lora, "llama")]
       ['adapter_model.safetensors', 'adapter_config.json']
     """
-    place = local_path(directory, "Export to a disk, and copy the files.")
-    cfg = hugging_face.config(described)
+    target = local_path(directory, "Export to a disk, and copy the files.")
+    cfg = hugging_face.config(model)
     names = hugging_face.parameter_map(cfg)
-    told = str(_directory(local_path(described)).absolute()) if base is None else base
+    base_name = str(_directory(local_path(model)).absolute()) if base is None else base
     source = source_of(adapter, "the adapter")
 
     def write() -> None:
-        _check_free(place)
-        theirs = to_theirs(_in_memory(source), names)
-        settings = settings_of(lora, told, to_ours(theirs, names), names, cfg)
-        with staged(place / WEIGHTS) as new:
+        target.mkdir(parents=True, exist_ok=True)
+        if existing := [name for name in (WEIGHTS, CONFIG) if (target / name).exists()]:
+            raise UsageError(f"{target} has {listed(existing)} already: choose another directory.")
+        ours = tree.nested({name: np.asarray(x) for name, x in source.arrays().items()})
+        theirs = to_theirs(parts_of(ours), names)
+        settings = settings_of(lora, base_name, to_ours(theirs, names), names, cfg)
+        with staged(target / WEIGHTS) as new:
             _write(new / WEIGHTS, theirs)
-            (new / WEIGHTS).rename(place / WEIGHTS)
-            write_whole(place / CONFIG, json.dumps(settings, indent=2).encode())  # flushes both
+            (new / WEIGHTS).rename(target / WEIGHTS)
+            # This flushes both files.
+            write_whole(target / CONFIG, json.dumps(settings, indent=2).encode())
 
     on_lead(write)
-    return [place / WEIGHTS, place / CONFIG]
+    return [target / WEIGHTS, target / CONFIG]
 
 
-def read_adapter(directory: str | Path, described: str | Path) -> tuple[Lora, tree.PyTree]:
+def read_adapter(directory: str | Path, model: str | Path) -> tuple[Lora, tree.PyTree]:
     """Return an adapter of PEFT's: its description, and its arrays with the names here.
 
     `{"base": params, "adapter": arrays}` are the parameters of the model with the adapter.
 
     Args:
       directory: The directory with the adapter's files.
-      described: The directory of the base model, or its `config.json`.
+      model: The directory of the base model, or its `config.json`.
 
     Raises:
       CheckpointError: The files are not those of an adapter, it has a feature that is not known here, or it
@@ -100,56 +103,50 @@ def read_adapter(directory: str | Path, described: str | Path) -> tuple[Lora, tr
       >>> lora.rank, adapter["layers"]["q"]["lora_a"].shape
       (2, (2, 24, 2))
     """
-    place, cfg = local_path(directory), hugging_face.config(described)
-    names, said = hugging_face.parameter_map(cfg), _settings(place / CONFIG)
+    folder, cfg = local_path(directory), hugging_face.config(model)
+    names, settings = hugging_face.parameter_map(cfg), _settings(folder / CONFIG)
     weights = tree.named_leaves(jax.eval_shape(lambda: family_of(cfg).init(cfg, key_of(0))))
     num_layers = {name: weight.shape[0] for name, weight in weights.items()}
-    theirs = on_all_layers(open_source(place / WEIGHTS), said, place / CONFIG, names, num_layers)
+    theirs = on_all_layers(open_source(folder / WEIGHTS), settings, folder / CONFIG, names, num_layers)
     parts = to_ours(theirs, names)
     if not parts:
-        raise CheckpointError(f"{place / WEIGHTS} has no adapter of the model.")
-    lora, factors = lora_of(said, place / CONFIG, parts, names)
+        raise CheckpointError(f"{folder / WEIGHTS} has no adapter of the model.")
+    lora, factors = lora_of(settings, folder / CONFIG, parts, names)
     for name, part in parts.items():
         check_part(name, weights[name], part, lora)
     for name, part in parts.items():
         part["lora_b"] = (part["lora_b"] * factors[name]).astype(np.float32)
-    arrays = {f"{name}/{part}": x for name, each in parts.items() for part, x in each.items()}
+    arrays = {
+        f"{name}/{part}": x
+        for name, arrays_of_weight in parts.items()
+        for part, x in arrays_of_weight.items()
+    }
     return lora, tree.nested({name: x.astype(np.float32) for name, x in arrays.items()})
 
 
-def _in_memory(source: Source) -> Parts:
-    return parts_of(tree.nested({name: np.asarray(x) for name, x in source.arrays().items()}))
-
-
 def _write(path: Path, arrays: Source) -> None:
-    """Write arrays to a file. The names of modules' weights get PyTorch's ending."""
-    held = {name + _ending(name): x for name, x in arrays.arrays().items()}
-    structs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in held.items()}
+    """Write arrays to a file."""
+    # PEFT stores magnitudes as parameters of their own, and all others as weights of PyTorch's modules.
+    named_arrays = {
+        name if name.endswith("lora_magnitude_vector") else f"{name}.weight": x
+        for name, x in arrays.arrays().items()
+    }
+    structs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in named_arrays.items()}
 
     def parts(name: str) -> Iterator[np.ndarray]:
-        yield np.asarray(held[name])
+        yield np.asarray(named_arrays[name])
 
     write_safetensors(path, structs, parts, {"format": "pt"})
 
 
-def _ending(name: str) -> str:
-    return "" if name.endswith("lora_magnitude_vector") else ".weight"
-
-
-def _check_free(place: Path) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    if there := [name for name in (WEIGHTS, CONFIG) if (place / name).exists()]:
-        raise UsageError(f"{place} has {listed(there)} already: choose another directory.")
-
-
-def _directory(described: Path) -> Path:
-    place = described.expanduser()
-    return place if place.is_dir() else place.parent
+def _directory(model: Path) -> Path:
+    path = model.expanduser()
+    return path if path.is_dir() else path.parent
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
     try:
-        found = parse_object(read_file(path))
+        settings = parse_object(read_file(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path}, which describes the adapter, does not exist.") from None
     except ValueError as error:
@@ -158,9 +155,9 @@ def _settings(path: Path) -> Mapping[str, Any]:
     def is_number(value: Any, kind: Any) -> bool:
         return isinstance(value, kind) and not isinstance(value, bool) and value > 0
 
-    if missing := [key for key in ("peft_type", "r", "lora_alpha") if key not in found]:
+    if missing := [key for key in ("peft_type", "r", "lora_alpha") if key not in settings]:
         raise CheckpointError(f"{path} does not describe a LoRA adapter: it lacks {listed(missing)}.")
-    rank, alpha = found["r"], found["lora_alpha"]
+    rank, alpha = settings["r"], settings["lora_alpha"]
     if not (is_number(rank, int) and is_number(alpha, int | float)):
         raise CheckpointError(f"{path} has r={rank!r} and lora_alpha={alpha!r}; expected numbers above 0.")
-    return found
+    return settings

@@ -13,7 +13,7 @@ from meshwright.base._internal import tree
 from meshwright.checkpoints._internal import Source, as_source
 from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.lm._models._map import Map, Row, Transpose
-from meshwright.lm._tuning._parts import parts_of
+from meshwright.lm._tuning._adapted import parts_of
 
 PREFIX = "base_model.model."
 _WEIGHT = ".weight"
@@ -33,8 +33,8 @@ def modules_of(names: Map) -> dict[str, str]:
 
 def to_theirs(parts: Parts, names: Map) -> Source:
     """Return an adapter with PEFT's names and shapes."""
-    known = {name for row in _rows(names) for name in row.names}
-    if unknown := sorted(parts.keys() - known):
+    linear_names = {name for row in _rows(names) for name in row.names}
+    if unknown := sorted(parts.keys() - linear_names):
         raise UsageError(
             f"PEFT's files have no place for the adapter of {listed(unknown)}: only weights of linear layers "
             "can be written. Merge the adapter instead."
@@ -43,7 +43,11 @@ def to_theirs(parts: Parts, names: Map) -> Source:
     for row in _rows(names):
         if len(row.names) > 1 and any(name in parts for name in row.names):
             parts |= _joined(row, {name: parts[name] for name in row.names if name in parts})
-    arrays = {f"{name}/{part}": x for name, each in parts.items() for part, x in each.items()}
+    arrays = {
+        f"{name}/{part}": x
+        for name, arrays_of_weight in parts.items()
+        for part, x in arrays_of_weight.items()
+    }
     return _map(names).to_theirs(as_source(arrays, "the adapter"))
 
 
@@ -106,16 +110,18 @@ def _joined(row: Row, parts: Mapping[str, dict[str, np.ndarray]]) -> Parts:
         rest = {name: {k: x for k, x in part.items() if k != "lora_a"} for name, part in parts.items()}
         rest[row.names[0]]["lora_a"] = first
         return rest
+    # The adapters of one module become one of a larger rank: all A beside each other, the B in a block
+    # diagonal.
     ranks = [part["lora_a"].shape[-1] for part in parts.values()]
     starts = dict(zip(parts, np.cumsum([0, *ranks[:-1]]), strict=True))
-    found: Parts = {}
+    joined: Parts = {}
     for name, size in zip(row.names, row.sizes, strict=True):
         whole = np.zeros((*first.shape[:-2], sum(ranks), size), np.float32)
         if name in parts:
             b, start = parts[name]["lora_b"], starts[name]
             whole[..., start : start + b.shape[-2], :] = b
-        found[name] = {"lora_b": whole}
+        joined[name] = {"lora_b": whole}
         if has:
-            found[name]["magnitude"] = parts[name]["magnitude"]
-    found[row.names[0]]["lora_a"] = np.concatenate([part["lora_a"] for part in parts.values()], -1)
-    return found
+            joined[name]["magnitude"] = parts[name]["magnitude"]
+    joined[row.names[0]]["lora_a"] = np.concatenate([part["lora_a"] for part in parts.values()], -1)
+    return joined

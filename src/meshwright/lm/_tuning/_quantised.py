@@ -13,13 +13,11 @@ from jax.sharding import PartitionSpec as P
 from meshwright.base._internal import Table, documented, judge, tree
 from meshwright.checkpoints._internal import Index, LazyArray, Source, as_source
 from meshwright.errors import UsageError
-from meshwright.lm._tuning import _int8, _nf4
+from meshwright.lm._tuning._encodings import BLOCK, ENCODINGS
 from meshwright.training._internal import Init, Model, Variables, as_init
 
 Kind = Literal["int8", "nf4"]
-"""How weights are stored: in eight bits with a scale for each output, or in four with one for each 64."""
-
-_ENCODINGS: dict[str, Any] = {"int8": _int8, "nf4": _nf4}
+"""The encodings of weights: eight bits with a scale for each output, or four with one for each 64."""
 
 
 @documented
@@ -44,7 +42,7 @@ class Quantised:
     size: int = field(metadata={"static": True})
     """The last dimension of the weight."""
     kind: Kind = field(metadata={"static": True})
-    """How it is stored."""
+    """The encoding of the weight."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +69,7 @@ class Quantised:
 
     def dequantised(self) -> jax.Array:
         """Return the weight, computed."""
-        return _ENCODINGS[self.kind].decode(self.codes, self.scales, self.size).astype(self.dtype)
+        return ENCODINGS[self.kind].decode(self.codes, self.scales, self.size).astype(self.dtype)
 
     def astype(self, dtype: Any) -> Self:
         """Return the weight, to be computed in another dtype."""
@@ -80,19 +78,20 @@ class Quantised:
     def gathered(self) -> jax.Array:
         """Return the weight, computed where it is used: under `fsdp`, its codes are gathered, not its values.
 
-        XLA would compute first, and send four times as much, or twice. If the mesh splits products, too, as
-        `tensor` does, the choice is left to XLA.
+        If the mesh splits products, too, as `tensor` does, the choice is left to XLA.
         """
         sizes = jax.sharding.get_abstract_mesh().shape
         if not sizes or any(size > 1 for axis, size in sizes.items() if axis not in ("data", "fsdp")):
             return self.dequantised()
+        # XLA would compute the weight first, and then send four times as many bytes, or twice for int8.
         whole = jax.lax.with_sharding_constraint((self.codes, self.scales), P())
         return replace(self, codes=whole[0], scales=whole[1]).dequantised()
 
     def __jax_array__(self) -> jax.Array:
         return self.gathered()
 
-    __array_ufunc__ = None  # so that NumPy's arrays leave `x @ weight` to `__rmatmul__`
+    # NumPy's arrays then leave `x @ weight` to `__rmatmul__`.
+    __array_ufunc__ = None
 
     def __rmatmul__(self, other: Any) -> jax.Array:
         return other @ self.gathered()
@@ -126,10 +125,11 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     return Quantised(codes, scales, weight.shape[-1], kind)
 
 
-@partial(jax.jit, static_argnums=1)  # in one program, as the steps on the way are several times as large
+# One program, as the intermediate arrays are several times as large.
+@partial(jax.jit, static_argnums=1)
 def _encode(weight: jax.Array, kind: Kind) -> tuple[jax.Array, jax.Array]:
-    scales = _ENCODINGS[kind].scales_of(weight, jnp)
-    return _ENCODINGS[kind].codes_of(weight, scales, jnp), scales
+    scales = ENCODINGS[kind].scales_of(weight, jnp)
+    return ENCODINGS[kind].codes_of(weight, scales, jnp), scales
 
 
 def dequantised(params: tree.PyTree) -> tree.PyTree:
@@ -156,21 +156,21 @@ def quantised_init(init: Init | Model, pattern: str, kind: Kind) -> Init:
     """
     table = Table("quantised", (pattern,))
 
-    def made(key: jax.Array) -> Any:
+    def make(key: jax.Array) -> Any:
         variables = as_init(init)(key)
         params = variables.params if isinstance(variables, Variables) else variables
         judge({table: tree.leaf_names({"params": params})})
 
-        def one(name: str, x: jax.Array) -> Any:
+        def stored(name: str, x: jax.Array) -> Any:
             if not table.first(f"params/{name}"):
                 return x
             _check(kind, name, x.shape, x.dtype)
             return quantise(x, kind)
 
-        params = tree.map_named(one, params)
+        params = tree.map_named(stored, params)
         return replace(variables, params=params) if isinstance(variables, Variables) else params
 
-    return made
+    return make
 
 
 def quantised_source(source: Source, pattern: str, kind: Kind) -> Source:
@@ -192,65 +192,68 @@ def quantised_source(source: Source, pattern: str, kind: Kind) -> Source:
     """
     table, arrays = Table("quantised", (pattern,)), source.arrays()
     judge({table: arrays})
-    found: dict[str, LazyArray] = {}
+    arrays_by_name: dict[str, LazyArray] = {}
     for name, x in arrays.items():
         if table.first(name):
             _check(kind, name, x.shape, x.dtype)
-            found |= {f"{name}/codes": _encoded(x, kind, 0), f"{name}/scales": _encoded(x, kind, 1)}
+            arrays_by_name |= {f"{name}/codes": _encoded(x, kind, 0), f"{name}/scales": _encoded(x, kind, 1)}
         else:
-            found[name] = x
-    return as_source(found, str(source))
+            arrays_by_name[name] = x
+    return as_source(arrays_by_name, str(source))
 
 
 def _encoded(weight: LazyArray, kind: Kind, part: int) -> LazyArray:
     """Return the codes (part 0) or the scales (part 1) of a weight, lazily."""
-    encoding, within = _ENCODINGS[kind], _WITHIN[kind, part]
+    encoding, within = ENCODINGS[kind], _WITHIN[kind, part]
     whole = jax.eval_shape(partial(_encode, kind=kind), jax.ShapeDtypeStruct(weight.shape, weight.dtype))[
         part
     ]
 
     def read(index: Index) -> np.ndarray:
-        full = tuple(slice(*each.indices(size)) for each, size in zip(index, whole.shape, strict=True))
-        if len(full) > 2:  # a matrix at a time, as the arrays on the way are several times as large
+        full = tuple(
+            slice(*part_slice.indices(size)) for part_slice, size in zip(index, whole.shape, strict=True)
+        )
+        # One matrix at a time, as intermediate arrays are several times as large.
+        if len(full) > 2:
             layers = range(full[0].start, full[0].stop)
             parts = [read_matrices((slice(layer, layer + 1), *full[1:])) for layer in layers]
             return np.concatenate(parts) if parts else read_matrices(full)
         return read_matrices(full)
 
     def read_matrices(index: Index) -> np.ndarray:
-        needed, wanted = within(index, weight.shape)
+        needed, kept_part = within(index, weight.shape)
         values = weight.read(needed)
         scales = encoding.scales_of(values, np)
-        return (scales if part else encoding.codes_of(values, scales, np))[wanted]
+        return (scales if part else encoding.codes_of(values, scales, np))[kept_part]
 
     return LazyArray(whole.shape, np.dtype(whole.dtype), read)
 
 
-Needed = tuple[Index, Any]
-"""The part of a weight that must be read for a part of its codes or scales, and the part of what it gives."""
+PartToRead = tuple[Index, Any]
+"""The part of a weight to read for a part of its codes or scales, and the index of that part among these."""
 
 
-def _of_columns(index: Index, shape: tuple[int, ...]) -> Needed:
+def _whole_columns(index: Index, shape: tuple[int, ...]) -> PartToRead:
     """Int8: the whole columns, as the scale is of all inputs."""
     return (*index[:-2], slice(0, shape[-2]), index[-1]), (..., index[-2], slice(None))
 
 
-def _of_blocks(per: int) -> Callable[[Index, tuple[int, ...]], Needed]:
+def _whole_blocks(per: int) -> Callable[[Index, tuple[int, ...]], PartToRead]:
     """NF4: the whole blocks around some codes (`per` of them are a block) or scales (1)."""
 
-    def needed(index: Index, shape: tuple[int, ...]) -> Needed:
+    def needed(index: Index, shape: tuple[int, ...]) -> PartToRead:
         first, end = index[-1].start // per, -(-index[-1].stop // per)
-        part = slice(first * _nf4.BLOCK, min(end * _nf4.BLOCK, shape[-1]))
+        part = slice(first * BLOCK, min(end * BLOCK, shape[-1]))
         return (*index[:-1], part), (..., slice(index[-1].start - first * per, index[-1].stop - first * per))
 
     return needed
 
 
-_WITHIN: dict[tuple[str, int], Callable[[Index, tuple[int, ...]], Needed]] = {
-    ("int8", 0): _of_columns,
-    ("int8", 1): _of_columns,
-    ("nf4", 0): _of_blocks(_nf4.BLOCK // 2),
-    ("nf4", 1): _of_blocks(1),
+_WITHIN: dict[tuple[str, int], Callable[[Index, tuple[int, ...]], PartToRead]] = {
+    ("int8", 0): _whole_columns,
+    ("int8", 1): _whole_columns,
+    ("nf4", 0): _whole_blocks(BLOCK // 2),
+    ("nf4", 1): _whole_blocks(1),
 }
 
 

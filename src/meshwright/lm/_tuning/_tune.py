@@ -26,7 +26,8 @@ from meshwright.errors import UsageError
 from meshwright.lm._generation._decoding import Decoding
 from meshwright.lm._models import hugging_face
 from meshwright.lm._models._with_cache import with_cache
-from meshwright.lm._runs._generation import Generation
+from meshwright.lm._text_samples import Generation
+from meshwright.lm._tuning._examples import split_rows
 from meshwright.lm._tuning._experiment import adapted
 from meshwright.lm._tuning._families import Config, family_of, rows_score
 from meshwright.lm._tuning._lora import Lora
@@ -34,7 +35,6 @@ from meshwright.lm._tuning._lora import lora as new_lora
 from meshwright.lm._tuning._merged import merged_source
 from meshwright.lm._tuning._peft import export_adapter
 from meshwright.lm._tuning._quantised import Kind, quantised_init, quantised_source
-from meshwright.lm._tuning._rows import split_rows
 from meshwright.training._internal import schedule
 
 SCORE = "held_out/loss"
@@ -96,7 +96,8 @@ def tuning(
       4
     """
     cfg = _config(model, full, base)
-    family, length = family_of(cfg), min(length, getattr(cfg, "positions", length))  # GPT-2 has only so many
+    # GPT-2 has only so many positions.
+    family, length = family_of(cfg), min(length, getattr(cfg, "positions", length))
     train, test = split_rows(family.read(data, length, model, vocabulary=cfg.vocabulary), held_out, seed)
     num_rows, longest = train[family.labels].shape
     max_steps = epochs * num_rows // batch_size
@@ -106,7 +107,7 @@ def tuning(
             f"update{'s' * (max_steps != 1)}, and the learning rate needs at least 2.\n"
             "  Give a smaller batch_size= or more epochs=."
         )
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "lora": lora,
         "alpha": alpha,
         "full": full,
@@ -114,8 +115,12 @@ def tuning(
         "mesh": mesh,
         "seed": seed,
     }
-    how |= {"max_steps": max_steps, "when": max(max_steps // (2 * epochs), 1), "learning_rate": learning_rate}
-    return tuning_on(model, train, test, workdir, length=longest, batch_size=batch_size, **how)
+    settings |= {
+        "max_steps": max_steps,
+        "when": max(max_steps // (2 * epochs), 1),
+        "learning_rate": learning_rate,
+    }
+    return tuning_on(model, train, test, workdir, length=longest, batch_size=batch_size, **settings)
 
 
 def tuning_on(
@@ -174,7 +179,7 @@ def tuning_on(
     peak = learning_rate or (1e-5 if full else 2e-4)
     rate = schedule("cosine", peak=peak, max_steps=max_steps, warmup_steps=max(round(0.03 * max_steps), 1))
     init = functools.partial(family.init, cfg, dtype=jnp.float32 if full else jnp.bfloat16)
-    whole = Experiment(
+    experiment = Experiment(
         workdir=workdir,
         model=init if base is None else quantised_init(init, family.weights, base),
         loss=functools.partial(_loss, cfg),
@@ -195,7 +200,7 @@ def tuning_on(
         logging=Logging(every=min(when, 20)),
         init_state_builder=_builder(model, "float32" if full else "bfloat16", base),
     )
-    return whole if full else adapted(whole, adapter_of(cfg, lora, alpha))
+    return experiment if full else adapted(experiment, adapter_of(cfg, lora, alpha))
 
 
 def _decoding(model: str) -> Decoding:
@@ -241,7 +246,7 @@ def _open_quantised(base: Kind, dtype: str, path: str) -> Source:
 @documented
 @dataclass(frozen=True)
 class Tuned:
-    """What `tune` made."""
+    """The result of `tune`."""
 
     outcome: Outcome
     """The outcome of the run."""
@@ -278,12 +283,9 @@ def tune(
       ['adapter_model.safetensors', 'adapter_config.json']
     """
     outcome = run(tuning(model, data, workdir, **settings))
-    step, files = write_best(workdir, model, merge=merge, **_of_adapter(settings))
+    adapter_settings = {name: settings[name] for name in ("lora", "alpha", "full") if name in settings}
+    step, files = write_best(workdir, model, merge=merge, **adapter_settings)
     return Tuned(outcome, step, tuple(files))
-
-
-def _of_adapter(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in ("lora", "alpha", "full") if name in settings}
 
 
 def write_best(
@@ -316,23 +318,25 @@ def write_best(
       >>> step, paths = mw.lm.write_best("runs/tuned", "llama", merge=True)  # doctest: +SKIP
     """
     source = open_best(join(workdir, "checkpoints"), SCORE, "min")
-    like = hugging_face.open_model(model)
-    place = local_path(workdir) / ("model" if full or merge else "adapter")
+    reference = hugging_face.open_model(model)
+    directory = local_path(workdir) / ("model" if full or merge else "adapter")
     if full:
-        params = _in_dtypes(subtree(source, "params"), like)
-        return source.step, hugging_face.export_model(params, place, model)
-    adapter, described = (
+        params = _in_dtypes(subtree(source, "params"), reference)
+        return source.step, hugging_face.export_model(params, directory, model)
+    adapter, description = (
         subtree(source, "params/adapter"),
         adapter_of(hugging_face.config(model), lora, alpha),
     )
     if merge:
-        return source.step, hugging_face.export_model(merged_source(like, adapter, described), place, model)
-    files = export_adapter(adapter, place, described, model)
-    return source.step, [*files, *hugging_face.copy_companions(model, place)]
+        return source.step, hugging_face.export_model(
+            merged_source(reference, adapter, description), directory, model
+        )
+    files = export_adapter(adapter, directory, description, model)
+    return source.step, [*files, *hugging_face.copy_companions(model, directory)]
 
 
-def _in_dtypes(source: Source, like: Source) -> Source:
+def _in_dtypes(source: Source, reference: Source) -> Source:
     """Return a source cast to the dtypes of the arrays with these names in another."""
-    dtypes = {name: x.dtype for name, x in like.arrays().items()}
+    dtypes = {name: x.dtype for name, x in reference.arrays().items()}
     arrays = {name: x.astype(dtypes.get(name, x.dtype)) for name, x in source.arrays().items()}
     return as_source(arrays, str(source))

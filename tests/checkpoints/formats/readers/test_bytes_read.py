@@ -16,7 +16,7 @@ from checkpoints.formats.readers import t5x as writer
 from checkpoints.formats.readers import tensorflow as bundle
 from checkpoints.formats.readers.real import REAL, opened, restored, wanted_of
 from checkpoints.formats.readers.written import put_zarr
-from meshwright.checkpoints._arrays._transforms import cast
+from meshwright.checkpoints._arrays._source import cast
 from meshwright.checkpoints._formats._open import open_source
 
 LARGE = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)

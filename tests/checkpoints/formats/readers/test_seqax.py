@@ -13,10 +13,10 @@ from meshwright.base import _tree as tree
 from meshwright.base._storage._path import location
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._formats._export_seqax import export_seqax
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.checkpoints._formats.readers import _zarr
+from meshwright.checkpoints._formats.readers import _tensorstore
 from meshwright.errors import CheckpointError, DamagedError, MeshwrightError
 
 
@@ -214,6 +214,6 @@ def test_a_part_of_many_chunks_is_read_some_at_a_time_and_is_the_same(tmp_path, 
     whole = np.arange(5 * 6 * 4, dtype=np.float32).reshape(5, 6, 4)
     chunks = LazyArray(whole.shape, whole.dtype, lambda index: whole[index], stored_chunks=(2, 4, 3))
     export_seqax(as_source({"w": chunks}, "x"), tmp_path, step=1)
-    monkeypatch.setattr(_zarr, "_IN_FLIGHT_NBYTES", 2 * 24 * 4)
+    monkeypatch.setattr(_tensorstore, "_IN_FLIGHT_NBYTES", 2 * 24 * 4)
     for part in (np.s_[:, :, :], np.s_[1:5, 3:6, 2:3], np.s_[0:1, :, :], np.s_[2:2, :, :]):
         np.testing.assert_array_equal(open_source(tmp_path).read("w", part), whole[part])

@@ -14,7 +14,7 @@ import meshwright as mw
 from checkpoints.formats.readers import tensorflow
 from checkpoints.formats.readers.real import FIXTURES, arrays_of, assert_same, restored, wanted_of
 from meshwright.base._storage._path import location
-from meshwright.checkpoints._arrays._transforms import subtree
+from meshwright.checkpoints._arrays._source import subtree
 from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 RANDOM = np.random.default_rng(0)

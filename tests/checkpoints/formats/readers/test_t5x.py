@@ -18,7 +18,7 @@ from meshwright.base import _tree as tree
 from meshwright.base._storage import _obstore, _path
 from meshwright.base._storage._path import location
 from meshwright.checkpoints._arrays._restore import load, load_lazily
-from meshwright.checkpoints._arrays._transforms import cast
+from meshwright.checkpoints._arrays._source import cast
 from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 RANDOM = np.random.default_rng(0)

@@ -18,7 +18,7 @@ import meshwright as mw
 from checkpoints.formats.readers.real import Expected, assert_restored, bytes_read
 from meshwright.base import _tree as tree
 from meshwright.checkpoints._arrays._restore import restore
-from meshwright.checkpoints._arrays._transforms import as_source
+from meshwright.checkpoints._arrays._source import as_source
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.processes import _internal as processes
 

@@ -15,16 +15,12 @@ from meshwright.checkpoints._formats.readers import (
     _t5,
     _t5x,
 )
-from meshwright.checkpoints._formats.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader, opened
-from meshwright.checkpoints._formats.readers._seqax import is_flat_tokens, open_flat_tokens, splits_of
-from meshwright.checkpoints._formats.readers._t5 import open_tensorflow
-from meshwright.checkpoints._formats.readers._t5x import open_t5x
-from meshwright.checkpoints._formats.readers._tensorstore import store_of, telling, tensorstore_for
+from meshwright.checkpoints._formats.readers._reader import Reader
 
 READERS: tuple[Reader, ...] = (
     _seqax.READER,
-    _redco.READER,  # before Orbax's, as it consists of Orbax trees
+    # Before Orbax's, as it consists of Orbax trees.
+    _redco.READER,
     _orbax.READER,
     _t5x.READER,
     _t5.READER,
@@ -34,19 +30,3 @@ READERS: tuple[Reader, ...] = (
     _npz.READER,
 )
 """All readers, in order: the first that recognises a path opens it."""
-
-__all__ = [
-    "ORBAX_TEMPORARY",
-    "READERS",
-    "Foreign",
-    "Reader",
-    "is_flat_tokens",
-    "open_flat_tokens",
-    "open_t5x",
-    "open_tensorflow",
-    "opened",
-    "splits_of",
-    "store_of",
-    "telling",
-    "tensorstore_for",
-]

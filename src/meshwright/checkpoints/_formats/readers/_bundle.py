@@ -6,11 +6,23 @@
 
 The header and the entries are protocol buffers.
 
-Source: `tensor_bundle.proto`, `tensor_shape.proto` and `types.proto` of github.com/tensorflow/tensorflow.
+A LevelDB table is an immutable file of sorted keys with values:
+
+    data blocks, then metadata blocks, then the index, whose values are the places of the data blocks
+      entries               number of bytes shared with the previous key, number of further bytes of the key,
+                            length of the value (all varints), the further bytes of the key, the value
+      restarts              offsets of entries that share nothing, 4 bytes each, and their number, 4 bytes
+      compression, CRC      1 byte: 0 for none, 1 for Snappy; 4 bytes: the masked CRC-32C of all before
+    footer, 48 bytes        places of metadata and index (offset and size, varints), and a magic number
+
+LevelDB's own library is not used, because it opens databases of many files, and writes logs into them.
+
+Sources: `tensor_bundle.proto`, `tensor_shape.proto` and `types.proto` of github.com/tensorflow/tensorflow;
+  github.com/google/leveldb/blob/main/doc/table_format.md.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
@@ -18,12 +30,97 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.base._internal import Directory, masked_crc32c, protobufs
+from meshwright.base._internal import Directory, import_extra, masked_crc32c, protobufs
 from meshwright.checkpoints._arrays._lazy import Index, LazyArray
-from meshwright.checkpoints._formats.readers._file import File
-from meshwright.checkpoints._formats.readers._leveldb import read_table
-from meshwright.checkpoints._formats.readers._raw import raw_array
-from meshwright.errors import CheckpointError
+from meshwright.checkpoints._formats.readers._file import File, raw_array
+from meshwright.errors import CheckpointError, UsageError
+
+MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
+
+_FOOTER, _TRAILER = 48, 5
+_NONE, _SNAPPY = 0, 1
+# Limit of the ratio of decompressed to compressed bytes; Snappy's own maximum is 21.
+_MOST = 64
+
+
+def is_table(file: File) -> bool:
+    """Return whether a file ends like a table."""
+    return file.nbytes >= _FOOTER and file[file.nbytes - 8 : file.nbytes].tobytes() == MAGIC
+
+
+def read_table(file: File) -> dict[bytes, bytes]:
+    """Return the keys and values of a table."""
+    if not is_table(file):
+        raise file.damaged("it does not end as a LevelDB table does")
+    footer = file[file.nbytes - _FOOTER : file.nbytes].tobytes()
+    try:
+        metadata, position = _handle(footer, 0)
+        index, _ = _handle(footer, position)
+        # The metadata block is empty, but may be damaged.
+        _block(file, *metadata)
+        blocks = [_handle(value, 0)[0] for _, value in _entries(_block(file, *index))]
+        return {key: value for block in blocks for key, value in _entries(_block(file, *block))}
+    except UsageError:
+        # A missing package raises a UsageError, which is a ValueError, too.
+        raise
+    except (ValueError, IndexError) as error:
+        raise file.damaged(str(error)) from None
+
+
+def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
+    """Return the offset and the size of a block, and the position after them."""
+    offset, position = _varint(data, position)
+    size, position = _varint(data, position)
+    return (offset, size), position
+
+
+def _block(file: File, offset: int, size: int) -> bytes:
+    stored = file[offset : offset + size + _TRAILER]
+    if masked_crc32c(stored[:-4]) != stored[-4:].tobytes():
+        raise ValueError(f"the block at offset {offset} does not match its CRC-32C")
+    content, compression = stored[:size].tobytes(), int(stored[size])
+    if compression not in (_NONE, _SNAPPY):
+        raise ValueError(f"the block at offset {offset} has an unknown compression, number {compression}")
+    return _decompressed(file, content) if compression == _SNAPPY else content
+
+
+def _decompressed(file: File, data: bytes) -> bytes:
+    """Return the content of a Snappy block, which TensorFlow wrote up to version 1.1."""
+    cramjam = import_extra("cramjam", extra="t5", what=f"{file.path}, which Snappy compressed,")
+    try:
+        if cramjam.snappy.decompress_raw_len(data) > _MOST * len(data):
+            raise ValueError("a Snappy block claims a length that is not possible")
+        return bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    num_restarts = int.from_bytes(block[-4:], "little")
+    end, position, key = len(block) - 4 * (num_restarts + 1), 0, b""
+    while position < end:
+        shared, position = _varint(block, position)
+        rest, position = _varint(block, position)
+        length, position = _varint(block, position)
+        key = key[:shared] + block[position : position + rest]
+        yield key, block[position + rest : position + rest + length]
+        position += rest + length
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the varint at `position`, and the position after it.
+
+    Each byte has seven bits of the number, the lowest first. All bytes but the last have the eighth bit set.
+    """
+    number = shift = 0
+    while position < len(data):
+        octet = data[position]
+        number |= (octet & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if octet < 0x80:
+            return number, position
+    raise ValueError("it ends within a number")
+
 
 _DTYPES = {
     1: "float32",
@@ -142,11 +239,11 @@ class _Variable:
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts; one that is the whole variable is compared with its checksum."""
         entry, file = self.entry, self.shards[self.entry.shard]
-        found = raw_array(file, entry.offset, entry.shape, np.dtype(_DTYPES[entry.dtype])).read_parts(indices)
-        for part in found:
+        parts = raw_array(file, entry.offset, entry.shape, np.dtype(_DTYPES[entry.dtype])).read_parts(indices)
+        for part in parts:
             if part.shape == entry.shape and entry.masked_crc is not None:
                 self._check(part, file)
-        return found
+        return parts
 
     def _check(self, whole: np.ndarray, file: File) -> None:
         if masked_crc32c(whole.reshape(-1).view(np.uint8)) != self.entry.masked_crc:

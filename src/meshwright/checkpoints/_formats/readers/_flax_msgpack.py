@@ -25,8 +25,7 @@ import numpy as np
 
 from meshwright.base._internal import Directory
 from meshwright.checkpoints._arrays._lazy import LazyArray, concatenate
-from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._raw import raw_array
+from meshwright.checkpoints._formats.readers._file import File, head, raw_array
 
 _CHUNKED = "__msgpack_chunked_array__"
 _NUMBERS = {
@@ -119,13 +118,13 @@ class _Reader:
 
     def _map(self, length: int) -> Any:
         # Entry by entry, because a damaged length may be larger than memory.
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for _ in range(length):
             key = self._key()
-            if key in found:
+            if key in entries:
                 raise ValueError(f"a dictionary has the key {key!r} twice")
-            found[key] = self._value()
-        return _joined(found) if found.get(_CHUNKED) is True else found
+            entries[key] = self._value()
+        return _joined(entries) if entries.get(_CHUNKED) is True else entries
 
     def _key(self) -> str:
         key = self._value()

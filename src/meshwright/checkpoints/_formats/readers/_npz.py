@@ -22,8 +22,7 @@ import numpy as np
 
 from meshwright.base._internal import Directory, crc32
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._raw import Bytes, raw_array
+from meshwright.checkpoints._formats.readers._file import Bytes, File, head, raw_array
 from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError, listed
 
@@ -35,18 +34,19 @@ _ENCRYPTED, _METHODS = 1, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # for field names that are not ASCII
+    # For field names that are not ASCII.
+    (3, 0): np.lib.format.read_array_header_2_0,
 }
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """A member's local header: its signature, and the lengths of its name and of the extra field."""
 
 
-def _recognises(place: Directory) -> bool:
-    return _file(place) is not None
+def _recognises(path: Directory) -> bool:
+    return _file(path) is not None
 
 
-def _file(place: Directory) -> Directory | None:
-    files = list(place.glob("*.npz")) if place.is_dir() else [place]
+def _file(path: Directory) -> Directory | None:
+    files = list(path.glob("*.npz")) if path.is_dir() else [path]
     return files[0] if len(files) == 1 and _begins_with_array(files[0]) else None
 
 
@@ -58,25 +58,26 @@ def _begins_with_array(file: Directory) -> bool:
     return start[_LOCAL_HEADER.size :][:length].endswith(_SUFFIX.encode())
 
 
-def _open(place: Directory) -> Foreign:
-    path = _file(place) or place
-    file = File(path)
+def _open(path: Directory) -> Foreign:
+    archive_path = _file(path) or path
+    file = File(archive_path)
     try:
         archive = zipfile.ZipFile(file.stream())
-        members = [each for each in archive.infolist() if not each.is_dir()]
-        _check_members(path, [each.filename for each in members])
-        held = {member.filename.removesuffix(_SUFFIX): _array(file, archive, member) for member in members}
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        _check_members(archive_path, [member.filename for member in members])
+        arrays = {member.filename.removesuffix(_SUFFIX): _array(file, archive, member) for member in members}
     except (*_DAMAGE, ValueError, NotImplementedError, TokenError) as error:
         raise file.damaged(str(error)) from None
-    return Foreign(path, READER.name, held)
+    return Foreign(archive_path, READER.name, arrays)
 
 
 def _check_members(path: Directory, names: list[str]) -> None:
     others = [name for name in names if not name.endswith(_SUFFIX)]
     if several := others or [name for name, count in Counter(names).items() if count > 1]:
-        what = "which are no arrays" if others else "each several times"
+        reason = "which are no arrays" if others else "each several times"
         raise CheckpointError(
-            f"{path} has {listed(several)}, {what}. Take out what is not meant: `zip -d FILE NAME`, or write "
+            f"{path} has {listed(several)}, {reason}. Take out what is not meant: `zip -d FILE NAME`, or "
+            "write "
             "it anew by numpy.savez."
         )
 
@@ -93,8 +94,8 @@ def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Laz
         raise CheckpointError(f"{file.path}: {member.filename} holds Python objects, which is not supported.")
     nbytes = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or start + nbytes != member.file_size:
-        found = f"has {member.file_size - start} bytes, but {dtype}{list(shape)} needs {nbytes}"
-        raise file.damaged(f"{member.filename} {found}")
+        problem = f"has {member.file_size - start} bytes, but {dtype}{list(shape)} needs {nbytes}"
+        raise file.damaged(f"{member.filename} {problem}")
     is_stored = member.compress_type == zipfile.ZIP_STORED
     content: Bytes = _Stored(file, member) if is_stored else _Compressed(file, archive, member)
     array = raw_array(content, start, shape[::-1] if is_fortran else shape, dtype)
@@ -109,7 +110,8 @@ def _header(npy: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
         raise ValueError(f"{npy.name} has format version {version}, which is unknown")
     try:
         return _HEADERS[version](npy)
-    except (RecursionError, MemoryError):  # raised by Python's parser, which NumPy uses
+    except (RecursionError, MemoryError):
+        # Raised by Python's parser, which NumPy uses.
         raise ValueError(f"{npy.name} has a header that is nested too deeply") from None
 
 
@@ -135,16 +137,16 @@ class _Stored:
     def _checked(self, part: slice) -> np.ndarray:
         """Return a part, after reading the whole member and comparing it with its CRC-32."""
         starts, crc = range(0, self._member.file_size, _BLOCK), 0
-        found = _Found(part)
+        collected = _Collected(part)
         for start in starts:
             block = self._read(slice(start, min(start + _BLOCK, self._member.file_size)))
-            found.take(start, block)
+            collected.take(start, block)
             crc = crc32(block, crc)
         if crc != self._member.CRC:
             wrong = f"the CRC-32 is {crc:08x} instead of {self._member.CRC:08x}"
             raise self._file.damaged(f"{self._member.filename}: {wrong}")
         self._is_checked = True
-        return found.room
+        return collected.room
 
     def _read(self, part: slice) -> np.ndarray:
         return self._file[self._offset + part.start : self._offset + part.stop]
@@ -168,15 +170,15 @@ class _Compressed:
 
     def _checked(self, part: slice) -> np.ndarray:
         """Return a part, after reading the whole member, at whose end `zipfile` compares the CRC-32."""
-        found, at = _Found(part), 0
+        collected, position = _Collected(part), 0
         with self._archive.open(self._member) as whole:
             while block := whole.read(_BLOCK):
-                found.take(at, np.frombuffer(block, np.uint8))
-                at += len(block)
-        if at < self._member.file_size:
-            raise EOFError(f"it ends after {at} bytes of {self._member.file_size}")
+                collected.take(position, np.frombuffer(block, np.uint8))
+                position += len(block)
+        if position < self._member.file_size:
+            raise EOFError(f"it ends after {position} bytes of {self._member.file_size}")
         self._is_checked = True
-        return found.room
+        return collected.room
 
     def _read(self, part: slice) -> np.ndarray:
         self._opened = self._opened or self._archive.open(self._member)
@@ -187,18 +189,20 @@ class _Compressed:
         return np.frombuffer(bytearray(content), np.uint8)
 
 
-class _Found:
+class _Collected:
     """A part that is collected while all of the bytes are read block by block."""
 
     def __init__(self, part: slice):
         self._part = part
         self.room = np.empty(part.stop - part.start, np.uint8)
 
-    def take(self, at: int, block: np.ndarray) -> None:
-        """Keep the overlap of the part with a block that begins at byte `at`."""
-        first, last = max(at, self._part.start), min(at + len(block), self._part.stop)
+    def take(self, start: int, block: np.ndarray) -> None:
+        """Keep the overlap of the part with a block that begins at byte `start`."""
+        first, last = max(start, self._part.start), min(start + len(block), self._part.stop)
         if first < last:
-            self.room[first - self._part.start : last - self._part.start] = block[first - at : last - at]
+            self.room[first - self._part.start : last - self._part.start] = block[
+                first - start : last - start
+            ]
 
 
 READER = Reader("npz", _recognises, _open)

@@ -30,15 +30,21 @@ from meshwright.checkpoints._arrays._lazy import LazyArray, in_memory
 from meshwright.checkpoints._formats.readers import _t5x
 from meshwright.checkpoints._formats.readers._file import head, read_document, read_json
 from meshwright.checkpoints._formats.readers._flax_msgpack import read_tree
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in, newest, step_of, steps_in
+from meshwright.checkpoints._formats.readers._reader import (
+    Foreign,
+    Reader,
+    complete_in,
+    newest,
+    step_of,
+    steps_in,
+)
 from meshwright.checkpoints._formats.readers._tensorstore import (
+    errors_naming_action,
+    open_arrays,
     shared_context,
     store_of,
-    telling,
     tensorstore_for,
 )
-from meshwright.checkpoints._formats.readers._zarr import open_arrays
 from meshwright.errors import CheckpointError, DamagedError
 
 log = logging.getLogger("meshwright")
@@ -51,43 +57,43 @@ _OF_PROCESS = f"ocdbt.process_0/{_OCDBT}"
 _OF_TREES = re.compile("PyTree|Standard")
 
 
-def _recognises(place: Directory) -> bool:
-    return _is_step(place) or bool(steps_in(place, _is_step))
+def _recognises(path: Directory) -> bool:
+    return _is_step(path) or bool(steps_in(path, _is_step))
 
 
-def _is_step(place: Directory) -> bool:
-    if (place / _ITEMS).is_file() or _is_tree(place):
+def _is_step(path: Directory) -> bool:
+    if (path / _ITEMS).is_file() or _is_tree(path):
         return True
     # T5X's steps are not searched: each of their many arrays would cost requests.
-    return not _t5x.is_step(place) and bool(_trees(place))
+    return not _t5x.is_step(path) and bool(_trees(path))
 
 
-def _is_tree(place: Directory) -> bool:
-    if any((place / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
+def _is_tree(path: Directory) -> bool:
+    if any((path / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
         return True
     # A msgpack map; TensorFlow's file of this name is text. If T5X wrote it, its own reader opens it.
-    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(place)
+    return head(path / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(path)
 
 
-def _trees(place: Directory) -> dict[str, Directory]:
+def _trees(path: Directory) -> dict[str, Directory]:
     """Return the items of a step that are trees, by name."""
-    entries = sorted(place.iterdir(), key=str) if place.is_dir() else []
+    entries = sorted(path.iterdir(), key=str) if path.is_dir() else []
     return {entry.name: entry for entry in entries if _is_tree(entry)}
 
 
-def _open(place: Directory) -> Foreign:
-    step = place if _is_step(place) else newest(_steps(place), _is_complete)
+def _open(path: Directory) -> Foreign:
+    step = path if _is_step(path) else newest(_steps(path), _is_complete)
     if _t5x.is_step(step):
         return _t5x.open_t5x(step)
     if not _is_complete(step):
         raise CheckpointError(
             f"{step} is not complete: its save is still running, or was killed. Open another step."
         )
-    said = _document(step / _ITEMS)
-    handlers = _handlers(step, said)
+    metadata = _document(step / _ITEMS)
+    handlers = _handlers(step, metadata)
     trees = {"": step} if _is_tree(step) else _trees(step)
     trees |= {item: step / item for item, handler in handlers.items() if _OF_TREES.search(handler)}
-    extra = _extra(step, said, handlers)
+    extra = _extra(step, metadata, handlers)
     if not trees and not extra:
         raise CheckpointError(
             f"{step} has nothing that can be read: neither a tree of arrays nor an item in JSON."
@@ -96,18 +102,23 @@ def _open(place: Directory) -> Foreign:
         log.warning(
             "%s: items that only their own handlers can read are left out: %s", step, ", ".join(unread)
         )
-    held = {item: open_tree(directory) for item, directory in trees.items()}
-    if len(held) == 1:
-        (arrays,) = held.values()
+    by_item = {item: open_tree(directory) for item, directory in trees.items()}
+    if len(by_item) == 1:
+        (arrays,) = by_item.values()
     else:
-        arrays = {f"{item}/{name}": x for item, leaves in held.items() for name, x in leaves.items()}
+        arrays = {f"{item}/{name}": x for item, leaves in by_item.items() for name, x in leaves.items()}
     numbers = (number for number in map(step_of, (step.name, step.parent.name)) if number is not None)
     return Foreign(
-        step, READER.name, arrays, next(numbers, None), {"item_handlers": said.get("item_handlers")}, extra
+        step,
+        READER.name,
+        arrays,
+        next(numbers, None),
+        {"item_handlers": metadata.get("item_handlers")},
+        extra,
     )
 
 
-def _steps(place: Directory) -> list[Directory]:
+def _steps(directory: Directory) -> list[Directory]:
     """Return the steps in a directory, also incomplete ones, the lowest first.
 
     T5X's steps are included: a run may have changed from T5X's own format to Orbax, or back.
@@ -116,11 +127,11 @@ def _steps(place: Directory) -> list[Directory]:
     def is_step(entry: Directory) -> bool:
         return TEMPORARY in entry.name or _is_step(entry) or _t5x.is_step(entry)
 
-    return steps_in(place, is_step, lambda name: step_of(name.partition(TEMPORARY)[0]))
+    return steps_in(directory, is_step, lambda name: step_of(name.partition(TEMPORARY)[0]))
 
 
-def _complete_steps(place: Directory) -> dict[int, Directory]:
-    return {} if _is_step(place) else complete_in(_steps(place), _is_complete)
+def _complete_steps(directory: Directory) -> dict[int, Directory]:
+    return {} if _is_step(directory) else complete_in(_steps(directory), _is_complete)
 
 
 def _is_complete(step: Directory) -> bool:
@@ -129,14 +140,14 @@ def _is_complete(step: Directory) -> bool:
         return False
     if _t5x.is_step(step):
         return _t5x.has_tree(step)
-    said = _document(step / _ITEMS)
-    is_open = "init_timestamp_nsecs" in said and not said.get("commit_timestamp_nsecs")
+    metadata = _document(step / _ITEMS)
+    is_open = "init_timestamp_nsecs" in metadata and not metadata.get("commit_timestamp_nsecs")
     return not is_open or (step / _COMMITTED).is_file()
 
 
-def _handlers(step: Directory, said: Mapping[str, Any]) -> dict[str, str]:
+def _handlers(step: Directory, metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the handler of each item, by name; a tree that is stored by itself has the name ""."""
-    handlers = said.get("item_handlers") or {}
+    handlers = metadata.get("item_handlers") or {}
     if isinstance(handlers, str):
         return {"": handlers}
     if not isinstance(handlers, dict):
@@ -160,17 +171,17 @@ def open_tree(directory: Directory) -> dict[str, LazyArray]:
 
 def _described(directory: Directory) -> dict[str, LazyArray]:
     """Return the arrays of a tree whose leaves are listed in `_METADATA`."""
-    said = _document(directory / _TREE)
+    metadata = _document(directory / _TREE)
     try:
-        leaves = said["tree_metadata"].values()
+        leaves = metadata["tree_metadata"].values()
         paths = {tree.name_of(keys): ".".join(keys) for keys in map(_keys, leaves) if keys is not None}
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedError(
             f"{directory / _TREE} does not describe a tree: {error!r}. Copy it again."
         ) from None
-    driver = "zarr3" if said.get("use_zarr3") else "zarr"
+    driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
     # Versions without this field did not write chunks that are all zeros.
-    may_lack = not said.get("store_array_data_equal_to_fill_value")
+    may_lack = not metadata.get("store_array_data_equal_to_fill_value")
     specs = {
         name: {"driver": driver, "path": path, "fill_missing_data_reads": may_lack}
         for name, path in paths.items()
@@ -192,9 +203,9 @@ def _key_impls(directory: Directory) -> dict[str, str]:
     impls: dict[str, str] = {}
     for file in directory.glob("array_metadatas/process_*"):
         try:
-            for said in (each["array_metadata"] for each in read_document(file)["array_metadatas"]):
-                if impl := (said.get("ext_metadata") or {}).get("random_key_impl"):
-                    impls[said["param_name"]] = impl
+            for metadata in (entry["array_metadata"] for entry in read_document(file)["array_metadatas"]):
+                if impl := (metadata.get("ext_metadata") or {}).get("random_key_impl"):
+                    impls[metadata["param_name"]] = impl
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedError(f"{file} does not describe arrays: {error!r}. Copy it again.") from None
     return impls
@@ -214,9 +225,9 @@ def _aggregate(directory: Directory) -> dict[str, LazyArray]:
         name: {"driver": "zarr", "path": path, "fill_missing_data_reads": True}
         for name, path in beside.items()
     }
-    held = open_arrays(directory, _store(directory), specs) if specs else {}
+    arrays = open_arrays(directory, _store(directory), specs) if specs else {}
     within = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, str | bytes)}
-    return held | {name: x if isinstance(x, LazyArray) else in_memory(x) for name, x in within.items()}
+    return arrays | {name: x if isinstance(x, LazyArray) else in_memory(x) for name, x in within.items()}
 
 
 def _store(directory: Directory) -> Any:
@@ -229,11 +240,11 @@ def _store(directory: Directory) -> Any:
             )
         return files
     spec = {"driver": "ocdbt", "base": files.spec().to_json()}
-    with telling(f"open {directory}"):
+    with errors_naming_action(f"open {directory}"):
         return tensorstore_for(str(directory)).KvStore.open(spec, context=shared_context()).result()
 
 
-def _extra(step: Directory, said: Mapping[str, Any], handlers: Mapping[str, str]) -> dict[str, Any]:
+def _extra(step: Directory, metadata: Mapping[str, Any], handlers: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of a step that are not arrays: items in JSON, texts of trees, scores."""
     in_json = [step / item / _JSON for item, handler in handlers.items() if "Json" in handler]
     files = [file for file in (in_json if handlers else step.glob(f"*/{_JSON}")) if file.is_file()]
@@ -241,8 +252,8 @@ def _extra(step: Directory, said: Mapping[str, Any], handlers: Mapping[str, str]
     documents = map(_document, [step / _STRINGS, *step.glob(f"*/{_STRINGS}")])
     texts = {name: text for document in documents for name, text in document.items()}
     scores = step / _SCORES
-    metrics = read_json(scores) if scores.is_file() else said.get("metrics")
-    rest = {"strings": texts, "metrics": metrics, "custom_metadata": said.get("custom_metadata")}
+    metrics = read_json(scores) if scores.is_file() else metadata.get("metrics")
+    rest = {"strings": texts, "metrics": metrics, "custom_metadata": metadata.get("custom_metadata")}
     return items | {name: value for name, value in rest.items() if value}
 
 

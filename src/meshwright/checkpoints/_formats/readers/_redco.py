@@ -27,41 +27,41 @@ _COARSE = 2 * 10**9
 _OTHERWISE = "Take another checkpoint."
 
 
-def _recognises(place: Directory) -> bool:
-    return _directory(place) is not None
+def _recognises(path: Directory) -> bool:
+    return _directory(path) is not None
 
 
-def _directory(place: Directory) -> Directory | None:
-    """Return the directory of a checkpoint: `place`, or the one that `last_ckpt.txt` in it names."""
-    if _is_checkpoint(place):
-        return place
-    for saved in (place, place / _ALL):
+def _directory(path: Directory) -> Directory | None:
+    """Return the directory of a checkpoint: `path`, or the one that `last_ckpt.txt` in it names."""
+    if _is_checkpoint(path):
+        return path
+    for saved in (path, path / _ALL):
         name = head(saved / _LAST, 1000).decode(errors="replace").strip()
         if name and "/" not in name and (_is_checkpoint(saved / name) or not (saved / name).is_dir()):
             return saved / name
     return None
 
 
-def _is_checkpoint(place: Directory) -> bool:
+def _is_checkpoint(path: Directory) -> bool:
     """Return whether a directory holds a checkpoint, complete or not."""
-    has_shapes, has_info = (place / _SHAPES).is_file(), (place / _INFO).is_file()
-    has_trees = (place / _PARAMS).is_dir() or (place / _OPT_STATE).is_dir()
-    is_among_others = place.parent.name == _ALL or (place.parent / _LAST).is_file()
+    has_shapes, has_info = (path / _SHAPES).is_file(), (path / _INFO).is_file()
+    has_trees = (path / _PARAMS).is_dir() or (path / _OPT_STATE).is_dir()
+    is_among_others = path.parent.name == _ALL or (path.parent / _LAST).is_file()
     return (has_shapes and has_info) or (has_trees and (has_shapes or has_info or is_among_others))
 
 
-def _open(place: Directory) -> Foreign:
-    directory = _directory(place)
+def _open(path: Directory) -> Foreign:
+    directory = _directory(path)
     assert directory is not None
     _check_whole(directory)
     info = read_document(directory / _INFO)
-    held = {
+    arrays = {
         f"{part}/{name}": array
         for part in (_PARAMS, _OPT_STATE)
         if (directory / part).is_dir()
         for name, array in open_tree(directory / part).items()
     }
-    return Foreign(directory, READER.name, held, info.get("step"), extra={"info": info})
+    return Foreign(directory, READER.name, arrays, info.get("step"), extra={"info": info})
 
 
 def _check_whole(directory: Directory) -> None:
@@ -108,23 +108,23 @@ def _is_older(file: Directory, tree: Directory) -> bool:
 def _times(tree: Directory) -> tuple[int | None, int | None]:
     """Return the times at which the save of a tree began and ended, in nanoseconds; None if not recorded."""
     try:
-        said = read_document(tree / _SAVED)
+        metadata = read_document(tree / _SAVED)
     except FileNotFoundError:
         return None, None
-    began, ended = said.get("init_timestamp_nsecs"), said.get("commit_timestamp_nsecs")
+    began, ended = metadata.get("init_timestamp_nsecs"), metadata.get("commit_timestamp_nsecs")
     return began if isinstance(began, int) else None, ended if isinstance(ended, int) else None
 
 
-def _steps(place: Directory) -> dict[int, Directory]:
+def _steps(path: Directory) -> dict[int, Directory]:
     """Return the checkpoints of a work directory, by step; if several have the same step, one of them."""
-    among = [] if _is_checkpoint(place) else [*_entries(place), *_entries(place / _ALL)]
+    among = [] if _is_checkpoint(path) else [*_entries(path), *_entries(path / _ALL)]
     whole = [directory for directory in among if _is_checkpoint(directory) and (directory / _INFO).is_file()]
-    said = ((read_document(directory / _INFO).get("step"), directory) for directory in whole)
-    return dict(sorted((step, directory) for step, directory in said if isinstance(step, int)))
+    numbered = ((read_document(directory / _INFO).get("step"), directory) for directory in whole)
+    return dict(sorted((step, directory) for step, directory in numbered if isinstance(step, int)))
 
 
-def _entries(place: Directory) -> list[Directory]:
-    return sorted(place.iterdir(), key=str) if place.is_dir() else []
+def _entries(path: Directory) -> list[Directory]:
+    return sorted(path.iterdir(), key=str) if path.is_dir() else []
 
 
 READER = Reader("redco", _recognises, _open, _steps)

@@ -1,5 +1,4 @@
-"""Reads safetensors, in one file or in several with an index; checkpoints/_formats/_safetensors.py has the
-layout.
+"""Reads safetensors, in one file or in several with an index. `_export_safetensors.py` has the layout.
 
 Names stay as they are in the files, with dots. A leaf is found by its Meshwright name with `.` instead of
 `/`.
@@ -17,10 +16,15 @@ import numpy as np
 from meshwright.base._internal import Directory, parse_object
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._source import Spelling
-from meshwright.checkpoints._formats._safetensors import DTYPES, LENGTH, METADATA
-from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._index import check_listed, only_index, read_index
-from meshwright.checkpoints._formats.readers._raw import raw_array
+from meshwright.checkpoints._formats._export_safetensors import DTYPES, LENGTH, METADATA
+from meshwright.checkpoints._formats.readers._file import (
+    File,
+    check_listed,
+    head,
+    only_index,
+    raw_array,
+    read_index,
+)
 from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError, DamagedError, listed
 
@@ -31,65 +35,67 @@ _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()}
 
 
-def _recognises(place: Directory) -> bool:
-    if any(place.glob(_INDEX)) or any(place.glob("*.safetensors")):
+def _recognises(path: Directory) -> bool:
+    if any(path.glob(_INDEX)) or any(path.glob("*.safetensors")):
         return True
-    if place.name.endswith(".safetensors") and place.is_file():  # even if it is empty
+    # An empty file is recognised by its name, and reported as damaged.
+    if path.name.endswith(".safetensors") and path.is_file():
         return True
-    start = head(place, LENGTH.size + 1)
+    start = head(path, LENGTH.size + 1)
     return start[LENGTH.size :] == b"{" and LENGTH.unpack_from(start)[0] <= _MAX_HEADER
 
 
-def _open(place: Directory) -> Foreign:
-    if index := only_index(place, _INDEX, _SINGLE):
-        return _open_sharded(place, index)
-    single = place / _SINGLE
-    shards = [file for file in place.glob("*.safetensors") if _SHARD.fullmatch(file.name)]
+def _open(path: Directory) -> Foreign:
+    if index := only_index(path, _INDEX, _SINGLE):
+        return _open_sharded(path, index)
+    single = path / _SINGLE
+    shards = [file for file in path.glob("*.safetensors") if _SHARD.fullmatch(file.name)]
     if single.is_file() and shards:
         raise CheckpointError(
-            f"{place} has {_SINGLE} and {min(each.name for each in shards)}, a part of another checkpoint. "
+            f"{path} has {_SINGLE} and {min(shard.name for shard in shards)}, a part of another checkpoint. "
             "Move one away, with its files, or open a file."
         )
-    files = [single] if single.is_file() else _without_index(place) or [place]
-    held: dict[str, LazyArray] = {}
+    files = [single] if single.is_file() else _without_index(path) or [path]
+    arrays: dict[str, LazyArray] = {}
     metadata: dict[str, str] = {}
     for file in files:
-        arrays, texts = _open_file(file)
-        if doubles := held.keys() & arrays.keys():
+        more_arrays, texts = _open_file(file)
+        if doubles := arrays.keys() & more_arrays.keys():
             raise CheckpointError(
-                f"{place} has {min(doubles)} in several files, and no index that names one of them. Open a "
+                f"{path} has {min(doubles)} in several files, and no index that names one of them. Open a "
                 f"single file, such as {file.name}, or move the others away."
             )
-        held, metadata = held | arrays, metadata | dict(texts)
-    return _opened(place, held, metadata)
+        arrays, metadata = arrays | more_arrays, metadata | dict(texts)
+    return _opened(path, arrays, metadata)
 
 
-def _without_index(place: Directory) -> list[Directory]:
+def _without_index(directory: Directory) -> list[Directory]:
     """Return the files of a directory that has no index."""
-    files = sorted(place.glob("*.safetensors"), key=str)
-    found = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
-    for (name, of), count in found.items():
-        if count < int(of):
+    files = sorted(directory.glob("*.safetensors"), key=str)
+    counts = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
+    for (name, total), count in counts.items():
+        if count < int(total):
             raise DamagedError(
-                f"{place} has only {count} of {int(of)} files {name}-…-of-{of}. Copy the others, too."
+                f"{directory} has only {count} of {int(total)} files {name}-…-of-{total}. Copy the others, "
+                "too."
             )
     return files
 
 
-def _open_sharded(place: Directory, index: Directory) -> Foreign:
-    files, said = read_index(index)
-    shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
-    check_listed(index, files, {file: arrays for file, (arrays, _) in shards.items()})
-    metadata = {key: text for _, found in shards.values() for key, text in found.items()}
-    held = {name: shards[file][0][name] for name, file in files.items()}
-    return _opened(place, held, metadata | said)
+def _open_sharded(directory: Directory, index: Directory) -> Foreign:
+    files, index_metadata = read_index(index)
+    shards = {name: _open_file(directory / name) for name in sorted(set(files.values()))}
+    check_listed(index, files, {file: names for file, (names, _) in shards.items()})
+    metadata = {key: text for _, file_metadata in shards.values() for key, text in file_metadata.items()}
+    arrays = {name: shards[file][0][name] for name, file in files.items()}
+    return _opened(directory, arrays, metadata | index_metadata)
 
 
-def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[str, Any]) -> Foreign:
+def _opened(path: Directory, arrays: Mapping[str, LazyArray], metadata: Mapping[str, Any]) -> Foreign:
     return Foreign(
-        place,
+        path,
         READER.name,
-        held,
+        arrays,
         extra=dict(metadata),
         spelling=Spelling(lambda name: name.replace("/", "."), lambda name: name.replace(".", "/")),
     )
@@ -121,7 +127,7 @@ def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]
 def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
     """Return the offset after the last array; arrays must follow each other without gaps."""
     end = 0
-    for name, entry in sorted(entries.items(), key=lambda each: (each[1].first, each[1].last)):
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
         nbytes = math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
         if (entry.first, entry.last) != (end, end + nbytes) or min(entry.shape, default=0) < 0:
             raise DamagedError(
@@ -145,7 +151,7 @@ def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]
     try:
         header = parse_object(text)
         metadata = dict(header.pop(METADATA, None) or {})
-        return {name: _entry(**said) for name, said in header.items()}, metadata, start
+        return {name: _entry(**fields) for name, fields in header.items()}, metadata, start
     except (ValueError, AttributeError, TypeError) as error:
         raise DamagedError(f"{path} has a damaged header: {error}. Copy it again.") from None
 

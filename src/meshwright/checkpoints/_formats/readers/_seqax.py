@@ -16,7 +16,7 @@ Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files t
 import ast
 import json
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -24,10 +24,15 @@ import numpy as np
 from meshwright.base._internal import Directory, ObjectPath, read_each, tree
 from meshwright.checkpoints._arrays._lazy import LazyArray
 from meshwright.checkpoints._arrays._source import Spelling
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in, newest, step_of, steps_in
-from meshwright.checkpoints._formats.readers._tensorstore import store_of
-from meshwright.checkpoints._formats.readers._zarr import open_arrays
+from meshwright.checkpoints._formats.readers._reader import (
+    Foreign,
+    Reader,
+    complete_in,
+    newest,
+    step_of,
+    steps_in,
+)
+from meshwright.checkpoints._formats.readers._tensorstore import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 
 _GROUP, _ARRAY = ".zgroup", ".zarray"
@@ -40,18 +45,18 @@ _KEY = re.compile(
 )
 
 
-def _recognises(place: Directory) -> bool:
-    return _is_step(place) or bool(steps_in(place, _is_step))
+def _recognises(path: Directory) -> bool:
+    return _is_step(path) or bool(steps_in(path, _is_step))
 
 
-def _is_step(place: Directory) -> bool:
-    if _is_committed(place):
+def _is_step(path: Directory) -> bool:
+    if _is_committed(path):
         return True
-    return (place / _GROUP).is_file() and any(place.glob(f"*/{_ARRAY}")) and not is_flat_tokens(place)
+    return (path / _GROUP).is_file() and any(path.glob(f"*/{_ARRAY}")) and not is_flat_tokens(path)
 
 
-def _open(place: Directory) -> Foreign:
-    steps = [place] if _is_step(place) else steps_in(place, _is_step)
+def _open(path: Directory) -> Foreign:
+    steps = [path] if _is_step(path) else steps_in(path, _is_step)
     directory = newest(steps, _is_committed)
     if not _is_committed(directory):
         raise CheckpointError(
@@ -63,21 +68,21 @@ def _open(place: Directory) -> Foreign:
     stored = _by_our_names(directory)
     may_lack = _may_lack_chunks(directory, list(stored.values()))
     specs = {
-        name: {"driver": "zarr", "path": path, "fill_missing_data_reads": may}
-        for (name, path), may in zip(stored.items(), may_lack, strict=True)
+        name: {"driver": "zarr", "path": stored_path, "fill_missing_data_reads": may}
+        for (name, stored_path), may in zip(stored.items(), may_lack, strict=True)
     }
-    held = open_arrays(directory, store_of(directory), specs)
+    arrays = open_arrays(directory, store_of(directory), specs)
     return Foreign(
         directory,
         READER.name,
-        held,
+        arrays,
         step_of(directory.name),
         spelling=Spelling(folded=_joined),
     )
 
 
-def _steps(place: Directory) -> dict[int, Directory]:
-    return complete_in(steps_in(place, _is_step), _is_committed)
+def _steps(directory: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(directory, _is_step), _is_committed)
 
 
 def _is_committed(directory: Directory) -> bool:
@@ -101,7 +106,10 @@ def _array_names(directory: Directory) -> list[str]:
     files = [path.rpartition("/") for path in _files(directory)]
     arrays = {above for above, _, name in files if name == _ARRAY}
     chunked = {above for above, _, name in files if above and _CHUNK.fullmatch(name)}
-    if lacking := sorted(above for above in chunked - arrays if not _is_within(above, arrays)):
+    # A folder within an array's holds chunks of the array: `0.1` may also be stored as `0/1`.
+    if lacking := sorted(
+        folder for folder in chunked - arrays if arrays.isdisjoint(map(str, PurePosixPath(folder).parents))
+    ):
         raise DamagedError(
             f"{directory} has chunks, but no {_ARRAY}, for {', '.join(lacking[:10])}. Copy it again, "
             "with its hidden files."
@@ -115,15 +123,11 @@ def _may_lack_chunks(directory: Directory, paths: Sequence[str]) -> list[bool]:
     def has_fill_value(content: bytes) -> bool:
         try:
             return json.loads(content).get("fill_value") is not None
-        except (ValueError, AttributeError):  # opening the array will report it
+        except (ValueError, AttributeError):
+            # Opening the array will report it.
             return False
 
     return list(map(has_fill_value, read_each([directory / path / _ARRAY for path in paths])))
-
-
-def _is_within(path: str, arrays: Set[str]) -> bool:
-    """Return whether a directory is within an array's, as the chunk `0.1` may also be stored as `0/1`."""
-    return any(str(above) in arrays for above in PurePosixPath(path).parents)
 
 
 def _files(directory: Directory) -> Iterable[str]:
@@ -135,9 +139,9 @@ def _files(directory: Directory) -> Iterable[str]:
 def _our_name(stored: str) -> str:
     """Return the Meshwright name of an array whose name is a `keystr`; other names stay the same."""
     keys, end = [], 0
-    while found := _KEY.match(stored, end):
-        keys.append(_key(found))
-        end = found.end()
+    while match := _KEY.match(stored, end):
+        keys.append(_key(match))
+        end = match.end()
     return stored if end < len(stored) else tree.name_of(keys)
 
 
@@ -146,8 +150,8 @@ def _joined(name: str) -> str:
     return "".join(tree.keys_of(_KEY.sub(_key, name))).replace("/", "")
 
 
-def _key(found: re.Match[str]) -> str:
-    return ast.literal_eval(found["text"]) if found["text"] else found["index"] or found["name"]
+def _key(match: re.Match[str]) -> str:
+    return ast.literal_eval(match["text"]) if match["text"] else match["index"] or match["name"]
 
 
 READER = Reader("seqax", _recognises, _open, _steps)
@@ -156,22 +160,24 @@ READER = Reader("seqax", _recognises, _open, _steps)
 _TOKENS, _STARTS = "encoded_tokens", "seq_starts"
 
 
-def is_flat_tokens(place: Directory) -> bool:
+def is_flat_tokens(directory: Directory) -> bool:
     """Return whether a directory is a group of flat tokens, one split of a data set."""
-    return all((place / name / _ARRAY).is_file() for name in (_TOKENS, _STARTS))
+    return all((directory / name / _ARRAY).is_file() for name in (_TOKENS, _STARTS))
 
 
-def splits_of(place: Directory) -> list[str]:
+def splits_of(directory: Directory) -> list[str]:
     """Return the names of the splits of a data set of flat tokens; none if it is something else."""
-    return [name for name in ("train", "validation") if is_flat_tokens(place / name)]
+    return [name for name in ("train", "validation") if is_flat_tokens(directory / name)]
 
 
-def open_flat_tokens(place: Directory) -> LazyArray | None:
+def open_flat_tokens(directory: Directory) -> LazyArray | None:
     """Return the tokens of a split, uint32[tokens]; None if there are none."""
-    if not is_flat_tokens(place):
+    if not is_flat_tokens(directory):
         return None
     spec = {"driver": "zarr", "path": _TOKENS, "fill_missing_data_reads": False}
-    tokens = open_arrays(place, store_of(place), {_TOKENS: spec})[_TOKENS]
+    tokens = open_arrays(directory, store_of(directory), {_TOKENS: spec})[_TOKENS]
     if tokens.ndim != 1 or tokens.dtype != np.uint32:
-        raise DamagedError(f"{place}/{_TOKENS} is {tokens.dtype}{list(tokens.shape)}, not uint32[tokens].")
+        raise DamagedError(
+            f"{directory}/{_TOKENS} is {tokens.dtype}{list(tokens.shape)}, not uint32[tokens]."
+        )
     return tokens

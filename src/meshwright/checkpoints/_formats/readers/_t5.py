@@ -20,16 +20,15 @@ import numpy as np
 
 from meshwright.base._internal import Directory, location
 from meshwright.checkpoints._arrays._lazy import LazyArray
-from meshwright.checkpoints._formats.readers._bundle import read_bundle
+from meshwright.checkpoints._formats.readers._bundle import is_table, read_bundle
 from meshwright.checkpoints._formats.readers._file import File, head
-from meshwright.checkpoints._formats.readers._leveldb import is_table
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in
+from meshwright.checkpoints._formats.readers._reader import Foreign, Reader, complete_in
 from meshwright.errors import CheckpointError
 
 _T5 = "T5 by Mesh TensorFlow"
 _STATE_FILE, _INDEX = "checkpoint", ".index"
-_NEWEST = re.compile(r'model_checkpoint_path: *"(?:[^"]*/)?([^"/\0]+)"')  # the directory may have been moved
+# The directory may have been moved.
+_NEWEST = re.compile(r'model_checkpoint_path: *"(?:[^"]*/)?([^"/\0]+)"')
 _STEP_OF = re.compile(r".*-(\d+)")
 _TARGET, _SLOTS, _STEP = "target/", "state/param_states/", "state/step"
 _SLOT_NAMES = {"v": "v", "vr": "v_row", "vc": "v_col"}
@@ -43,15 +42,15 @@ _NORMS = {
 _BIAS_OF_LAYER = re.compile(r"/layers_(\d+)(?=/relpos_bias/)")
 
 
-def _recognises(place: Directory) -> bool:
-    return _prefix(place) is not None
+def _recognises(path: Directory) -> bool:
+    return _prefix(path) is not None
 
 
-def _open(place: Directory) -> Foreign:
-    plain = open_tensorflow(place)
-    if {_t5x_name(name) for name in plain.held} <= {None, _STEP}:
+def _open(path: Directory) -> Foreign:
+    plain = open_tensorflow(path)
+    if {_t5x_name(name) for name in plain.named_arrays} <= {None, _STEP}:
         return plain
-    return replace(plain, format=_T5, held=with_t5x_names(plain.held, plain.path))
+    return replace(plain, format=_T5, named_arrays=with_t5x_names(plain.named_arrays, plain.path))
 
 
 def open_tensorflow(path: str | Directory) -> Foreign:
@@ -73,29 +72,31 @@ def open_tensorflow(path: str | Directory) -> Foreign:
       >>> mw.checkpoints.load(source)["w"].shape  # doctest: +SKIP
       (8, 4)
     """
-    place = location(path)
-    prefix = _prefix(place)
+    directory = location(path)
+    prefix = _prefix(directory)
     if prefix is None:
-        raise CheckpointError(f"{place} has no checkpoint of TensorFlow (.index and .data files).")
+        raise CheckpointError(f"{directory} has no checkpoint of TensorFlow (.index and .data files).")
     return Foreign(prefix, READER.name, read_bundle(prefix), _step_of(prefix.name))
 
 
-def _prefix(place: Directory) -> Directory | None:
-    """Return the common prefix of a checkpoint's files: `place`, or that of the newest checkpoint in it."""
-    if (place.parent / f"{place.name}{_INDEX}").is_file():
-        return place
-    if _is_index(place):
-        return _without_index(place)
-    state = place if place.name == _STATE_FILE and place.is_file() else place / _STATE_FILE
+def _prefix(path: Directory) -> Directory | None:
+    """Return the common prefix of a checkpoint's files: `path`, or that of the newest checkpoint in it."""
+    if (path.parent / f"{path.name}{_INDEX}").is_file():
+        return path
+    if _is_index(path):
+        return _without_index(path)
+    state = path if path.name == _STATE_FILE and path.is_file() else path / _STATE_FILE
     if named := _NEWEST.match(head(state, 1 << 16).decode(errors="replace")):
         return state.parent / named[1]
-    return max(_prefixes(place), key=lambda each: _step_of(each.name) or 0, default=None)
+    return max(_prefixes(path), key=lambda prefix: _step_of(prefix.name) or 0, default=None)
 
 
-def _prefixes(place: Directory) -> list[Directory]:
+def _prefixes(directory: Directory) -> list[Directory]:
     """Return the file prefixes of the checkpoints in a directory, in order of their steps."""
-    indices = [entry for entry in place.glob(f"*{_INDEX}") if _is_index(entry)] if place.is_dir() else []
-    return sorted(map(_without_index, indices), key=lambda each: (_step_of(each.name) or 0, each.name))
+    indices = (
+        [entry for entry in directory.glob(f"*{_INDEX}") if _is_index(entry)] if directory.is_dir() else []
+    )
+    return sorted(map(_without_index, indices), key=lambda prefix: (_step_of(prefix.name) or 0, prefix.name))
 
 
 def _is_index(file: Directory) -> bool:
@@ -107,27 +108,27 @@ def _without_index(file: Directory) -> Directory:
 
 
 def _step_of(name: str) -> int | None:
-    found = _STEP_OF.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _STEP_OF.fullmatch(name)
+    return int(match[1]) if match else None
 
 
-def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str, LazyArray]:
+def with_t5x_names(variables: Mapping[str, LazyArray], source: object) -> dict[str, LazyArray]:
     """Return the variables under T5X's names, and further slots that T5X expects."""
     names: dict[str | None, list[str]] = {}
     for name in variables:
         names.setdefault(_t5x_name(name), []).append(name)
     if unknown := names.pop(None, []):
         raise CheckpointError(
-            f"{what} has {len(unknown)} variables that T5 by Mesh TensorFlow does not have: "
+            f"{source} has {len(unknown)} variables that T5 by Mesh TensorFlow does not have: "
             f"{', '.join(unknown[:10])}. To open it with TensorFlow's names, use "
             "mw.checkpoints.open_tensorflow(path)."
         )
-    if several := [" and ".join(each) for each in names.values() if len(each) > 1]:
-        raise CheckpointError(f"{what} has more than one variable for a parameter: {'; '.join(several)}.")
-    held = {new: variables[name] for new, (name,) in names.items() if new is not None}
-    if _STEP in held:
-        held[_STEP] = held[_STEP].astype(np.int32)
-    return _with_shared_bias({**held, **_unused_slots(held)})
+    if several := [" and ".join(variants) for variants in names.values() if len(variants) > 1]:
+        raise CheckpointError(f"{source} has more than one variable for a parameter: {'; '.join(several)}.")
+    arrays = {new: variables[name] for new, (name,) in names.items() if new is not None}
+    if _STEP in arrays:
+        arrays[_STEP] = arrays[_STEP].astype(np.int32)
+    return _with_shared_bias({**arrays, **_unused_slots(arrays)})
 
 
 def _t5x_name(name: str) -> str | None:
@@ -174,28 +175,28 @@ def _in_layer(tower: str, layer: int, keys: list[str]) -> str | None:
     return None
 
 
-def _unused_slots(held: Iterable[str]) -> dict[str, LazyArray]:
-    names = set(held)
+def _unused_slots(names: Iterable[str]) -> dict[str, LazyArray]:
+    present = set(names)
     unused = set()
-    for path in (name.removeprefix(_TARGET) for name in names if name.startswith(_TARGET)):
-        has_rows = f"{_SLOTS}{path}/v_row" in names
-        has_whole = f"{_SLOTS}{path}/v" in names
+    for path in (name.removeprefix(_TARGET) for name in present if name.startswith(_TARGET)):
+        has_rows = f"{_SLOTS}{path}/v_row" in present
+        has_whole = f"{_SLOTS}{path}/v" in present
         slots = ["m", *(["v"] if has_rows else []), *(["v_row", "v_col"] if has_whole else [])]
         unused |= {f"{_SLOTS}{path}/{slot}" for slot in slots}
     zero = LazyArray((1,), np.dtype("float32"), lambda index: np.zeros(1, np.float32)[index])
-    return dict.fromkeys(sorted(unused - names), zero)
+    return dict.fromkeys(sorted(unused - present), zero)
 
 
-def _with_shared_bias(held: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+def _with_shared_bias(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Remove the layer from the name of the relative position bias if only layer 0 has one: all share it."""
-    layers = {found[1] for name in held if (found := _BIAS_OF_LAYER.search(name))}
+    layers = {match[1] for name in arrays if (match := _BIAS_OF_LAYER.search(name))}
     if layers != {"0"}:
-        return dict(held)
-    return {_BIAS_OF_LAYER.sub("", name): array for name, array in held.items()}
+        return dict(arrays)
+    return {_BIAS_OF_LAYER.sub("", name): array for name, array in arrays.items()}
 
 
-def _steps(place: Directory) -> dict[int, Directory]:
-    return complete_in(_prefixes(place), lambda _: True, _step_of)
+def _steps(directory: Directory) -> dict[int, Directory]:
+    return complete_in(_prefixes(directory), lambda _: True, _step_of)
 
 
 READER = Reader("TensorFlow", _recognises, _open, _steps)

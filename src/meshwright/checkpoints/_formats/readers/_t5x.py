@@ -9,27 +9,129 @@
 Leaves have T5X's names: `target/encoder/wi/kernel`, `state/step`, `state/param_states/…`, `flax_mutables/…`.
 None and empty containers are not leaves. A single msgpack file may hold all arrays.
 
+The spec of an array, in the form of TensorStore; the first trees that Orbax wrote have a text instead,
+PLACEHOLDER://target.w:
+
+    {"driver": "zarr", "dtype": "float32", "kvstore": {"driver": "file", "path": "target.w/"},
+     "metadata": {"chunks": [3, 8], "compressor": {"id": "gzip", "level": 1}, "shape": [12, 8]}}
+
 Source: `checkpoints.py` of github.com/google-research/t5x.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
 from typing import Any
 
 import jax
 import numpy as np
 from jax import ShapeDtypeStruct
 
-from meshwright.base._internal import Directory, location, tree
+from meshwright.base._internal import Directory, location, parse_json, read_each, tree
 from meshwright.checkpoints._arrays._lazy import LazyArray, in_memory
 from meshwright.checkpoints._formats.readers._file import head
 from meshwright.checkpoints._formats.readers._flax_msgpack import is_map, read_tree
-from meshwright.checkpoints._formats.readers._reader import Foreign, Reader
-from meshwright.checkpoints._formats.readers._steps import complete_in, newest, steps_in
-from meshwright.checkpoints._formats.readers._t5x_arrays import array_beside, is_elsewhere, is_spec
-from meshwright.checkpoints._formats.readers._zarr2 import ZARRAY
+from meshwright.checkpoints._formats.readers._reader import Foreign, Reader, complete_in, newest, steps_in
+from meshwright.checkpoints._formats.readers._zarr2 import ZARRAY, Zarr2, zarr_array
 from meshwright.errors import CheckpointError, DamagedError
+
+_SPEC = {"driver", "kvstore", "metadata"}
+_PLACEHOLDER = "PLACEHOLDER://"
+
+
+def is_spec(leaf: Any) -> bool:
+    """Return whether a leaf is TensorStore's spec of an array, and not parameters with the same names."""
+    has_keys = isinstance(leaf, dict) and leaf.keys() >= _SPEC
+    return has_keys and isinstance(leaf["driver"], str) and isinstance(leaf["metadata"], dict)
+
+
+def is_elsewhere(leaf: Any) -> bool:
+    return is_spec(leaf) or (isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER))
+
+
+def array_beside(directory: Directory, name: str, leaf: Any, version: int | None, like: Any) -> LazyArray:
+    """Return an array that is stored in its own directory."""
+    folder = directory / _folder(leaf)
+    zarr = _zarray(folder / ZARRAY) or _of_spec(leaf) or _alike(like)
+    if isinstance(leaf, dict):
+        _check_agreement(zarr, leaf, version)
+    array = zarr_array(folder, name, zarr)
+    if array.dtype != np.uint16:
+        return array
+    # Version 2 stores bfloat16 as uint16.
+    if version == 2:
+        return array.view("bfloat16")
+    raise CheckpointError("its dtype is uint16, which T5X does not write: it may be copied bits of bfloat16.")
+
+
+def _check_agreement(zarr: Zarr2, spec: Mapping[str, Any], version: int | None) -> None:
+    """Compare an array's `.zarray` with its spec in the tree."""
+    shape, dtype = spec["metadata"].get("shape"), spec["metadata"].get("dtype", spec.get("dtype"))
+    if shape not in (None, list(zarr.shape)):
+        raise DamagedError(f"it has shape {list(zarr.shape)} in its .zarray, but {shape} in the tree.")
+    if dtype is None or (version == 2 and zarr.dtype == np.uint16 and dtype == "bfloat16"):
+        return
+    if zarr.dtype != _dtype_of(dtype):
+        raise DamagedError(f"it has dtype {zarr.dtype} in its .zarray, but {dtype} in the tree.")
+
+
+def _dtype_of(name: Any) -> np.dtype | None:
+    """Return the dtype of a spec; None if it is invalid. A name without a byte order means little-endian."""
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):
+        # NumPy raises SyntaxError for "1(".
+        return None
+    return dtype if str(name).startswith((">", "<")) else dtype.newbyteorder("<")
+
+
+def _folder(leaf: Any) -> str:
+    """Return the name of an array's directory, without the path that it had when it was written."""
+    if isinstance(leaf, str):
+        return PurePosixPath(leaf.removeprefix(_PLACEHOLDER)).name
+    if leaf["driver"] != "zarr":
+        raise CheckpointError(f"TensorStore's driver {leaf['driver']} is not supported, only zarr is.")
+    kvstore = leaf["kvstore"]
+    path = kvstore.get("path") if isinstance(kvstore, dict) else kvstore  # a URL
+    # TensorStore before 0.1.14 wrote the path beside the key-value store.
+    folder = PurePosixPath(path or leaf.get("path", "")).name
+    if not folder or "\0" in folder:
+        raise CheckpointError("its spec does not name a directory.")
+    return folder
+
+
+def _zarray(file: Directory) -> Zarr2 | None:
+    try:
+        content = read_each([file])[0]
+    except FileNotFoundError:
+        return None
+    return _parsed(file, lambda: parse_json(content))
+
+
+def _of_spec(leaf: Any) -> Zarr2 | None:
+    """Return the metadata in an array's spec, which is the same as in `.zarray`; None without a spec."""
+    if not isinstance(leaf, dict):
+        return None
+    return _parsed("the spec in the tree", lambda: {"dtype": leaf["dtype"]} | leaf["metadata"])
+
+
+def _parsed(source: Any, read: Callable[[], Any]) -> Zarr2:
+    try:
+        return Zarr2.parse(read())
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{source} is not metadata of a zarr array: {error!r}. Copy it again.") from None
+
+
+def _alike(like: Any) -> Zarr2:
+    """Return metadata from a struct, for an array that was written as one chunk."""
+    if like is None:
+        raise CheckpointError(
+            "its .zarray is missing, and the tree lacks its shape and dtype. Copy the checkpoint with "
+            "its hidden files, or give them: open_t5x(path, like=tree)."
+        )
+    return Zarr2(like.shape, like.shape, np.dtype(like.dtype), {"id": "zstd"})
+
 
 NAME, TREE, PINNED = "T5X", "checkpoint", "PINNED"
 VERSIONS = (2, 3)
@@ -40,14 +142,14 @@ _BEGINNING_NBYTES = 16
 _NUM_THREADS = 16
 
 
-def has_tree(place: Directory) -> bool:
+def has_tree(path: Directory) -> bool:
     """Return whether a file, or the one in a directory, begins like T5X's tree, whichever key comes first."""
-    return any(head(file, _BEGINNING_NBYTES)[1:].startswith(_KEYS) for file in (place, place / TREE))
+    return any(head(file, _BEGINNING_NBYTES)[1:].startswith(_KEYS) for file in (path, path / TREE))
 
 
-def is_step(place: Directory) -> bool:
-    """Return whether `place` is a single checkpoint, complete or not."""
-    return has_tree(place) or (not head(place / TREE, 1) and any(place.glob(f"target.*/{ZARRAY}")))
+def is_step(path: Directory) -> bool:
+    """Return whether `path` is a single checkpoint, complete or not."""
+    return has_tree(path) or (not head(path / TREE, 1) and any(path.glob(f"target.*/{ZARRAY}")))
 
 
 def open_t5x(
@@ -76,38 +178,42 @@ def open_t5x(
     file = step if step.is_file() else step / TREE
     version, state = _state(read_tree(file), file, versions)
     leaves = tree.named_leaves(state, is_leaf=is_spec)
-    texts = {name: leaf for name, leaf in leaves.items() if _is_text(leaf)}
-    arrays = {name.removeprefix(_ORBAX_ROOT): leaves[name] for name in leaves if name not in texts}
-    held = _held(arrays, file, version, tree.named_leaves(like))
+    texts = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if isinstance(leaf, str | bytes) and not is_elsewhere(leaf)
+    }
+    array_leaves = {name.removeprefix(_ORBAX_ROOT): leaves[name] for name in leaves if name not in texts}
+    arrays = _arrays(array_leaves, file, version, tree.named_leaves(like))
     extra = {"pinned": (file.parent / PINNED).is_file(), **texts}
     empty = tree.empty_nodes(state, is_leaf=is_spec)
-    return Foreign(step, NAME, held, _step(step, held), {"version": version}, extra, empty)
+    return Foreign(step, NAME, arrays, _step(step, arrays), {"version": version}, extra, empty)
 
 
-def _recognises(place: Directory) -> bool:
-    return is_step(place) or bool(steps_in(place, is_step)) or bool(_temporaries(place))
+def _recognises(path: Directory) -> bool:
+    return is_step(path) or bool(steps_in(path, is_step)) or bool(_temporaries(path))
 
 
-def _steps(place: Directory) -> dict[int, Directory]:
-    return complete_in(steps_in(place, is_step), has_tree)
+def _steps(directory: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(directory, is_step), has_tree)
 
 
 READER = Reader(NAME, _recognises, open_t5x, _steps, has_pins=True)
 
 
-def _temporaries(place: Directory) -> list[str]:
-    return sorted(entry.name for entry in place.glob("checkpoint_*.tmp-*")) if place.is_dir() else []
+def _temporaries(directory: Directory) -> list[str]:
+    return sorted(entry.name for entry in directory.glob("checkpoint_*.tmp-*")) if directory.is_dir() else []
 
 
-def _complete_step(place: Directory) -> Directory:
+def _complete_step(path: Directory) -> Directory:
     """Return the path of a complete checkpoint: a directory, or a single file."""
-    if place.name == TREE and place.is_file():
-        return place.parent
-    steps = [place] if _may_be_step(place) else steps_in(place, _may_be_step)
+    if path.name == TREE and path.is_file():
+        return path.parent
+    steps = [path] if _may_be_step(path) else steps_in(path, _may_be_step)
     if not steps:
-        temporaries = ", ".join(_temporaries(place))
+        temporaries = ", ".join(_temporaries(path))
         unfinished = f", only {temporaries}: a save that was not completed" if temporaries else ""
-        raise CheckpointError(f"{place} has no complete T5X checkpoint{unfinished}.")
+        raise CheckpointError(f"{path} has no complete T5X checkpoint{unfinished}.")
     step = newest(steps, _has_map)
     if not _has_map(step):
         raise CheckpointError(
@@ -117,13 +223,13 @@ def _complete_step(place: Directory) -> Directory:
     return step
 
 
-def _has_map(place: Directory) -> bool:
+def _has_map(path: Directory) -> bool:
     """Return whether there is a tree; that of version 0 may begin with any key."""
-    return has_tree(place) or is_map(place) or is_map(place / TREE)
+    return has_tree(path) or is_map(path) or is_map(path / TREE)
 
 
-def _may_be_step(place: Directory) -> bool:
-    return is_step(place) or _has_map(place)
+def _may_be_step(path: Directory) -> bool:
+    return is_step(path) or _has_map(path)
 
 
 def refuse_version_0(content: Any, file: Directory) -> None:
@@ -163,7 +269,7 @@ def _state(content: Any, file: Directory, versions: Collection[int]) -> tuple[in
     return version, content
 
 
-def _held(
+def _arrays(
     leaves: Mapping[str, Any], file: Directory, version: int | None, like: Mapping[str, ShapeDtypeStruct]
 ) -> dict[str, LazyArray]:
     """Return the arrays of a tree's leaves."""
@@ -176,23 +282,20 @@ def _held(
         except CheckpointError as error:
             return error
 
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # each costs a request, also on a network disk
-        found = dict(zip(leaves, threads.map(opened, leaves, leaves.values()), strict=True))
-    problems = {name: each for name, each in found.items() if isinstance(each, CheckpointError)}
+    # Each array costs a request, also on a network disk.
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        results = dict(zip(leaves, threads.map(opened, leaves, leaves.values()), strict=True))
+    problems = {name: result for name, result in results.items() if isinstance(result, CheckpointError)}
     if problems:
-        is_damaged = any(isinstance(each, DamagedError) for each in problems.values())
-        listed = "\n  ".join(f"{name}: {each}" for name, each in problems.items())
+        is_damaged = any(isinstance(result, DamagedError) for result in problems.values())
+        listed = "\n  ".join(f"{name}: {result}" for name, result in problems.items())
         raise (DamagedError if is_damaged else CheckpointError)(f"{file} cannot be read:\n  {listed}")
-    return {name: each for name, each in found.items() if isinstance(each, LazyArray)}
+    return {name: result for name, result in results.items() if isinstance(result, LazyArray)}
 
 
-def _is_text(leaf: Any) -> bool:
-    return isinstance(leaf, str | bytes) and not is_elsewhere(leaf)
-
-
-def _step(directory: Directory, held: Mapping[str, LazyArray]) -> int | None:
+def _step(directory: Directory, arrays: Mapping[str, LazyArray]) -> int | None:
     """Return the step in the name or, without one, the step in the state."""
     if match := re.search(r"(?:^|checkpoint_)(\d+)$", directory.name):
         return int(match[1])
-    step = held.get("state/step")
+    step = arrays.get("state/step")
     return int(np.asarray(step)) if step is not None and not step.shape else None

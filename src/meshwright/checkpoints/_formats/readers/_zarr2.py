@@ -10,8 +10,9 @@ ml_dtypes, as TensorStore writes them.
 """
 
 import math
+import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -21,19 +22,66 @@ import numpy as np
 from meshwright.base._internal import Directory, read_each
 from meshwright.checkpoints._arrays._chunks import bounds_of, shares_of
 from meshwright.checkpoints._arrays._lazy import Index, LazyArray
-from meshwright.checkpoints._formats._deflate import inflated
 from meshwright.checkpoints._formats.readers._tensorstore import tensorstore_for
 from meshwright.errors import CheckpointError, DamagedError, UsageError
+
+try:
+    from isal.isal_zlib import compressobj, decompressobj
+except ImportError:
+    # isal has no wheels for some machines.
+    from zlib import compressobj, decompressobj
+
+_GZIP, _EITHER = zlib.MAX_WBITS | 16, zlib.MAX_WBITS | 32
+_PIECE = 1 << 20  # bytes processed at a time, so that large data is not copied as a whole
+
+
+def gzipped(data: memoryview, level: int) -> Iterator[bytes]:
+    """Yield the pieces of a gzip file with this content."""
+    stream = compressobj(level, wbits=_GZIP)
+    for start in range(0, len(data), _PIECE):
+        yield stream.compress(data[start : start + _PIECE])
+    yield stream.flush()
+
+
+def inflated(data: bytes, nbytes: int) -> np.ndarray:
+    """Return the content of gzip or zlib data, which must be of size `nbytes`."""
+    stream, buffer, filled = decompressobj(wbits=_EITHER), np.empty(nbytes, np.uint8), 0
+    try:
+        for piece in _pieces(stream, memoryview(data)):
+            if filled + len(piece) > nbytes:
+                raise ValueError(f"it holds more than {nbytes} bytes of values")
+            buffer[filled : filled + len(piece)] = memoryview(piece)
+            filled += len(piece)
+    except Exception as error:
+        # The errors of isal and zlib have no other common class.
+        raise ValueError(str(error)) from None
+    if not stream.eof or stream.unused_data:
+        raise ValueError("it is cut off, or other data follows it")
+    if filled < nbytes:
+        raise ValueError(f"it holds {filled} bytes of values instead of {nbytes}")
+    return buffer
+
+
+def _pieces(stream: Any, data: memoryview) -> Iterator[bytes]:
+    for start in range(0, len(data), _PIECE):
+        rest: Any = data[start : start + _PIECE]
+        while len(piece := stream.decompress(rest, _PIECE)) == _PIECE:
+            yield piece
+            rest = stream.unconsumed_tail
+        yield piece
+
 
 ZARRAY = ".zarray"
 
 _NUM_THREADS, _IN_FLIGHT_NBYTES = 4, 64 << 20
 """Limits for the chunks of one array that are read at a time: their number, and their total bytes."""
 
-_LARGEST_RATIO = 1 << 21  # of bz2, which compresses zeros the most
+# The ratio of bz2, which compresses zeros the most.
+_LARGEST_RATIO = 1 << 21
 _KEYS = {
     *("zarr_format", "shape", "chunks", "dtype", "compressor", "filters", "order"),
-    *("dimension_separator", "fill_value"),  # a missing chunk is damage, whatever it would be filled with
+    # A missing chunk is damage, whatever it would be filled with.
+    *("dimension_separator", "fill_value"),
 }
 _ZLIB, _BY_TENSORSTORE = {"gzip", "zlib"}, {"zstd", "blosc", "bz2"}
 
@@ -84,7 +132,8 @@ class Zarr2:
 def _dtype(name: Any) -> np.dtype:
     try:
         dtype = np.dtype(name) if isinstance(name, str) else None
-    except (TypeError, SyntaxError):  # NumPy raises SyntaxError for "1("
+    except (TypeError, SyntaxError):
+        # NumPy raises SyntaxError for "1(".
         dtype = None
     if dtype is None or dtype.kind not in "biufcV":
         raise ValueError(f"dtype {name!r}")
@@ -113,22 +162,24 @@ class _Chunks:
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts; a chunk that they share is read once."""
-        wanted = [bounds_of(index, self.zarr.shape) for index in indices]
+        all_bounds = [bounds_of(index, self.zarr.shape) for index in indices]
         dtype = self.zarr.dtype.newbyteorder("=")
-        outs = [np.empty([last - first for first, last in bounds], dtype) for bounds in wanted]
+        outs = [np.empty([last - first for first, last in bounds], dtype) for bounds in all_bounds]
         shares: dict[tuple[int, ...], list[tuple[np.ndarray, Index]]] = {}
-        for bounds, out in zip(wanted, outs, strict=True):
-            for place, into, within in shares_of(bounds, self.zarr.chunks):
-                shares.setdefault(place, []).append((out[(*into, ...)], within))
+        for bounds, out in zip(all_bounds, outs, strict=True):
+            for cell, into, within in shares_of(bounds, self.zarr.chunks):
+                shares.setdefault(cell, []).append((out[(*into, ...)], within))
 
-        def take(place: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
-            chunk = self._chunk(place)
+        def take(cell: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
+            chunk = self._chunk(cell)
             for out, within in targets:
                 out[...] = chunk[within]
 
-        if len(shares) == 1:  # starting a thread takes longer than reading a small chunk
+        # Starting a thread takes longer than reading a small chunk.
+        if len(shares) == 1:
             take(*shares.popitem())
-        with ThreadPoolExecutor(self._num_threads) as threads:  # each waits for a request and decompresses
+        # Each thread waits for a request and decompresses.
+        with ThreadPoolExecutor(self._num_threads) as threads:
             deque(threads.map(take, shares, shares.values()), maxlen=0)
         return outs
 
@@ -136,8 +187,8 @@ class _Chunks:
     def _num_threads(self) -> int:
         return max(1, min(_NUM_THREADS, _IN_FLIGHT_NBYTES // self.zarr.chunk_nbytes))
 
-    def _chunk(self, place: tuple[int, ...]) -> np.ndarray:
-        path = self.directory / (self.zarr.separator.join(map(str, place)) or "0")
+    def _chunk(self, cell: tuple[int, ...]) -> np.ndarray:
+        path = self.directory / (self.zarr.separator.join(map(str, cell)) or "0")
         try:
             content = read_each([path])[0]
         except FileNotFoundError:
@@ -148,7 +199,7 @@ class _Chunks:
         return values.reshape(self.zarr.chunks, order=self.zarr.order)
 
 
-def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
+def _decoded(content: bytes, zarr: Zarr2, name: str) -> np.ndarray:
     """Return the values of a chunk."""
     try:
         if zarr.chunk_nbytes > _LARGEST_RATIO * (len(content) + 1):
@@ -157,10 +208,10 @@ def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
-        raise DamagedError(f"{what} cannot be decompressed: {error}. Copy it again.") from None
+        raise DamagedError(f"{name} cannot be decompressed: {error}. Copy it again.") from None
     if len(plain) != zarr.chunk_nbytes:
         raise DamagedError(
-            f"{what} holds {len(plain)} bytes of values instead of {zarr.chunk_nbytes}. Copy it again."
+            f"{name} holds {len(plain)} bytes of values instead of {zarr.chunk_nbytes}. Copy it again."
         )
     return np.frombuffer(plain, zarr.dtype)
 

@@ -1,29 +1,63 @@
 """Models as GGUF files, which llama.cpp and the programs built on it read.
 
-`_described` says which architecture of GGUF a config is, and what cannot be written; `_tensors` has names,
-shapes and numbers as GGUF has them; `_vocabulary` writes tokenizers. The package `gguf` writes the bytes, and
-knows the names of tensors: `meshwright[gguf]`.
+`_architecture` finds the architecture of GGUF that a config is, or names the fields that GGUF lacks, and
+`_vocabulary` writes tokenizers. The package `gguf` writes the bytes, and knows the names of tensors:
+`meshwright[gguf]`.
+
+Tensors get the names of GGUF by those of Hugging Face. Their numbers differ in three ways: the two of a
+rotary pair of LLaMA lie beside each other, not half a head apart; norms of Gemma are stored with their 1; and
+weights of GPT-2 are [out, in]. Source: llama.cpp, `convert_hf_to_gguf.py`.
 """
 
+import functools
 import importlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
 
 from meshwright.base._internal import fsync_directory, import_extra, read_file, tree
-from meshwright.checkpoints._internal import Source, local, source_of, staged
+from meshwright.checkpoints._internal import LazyArray, Source, local, source_of, staged
 from meshwright.errors import UsageError
-from meshwright.lm._models import decoder, gpt2
-from meshwright.lm._models._complete import check_whole
-from meshwright.lm._models.gguf._described import add_config, architecture_of
-from meshwright.lm._models.gguf._tensors import Tensor, tensors_of
+from meshwright.lm._models import decoder, gpt2, hugging_face
+from meshwright.lm._models._map import check_complete
+from meshwright.lm._models.gguf._architecture import add_config, architecture_of, rope_factors
 from meshwright.lm._models.gguf._vocabulary import add_vocabulary
 from meshwright.processes._internal import on_lead
 
 __all__ = ["export_model"]
+
+
+class Tensor(NamedTuple):
+    """An array as it is written."""
+
+    name: str
+    """Its name in GGUF."""
+    shape: tuple[int, ...]
+    """Its shape."""
+    dtype: str
+    """The name of its dtype: float32, float16 or bfloat16."""
+    compute: Callable[[], np.ndarray]
+    """Returns its numbers, in any dtype."""
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """Return the dtype of NumPy in which the bytes are given to the writer."""
+        return np.dtype(np.uint16 if self.dtype == "bfloat16" else _DTYPES[self.dtype])
+
+    @property
+    def nbytes(self) -> int:
+        """Return its number of bytes."""
+        return int(np.prod(self.shape)) * self.stored_dtype.itemsize
+
+    def read(self) -> np.ndarray:
+        """Return the numbers as they are written."""
+        return np.ascontiguousarray(self.compute().astype(_DTYPES[self.dtype])).view(self.stored_dtype)
 
 
 def export_model(
@@ -63,63 +97,64 @@ def export_model(
       >>> path.read_bytes()[:4]
       b'GGUF'
     """
-    package, place, source = _package(), local(to), source_of(params, "params")
-    if place.suffix != ".gguf":
+    package, path, source = _package(), local(to), source_of(params, "params")
+    if path.suffix != ".gguf":
         raise UsageError(f"{to}: the name of the file must end with .gguf.")
     kind = architecture_of(cfg)
-    check_whole(source, cfg)
+    check_complete(source, cfg)
     length = _context_length(cfg, tokenizer, context_length)
 
     def write() -> str:
-        if place.exists():
-            raise UsageError(f"{place} exists already; give another name, or move it away.")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with staged(place) as unfinished:
-            writer = package.GGUFWriter(unfinished / place.name, kind)
+        if path.exists():
+            raise UsageError(f"{path} exists already; give another name, or move it away.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staged(path) as unfinished:
+            writer = package.GGUFWriter(unfinished / path.name, kind)
             writer.add_type("model")
-            writer.add_name(place.stem)
+            writer.add_name(path.stem)
             add_config(package, writer, cfg, kind, length)
             add_vocabulary(package, writer, tokenizer, cfg.vocabulary)
             _write(package, writer, tensors_of(package, source, cfg, kind))
-            (unfinished / place.name).rename(place)
-            fsync_directory(place.parent)
-        return str(place)
+            (unfinished / path.name).rename(path)
+            fsync_directory(path.parent)
+        return str(path)
 
     return Path(on_lead(write))
 
 
 def _package() -> Any:
     package = import_extra("gguf", extra="gguf", what="a GGUF file")
-    logging.getLogger("gguf").setLevel(logging.WARNING)  # it tells its plan as news
+    # The package logs its plan of the file at the level INFO.
+    logging.getLogger("gguf").setLevel(logging.WARNING)
     return package
 
 
 def _context_length(
-    cfg: decoder.Config | gpt2.Config, tokenizer: str | Path | None, given: int | None
+    cfg: decoder.Config | gpt2.Config, tokenizer: str | Path | None, context_length: int | None
 ) -> int:
     """Return how many tokens programs may give the model."""
     if isinstance(cfg, gpt2.Config):
         return cfg.positions
-    found = given or _said(tokenizer).get("max_position_embeddings")
-    if not isinstance(found, int) or found < 1:
+    length = context_length or _model_config(tokenizer).get("max_position_embeddings")
+    if not isinstance(length, int) or length < 1:
         raise UsageError(
             "a GGUF file says how many tokens programs may give the model, and this run does not know it.\n"
             "  Give it: context_length=4096, or --context-length 4096."
         )
     windows = cfg.layer_windows()
-    return found if windows is None or cfg.norm_offset else min(found, int(windows.min()))
+    return length if windows is None or cfg.norm_offset else min(length, int(windows.min()))
 
 
-def _said(tokenizer: str | Path | None) -> Mapping[str, Any]:
+def _model_config(tokenizer: str | Path | None) -> Mapping[str, Any]:
     """Return the `config.json` beside a tokenizer; nothing if there is none."""
     if tokenizer is None:
         return {}
-    place = Path(tokenizer)
+    path = Path(tokenizer)
     try:
-        said = json.loads(read_file((place if place.is_dir() else place.parent) / "config.json"))
+        config = json.loads(read_file((path if path.is_dir() else path.parent) / "config.json"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, Mapping) else {}
+    return config if isinstance(config, Mapping) else {}
 
 
 def _write(package: Any, writer: Any, tensors: list[Tensor]) -> None:
@@ -140,3 +175,50 @@ def _write(package: Any, writer: Any, tensors: list[Tensor]) -> None:
     writer.flush()
     os.fsync(writer.fout[0].fileno())
     writer.close()
+
+
+_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_SUFFIXES = (".weight", ".bias")
+
+
+def tensors_of(package: Any, source: Source, cfg: decoder.Config | gpt2.Config, kind: str) -> list[Tensor]:
+    """Return all arrays of a model."""
+    kinds = {name: arch for arch, name in package.MODEL_ARCH_NAMES.items()}
+    names = package.get_tensor_name_map(kinds[kind], cfg.layers)
+    tensors = []
+    for name, array in hugging_face.parameter_map(cfg).to_theirs(source).arrays().items():
+        shape, compute = _in_gguf_layout(name, array, cfg, kind)
+        tensors.append(Tensor(names.get_name(name, _SUFFIXES), shape, _dtype(name, array), compute))
+    factors = rope_factors(cfg) if isinstance(cfg, decoder.Config) and kind == "llama" else None
+    if factors is not None:
+        tensors.append(Tensor("rope_freqs.weight", factors.shape, "float32", lambda: factors))
+    return tensors
+
+
+def _dtype(name: str, array: LazyArray) -> str:
+    if array.dtype.name not in _DTYPES:
+        raise UsageError(f"{name} is {array.dtype.name}; GGUF files are written of {', '.join(_DTYPES)}.")
+    return "float32" if array.ndim == 1 else array.dtype.name
+
+
+def _in_gguf_layout(
+    name: str, array: LazyArray, cfg: decoder.Config | gpt2.Config, kind: str
+) -> tuple[tuple[int, ...], Callable[[], np.ndarray]]:
+    """Return the shape of an array in GGUF, and the function that computes it."""
+    whole = functools.partial(np.asarray, array)
+    if isinstance(cfg, gpt2.Config):
+        is_transposed = array.ndim == 2 and ".h." in name
+        return (array.shape[::-1], lambda: whole().T) if is_transposed else (array.shape, whole)
+    heads = {"q_proj": cfg.heads, "k_proj": cfg.num_key_heads}.get(name.split(".")[-2])
+    if kind == "llama" and heads is not None:
+        return array.shape, lambda: _interleaved(whole(), heads)
+    offset = np.float32(cfg.norm_offset)
+    if offset and name.endswith("norm.weight"):
+        return array.shape, lambda: whole().astype(np.float32) + offset
+    return array.shape, whole
+
+
+def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Return the rows of queries or keys with the two of each rotary pair beside each other, [out, in]."""
+    pairs = rows.reshape(heads, 2, -1, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)

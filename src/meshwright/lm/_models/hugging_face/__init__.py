@@ -17,16 +17,15 @@ from meshwright.base._internal import local_path, parse_object, read_file, tree
 from meshwright.checkpoints._internal import LazyArray, Source, export_safetensors, open_source, source_of
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.lm._models import decoder, gpt2, t5
-from meshwright.lm._models._complete import check_whole
-from meshwright.lm._models._map import Map
+from meshwright.lm._models._map import Map, check_complete
 from meshwright.lm._models.hugging_face import _decoder, _gpt2, _t5
-from meshwright.lm._models.hugging_face._companions import (
+from meshwright.lm._models.hugging_face._folder import (
     check_companions,
+    check_keys,
     companions,
     copy_companions,
     write_companions,
 )
-from meshwright.lm._models.hugging_face._keys import check_keys
 from meshwright.processes._internal import on_lead
 
 __all__ = [
@@ -42,18 +41,18 @@ __all__ = [
 Config = decoder.Config | gpt2.Config | t5.Config
 
 HEAD = "lm_head.weight"
+# Names that a file may have for copies of the embedding.
 _TIED = {HEAD, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-"""Names that a file may have for copies of the embedding."""
 _FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2}
 _FAMILIES |= dict.fromkeys(_t5.MODEL_TYPES, _t5)
 MODEL_TYPES = tuple(_FAMILIES)
 
 
-def config(described: str | Path | Mapping[str, Any]) -> Config:
+def config(model: str | Path | Mapping[str, Any]) -> Config:
     """Return the config of a model, from its `config.json`.
 
     Args:
-      described: The path of a `config.json`, of a directory with one, or of a weight file beside one; or the
+      model: The path of a `config.json`, of a directory with one, or of a weight file beside one; or the
         content of one.
 
     Raises:
@@ -65,21 +64,21 @@ def config(described: str | Path | Mapping[str, Any]) -> Config:
       >>> mw.lm.hugging_face.config({"model_type": "gpt2", **sizes}).feed_forward
       256
     """
-    said = described if isinstance(described, Mapping) else _read(local_path(described))
-    kind = said.get("model_type")
+    settings = model if isinstance(model, Mapping) else _read(local_path(model))
+    kind = settings.get("model_type")
     if kind not in MODEL_TYPES:
         # No near name: a program wrote this one, so it is another model, as gemma3 is not gemma.
-        known = f"there is no model here for model_type {kind!r}; there are {', '.join(MODEL_TYPES)}."
-        text = said.get("text_config")
+        message = f"there is no model here for model_type {kind!r}; there are {', '.join(MODEL_TYPES)}."
+        text = settings.get("text_config")
         if isinstance(text, Mapping) and text.get("model_type") in MODEL_TYPES:
-            known += (
+            message += (
                 f"\n  Its part for text is a {text['model_type']}. Save that alone, as in transformers "
                 "Gemma3ForCausalLM.from_pretrained(path).save_pretrained(folder)."
             )
-        raise CheckpointError(known)
-    _check(said, kind)
+        raise CheckpointError(message)
+    _check(settings, kind)
     try:
-        return _FAMILIES[kind].config(said)
+        return _FAMILIES[kind].config(settings)
     except KeyError as error:
         raise CheckpointError(f"the config.json of a {kind} model lacks {error}.") from None
     except UsageError as error:
@@ -98,12 +97,12 @@ def config_json(cfg: t5.Config) -> dict[str, Any]:
       >>> mw.lm.hugging_face.config_json(mw.lm.t5.Config())["feed_forward_proj"]
       'gated-gelu'
     """
-    return _t5.described(cfg)
+    return _t5.config_json(cfg)
 
 
-def _check(said: Mapping[str, Any], kind: str) -> None:
+def _check(settings: Mapping[str, Any], kind: str) -> None:
     """Check the sizes and keys of a `config.json`, and that the model is not quantized."""
-    sizes = {name: said.get(name) for name in _FAMILIES[kind].SIZES}
+    sizes = {name: settings.get(name) for name in _FAMILIES[kind].SIZES}
     missing = [repr(name) for name, size in sizes.items() if size is None]
     if missing:
         raise CheckpointError(f"the config.json of a {kind} model lacks {', '.join(missing)}.")
@@ -112,12 +111,12 @@ def _check(said: Mapping[str, Any], kind: str) -> None:
         raise CheckpointError(
             f"in the config.json of a {kind} model, {', '.join(wrong)}; expected whole numbers from 1."
         )
-    if said.get("quantization_config"):
-        how = said["quantization_config"]
+    if settings.get("quantization_config"):
+        method = settings["quantization_config"]
         raise CheckpointError(
-            f"the model is quantized ({how}), which is not supported. Use the original model."
+            f"the model is quantized ({method}), which is not supported. Use the original model."
         )
-    check_keys(said, _FAMILIES[kind].KEYS[kind], _FAMILIES[kind].ALIKE)
+    check_keys(settings, _FAMILIES[kind].KEYS[kind], _FAMILIES[kind].ALIKE)
 
 
 def parameter_map(cfg: Config) -> Map:
@@ -160,7 +159,7 @@ def to_ours(source: Source, cfg: Config) -> Source:
         are listed.
     """
     ours = _named(source, cfg)
-    check_whole(ours, cfg)
+    check_complete(ours, cfg)
     return ours
 
 
@@ -172,6 +171,8 @@ def _named(source: Source, cfg: Config) -> Source:
 
 def _check_tied(source: Source, ours: Source) -> None:
     """Check that what the map leaves out as tied to the embedding equals it."""
+    # A file may contain copies of the embedding. A copy that differs is a head of its own, and must not be
+    # lost.
     theirs, embedding = source.arrays(), ours.arrays().get("embedding")
     tied = theirs.keys() & _TIED - ({HEAD} if "head" in ours.arrays() else set())
     for name in sorted(tied):
@@ -182,18 +183,18 @@ def _check_tied(source: Source, ours: Source) -> None:
             )
 
 
-def _equal(one: LazyArray, other: LazyArray) -> bool:
+def _equal(first: LazyArray, other: LazyArray) -> bool:
     """Return whether all values are equal; some thousand rows are read at a time."""
-    return one.shape == other.shape and all(
-        np.array_equal(np.asarray(one[rows]), np.asarray(other[rows]))
-        for rows in (slice(start, start + 4096) for start in range(0, one.shape[0], 4096))
+    return first.shape == other.shape and all(
+        np.array_equal(np.asarray(first[rows]), np.asarray(other[rows]))
+        for rows in (slice(start, start + 4096) for start in range(0, first.shape[0], 4096))
     )
 
 
 def export_model(
     params: tree.PyTree | Source,
     directory: str | Path,
-    described: str | Path | Mapping[str, Any],
+    model: str | Path | Mapping[str, Any],
     *,
     dtype: DTypeLike | None = None,
 ) -> list[Path]:
@@ -205,7 +206,7 @@ def export_model(
       params: All parameters of the model, and nothing else: a tree, `state.params`, whose arrays this process
         holds whole; or those of a checkpoint, `subtree(open_source(run), "params")`.
       directory: The local directory to write to; it is created if needed.
-      described: The directory of the model that this one began from. Its `config.json` is copied unchanged,
+      model: The directory of the model that this one began from. Its `config.json` is copied unchanged,
         and so are the files of its tokenizer and its `generation_config.json`, except links. Or the path of a
         `config.json`, which is copied alone; or the content of one, as `config_json` makes it.
       dtype: The dtype to cast floating-point arrays to.
@@ -217,45 +218,42 @@ def export_model(
     Example:
       >>> import json, pathlib
       >>> sizes = {"vocab_size": 10, "n_positions": 4, "n_embd": 8, "n_layer": 1, "n_head": 2}
-      >>> described = {"model_type": "gpt2", **sizes}
-      >>> _ = pathlib.Path("config.json").write_text(json.dumps(described))
-      >>> params = mw.lm.gpt2.init(mw.lm.hugging_face.config(described), mw.training.key_of(0))
+      >>> model_config = {"model_type": "gpt2", **sizes}
+      >>> _ = pathlib.Path("config.json").write_text(json.dumps(model_config))
+      >>> params = mw.lm.gpt2.init(mw.lm.hugging_face.config(model_config), mw.training.key_of(0))
       >>> [path.name for path in mw.lm.hugging_face.export_model(params, "exported", "config.json")]
       ['model.safetensors', 'config.json']
     """
-    cfg, said, source = config(described), _content(described), source_of(params, "params")
-    check_whole(source, cfg)
-    place = local_path(directory, "Export to a disk, and copy the files.")
-    copied = place / "config.json"
-    others = {} if isinstance(described, Mapping) else _beside(local_path(described))
-    check_companions(place, others)
-    if copied.exists() and read_file(copied) != said:
+    cfg, source = config(model), source_of(params, "params")
+    others: dict[str, bytes] = {}
+    if isinstance(model, Mapping):
+        config_content = json.dumps(model, indent=2, sort_keys=True).encode() + b"\n"
+    else:
+        path = local_path(model)
+        file = _file(path)
+        config_content = read_file(file)
+        # The path of a `config.json` alone stands for that file, and not for its folder.
+        if file != path.expanduser():
+            others = companions(file.parent)
+    check_complete(source, cfg)
+    target = local_path(directory, "Export to a disk, and copy the files.")
+    copied = target / "config.json"
+    check_companions(target, others)
+    if copied.exists() and read_file(copied) != config_content:
         raise UsageError(f"{copied} exists already, and differs from the model's: choose another directory.")
-    written = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
+    paths = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
     if not copied.exists():
-        copied.write_bytes(said)
-    on_lead(lambda: write_companions(place, others))
-    return [*written, copied, *(place / name for name in others)]
+        copied.write_bytes(config_content)
+    on_lead(lambda: write_companions(target, others))
+    return [*paths, copied, *(target / name for name in others)]
 
 
-def _content(described: str | Path | Mapping[str, Any]) -> bytes:
-    if isinstance(described, Mapping):
-        return json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"
-    return read_file(_file(local_path(described)))
-
-
-def _beside(described: Path) -> dict[str, bytes]:
-    """Return the model's other files by name, if `described` is its directory or one of its weight files."""
-    file = _file(described)
-    return {} if file == described.expanduser() else companions(file.parent)
-
-
-def _file(path: Path) -> Path:
-    """Return the path of the `config.json`: `path` itself, in a directory, or beside a weight file."""
-    place = path.expanduser()
-    if place.name.endswith((".safetensors", ".safetensors.index.json")):
-        place = place.parent
-    return place / "config.json" if place.is_dir() else place
+def _file(model: Path) -> Path:
+    """Return the path of the `config.json`: `model` itself, in a directory, or beside a weight file."""
+    file = model.expanduser()
+    if file.name.endswith((".safetensors", ".safetensors.index.json")):
+        file = file.parent
+    return file / "config.json" if file.is_dir() else file
 
 
 def _read(path: Path) -> Mapping[str, Any]:

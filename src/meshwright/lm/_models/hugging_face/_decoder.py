@@ -20,6 +20,7 @@ _LLAMA = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
 _QWEN = {**_LLAMA, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA = {"rope_theta": 10_000.0, "tie_word_embeddings": True, "num_key_value_heads": 16, "head_dim": 256}
 _GEMMA2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+# The defaults of keys that a file lacks, by `model_type`. A key with the value null is not missing.
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -44,7 +45,6 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma2": {**_GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3_text": {**_GEMMA2, "rope_theta": 1e6, "rope_local_base_freq": 10_000.0},
 }
-"""The defaults of keys that a file lacks, by `model_type`. A key with the value null is not missing."""
 MODEL_TYPES = tuple(_LEFT_OUT)
 _MIXTURES = ("mixtral", "qwen3_moe")
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
@@ -92,49 +92,54 @@ ALIKE = {
 """Pairs of keys that mean the same."""
 
 
-def config(said: Mapping[str, Any]) -> Config:
+def config(settings: Mapping[str, Any]) -> Config:
     """Return the config in a `config.json`."""
-    said = {**_LEFT_OUT[said["model_type"]], **said}
-    _check(said)
-    gemma = said["model_type"] in _GEMMAS
+    settings = {**_LEFT_OUT[settings["model_type"]], **settings}
+    _check(settings)
+    gemma = settings["model_type"] in _GEMMAS
     return Config(
-        vocabulary=said["vocab_size"],
-        model=said["hidden_size"],
-        layers=said["num_hidden_layers"],
-        heads=said["num_attention_heads"],
-        key_heads=said.get("num_key_value_heads"),
-        head=said.get("head_dim"),
-        feed_forward=said[
-            "moe_intermediate_size" if said["model_type"] == "qwen3_moe" else "intermediate_size"
+        vocabulary=settings["vocab_size"],
+        model=settings["hidden_size"],
+        layers=settings["num_hidden_layers"],
+        heads=settings["num_attention_heads"],
+        key_heads=settings.get("num_key_value_heads"),
+        head=settings.get("head_dim"),
+        feed_forward=settings[
+            "moe_intermediate_size" if settings["model_type"] == "qwen3_moe" else "intermediate_size"
         ],
         activation="gelu" if gemma else "silu",
-        norm_epsilon=said.get("rms_norm_eps", 1e-6),
+        norm_epsilon=settings.get("rms_norm_eps", 1e-6),
         norm_offset=1.0 if gemma else 0.0,
-        post_norms=said["model_type"] in _GEMMAS[1:],
-        ropes=_ropes(said),
-        windows=_windows(said),
-        tied=said["tie_word_embeddings"],
-        query_bias=said["model_type"] == "qwen2",
-        query_norm=said["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
-        query_scale=said["query_pre_attn_scalar"] ** -0.5 if said.get("query_pre_attn_scalar") else None,
-        embedding_scale=said["hidden_size"] ** 0.5 if gemma else 1.0,
-        attention_cap=said.get("attn_logit_softcapping"),
-        logit_cap=said.get("final_logit_softcapping"),
-        **_experts(said),
+        post_norms=settings["model_type"] in _GEMMAS[1:],
+        ropes=_ropes(settings),
+        windows=_windows(settings),
+        tied=settings["tie_word_embeddings"],
+        query_bias=settings["model_type"] == "qwen2",
+        query_norm=settings["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
+        query_scale=settings["query_pre_attn_scalar"] ** -0.5
+        if settings.get("query_pre_attn_scalar")
+        else None,
+        embedding_scale=settings["hidden_size"] ** 0.5 if gemma else 1.0,
+        attention_cap=settings.get("attn_logit_softcapping"),
+        logit_cap=settings.get("final_logit_softcapping"),
+        **_experts(settings),
     )
 
 
-def _experts(said: Mapping[str, Any]) -> dict[str, Any]:
+def _experts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config that say what its experts are; none without experts."""
-    if said["model_type"] not in _MIXTURES:
+    if settings["model_type"] not in _MIXTURES:
         return {}
-    chosen = said["num_experts_per_tok"]
+    chosen = settings["num_experts_per_tok"]
     return {
-        "experts": said.get("num_local_experts") or said.get("num_experts") or 128,  # of version 5, and 4
+        "experts": settings.get("num_local_experts")
+        or settings.get("num_experts")
+        # `transformers` 5 writes `num_local_experts`, and 4 `num_experts`.
+        or 128,
         "experts_per_token": chosen,
-        "normalize_experts": said.get("norm_topk_prob", True),
+        "normalize_experts": settings.get("norm_topk_prob", True),
         # There an even load costs as much as there are experts of a token, and here 1.
-        "balance_factor": said.get("router_aux_loss_coef", 0.001) * chosen,
+        "balance_factor": settings.get("router_aux_loss_coef", 0.001) * chosen,
     }
 
 
@@ -167,11 +172,11 @@ def _rows_of_experts(cfg: Config, experts: int) -> list[Row]:
     layer = "model.layers.{}." + ("mlp" if is_qwen else "block_sparse_moe")
     names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     names = names if is_qwen else {"gate": "w1", "up": "w3", "down": "w2"}
-    each = layer + ".experts.{}."
+    expert = layer + ".experts.{}."
     return [
         Row("layers/router", f"{layer}.gate.weight", (Transpose(),)),
         *(
-            Row(f"layers/experts/{ours}", f"{each}{theirs}.weight", (Transpose(),), num_experts=experts)
+            Row(f"layers/experts/{ours}", f"{expert}{theirs}.weight", (Transpose(),), num_experts=experts)
             for ours, theirs in names.items()
         ),
     ]
@@ -191,33 +196,39 @@ def _norms(cfg: Config) -> dict[str, str]:
     return norms
 
 
-def _check(said: Mapping[str, Any]) -> None:
-    kind = said["model_type"]
-    if said.get("decoder_sparse_step", 1) != 1:
+def _check(settings: Mapping[str, Any]) -> None:
+    kind = settings["model_type"]
+    if settings.get("decoder_sparse_step", 1) != 1:
         raise CheckpointError(f"the decoder does not support decoder_sparse_step of {kind}.")
-    wanted, activation = ("silu", "swish"), said.get("hidden_act") or "silu"
+    activations, activation = ("silu", "swish"), settings.get("hidden_act") or "silu"
     if kind in _GEMMAS:
-        old = said.get("hidden_act") in (None, *_OLD_GELUS)  # both names mean the tanh approximation there
-        wanted = ("gelu_pytorch_tanh",)
-        activation = said.get("hidden_activation") or (wanted[0] if old else said["hidden_act"])
-    if activation not in wanted:
-        raise CheckpointError(f"the decoder has no activation {activation!r} for {kind}; it has {wanted[0]}.")
+        # Both old names of GELU mean the tanh approximation in Gemma.
+        old = settings.get("hidden_act") in (
+            None,
+            *_OLD_GELUS,
+        )
+        activations = ("gelu_pytorch_tanh",)
+        activation = settings.get("hidden_activation") or (activations[0] if old else settings["hidden_act"])
+    if activation not in activations:
+        raise CheckpointError(
+            f"the decoder has no activation {activation!r} for {kind}; it has {activations[0]}."
+        )
 
 
-def _layer_types(said: Mapping[str, Any]) -> list[str]:
+def _layer_types(settings: Mapping[str, Any]) -> list[str]:
     """Return the type of each layer, sliding or full attention; files of version 4 do not list them.
 
     Mixtures, LLaMA, Mistral and the first Gemma have layers of one type, whatever the file lists.
     """
-    layers = said["num_hidden_layers"]
-    if said["model_type"] in ("llama", "gemma", "mistral", "mixtral", "qwen3_moe"):
-        return [FULL if said["model_type"] in ("llama", "gemma") else SLIDING] * layers
-    if said.get("layer_types"):
-        return _checked(said["layer_types"], layers)
-    if said["model_type"] in ("gemma2", "gemma3_text"):
-        period = 2 if said["model_type"] == "gemma2" else said.get("sliding_window_pattern", 6)
+    layers = settings["num_hidden_layers"]
+    if settings["model_type"] in ("llama", "gemma", "mistral", "mixtral", "qwen3_moe"):
+        return [FULL if settings["model_type"] in ("llama", "gemma") else SLIDING] * layers
+    if settings.get("layer_types"):
+        return _checked(settings["layer_types"], layers)
+    if settings["model_type"] in ("gemma2", "gemma3_text"):
+        period = 2 if settings["model_type"] == "gemma2" else settings.get("sliding_window_pattern", 6)
         return [FULL if (number + 1) % period == 0 else SLIDING for number in range(layers)]
-    first = said["max_window_layers"]
+    first = settings["max_window_layers"]
     return ([FULL] * first + [SLIDING] * layers)[:layers]
 
 
@@ -229,49 +240,51 @@ def _checked(layer_types: list[str], layers: int) -> list[str]:
     return layer_types
 
 
-def _windows(said: Mapping[str, Any]) -> tuple[int | None, ...]:
-    unused = said["model_type"] in ("qwen2", "qwen3", "qwen3_moe") and not said.get("use_sliding_window")
-    size = None if unused else said.get("sliding_window")
-    return _shortened([size if kind == SLIDING else None for kind in _layer_types(said)])
+def _windows(settings: Mapping[str, Any]) -> tuple[int | None, ...]:
+    unused = settings["model_type"] in ("qwen2", "qwen3", "qwen3_moe") and not settings.get(
+        "use_sliding_window"
+    )
+    size = None if unused else settings.get("sliding_window")
+    return _shortened([size if kind == SLIDING else None for kind in _layer_types(settings)])
 
 
-def _ropes(said: Mapping[str, Any]) -> tuple[Rope, ...]:
-    turned = {kind: _rope(_rope_of(said, kind)) for kind in {*_layer_types(said)}}
-    return _shortened([turned[kind] for kind in _layer_types(said)])
+def _ropes(settings: Mapping[str, Any]) -> tuple[Rope, ...]:
+    ropes = {kind: _rope(_rope_of(settings, kind)) for kind in {*_layer_types(settings)}}
+    return _shortened([ropes[kind] for kind in _layer_types(settings)])
 
 
-def _rope_of(said: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _rope_of(settings: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """Return the settings of rotary positions for layers of a type."""
-    local = said["model_type"] == "gemma3_text" and kind == SLIDING
-    scaling = {} if local else _object(said, "rope_scaling")
-    parameters = _object(said, "rope_parameters")
+    local = settings["model_type"] == "gemma3_text" and kind == SLIDING
+    scaling = {} if local else _object(settings, "rope_scaling")
+    parameters = _object(settings, "rope_parameters")
     return {
-        "rope_theta": said["rope_local_base_freq" if local else "rope_theta"],
-        "partial_rotary_factor": said.get("partial_rotary_factor", 1),
+        "rope_theta": settings["rope_local_base_freq" if local else "rope_theta"],
+        "partial_rotary_factor": settings.get("partial_rotary_factor", 1),
         **(parameters.get(kind) or parameters or scaling),
     }
 
 
-def _object(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = said.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{name} is {found!r}; it must be an object with a rope_type.")
-    return found
+def _object(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = settings.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{name} is {value!r}; it must be an object with a rope_type.")
+    return value
 
 
-def _rope(said: Mapping[str, Any]) -> Rope:
-    kind = said.get("rope_type", said.get("type", "default"))
-    known = (*_OF_ALL_ROPES, *_ROPES.get(kind, ()))
+def _rope(settings: Mapping[str, Any]) -> Rope:
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    keys = (*_OF_ALL_ROPES, *_ROPES.get(kind, ()))
     if (
         kind not in _ROPES
-        or said.get("partial_rotary_factor", 1) != 1
-        or any(said[x] for x in said.keys() - known)
+        or settings.get("partial_rotary_factor", 1) != 1
+        or any(settings[x] for x in settings.keys() - keys)
     ):
         raise CheckpointError(
-            f"the decoder does not support these rotary positions: {dict(said)}. Known types are "
+            f"the decoder does not support these rotary positions: {dict(settings)}. Known types are "
             f"{', '.join(_ROPES)}."
         )
-    numbers = {name: said[name] for name in ("rope_theta", *_ROPES[kind])}
+    numbers = {name: settings[name] for name in ("rope_theta", *_ROPES[kind])}
     if wrong := [
         f"{name} is {x!r}" for name, x in numbers.items() if not isinstance(x, int | float) or x <= 0
     ]:
@@ -282,12 +295,12 @@ def _rope(said: Mapping[str, Any]) -> Rope:
 _OF_ALL_ROPES = (
     *("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"),
 )
+# The keys that a type of rotary positions needs besides `rope_theta`, in the order of `Rope`'s fields.
 _ROPES = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
-"""The keys that a type of rotary positions needs besides `rope_theta`, in the order of `Rope`'s fields."""
 
 
 def _shortened(pattern: list[T]) -> tuple[T, ...]:

@@ -12,8 +12,8 @@ from meshwright.lm._models.gpt2 import Config
 
 SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
 """The sizes that every `config.json` must have."""
+# The features of `gpt2` and of all released models, which may not be off.
 _COMPUTED = ("scale_attn_weights", "tie_word_embeddings")
-"""The features of `gpt2` and of all released models, which may not be off."""
 ALIKE = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
@@ -32,22 +32,22 @@ KEYS = {
 """The keys of a `config.json` that are known."""
 
 
-def config(said: Mapping[str, Any]) -> Config:
+def config(settings: Mapping[str, Any]) -> Config:
     """Return the config in a `config.json`."""
-    refused = [f"{name}={said[name]}" for name in _COMPUTED if not said.get(name, True)]
-    activation = said.get("activation_function", "gelu_new")
+    refused = [f"{name}={settings[name]}" for name in _COMPUTED if not settings.get(name, True)]
+    activation = settings.get("activation_function", "gelu_new")
     if activation not in ("gelu_new", "gelu_pytorch_tanh"):
         refused.append(f"activation_function={activation}")
     if refused:
         raise CheckpointError(f"the GPT-2 here does not support {', '.join(refused)}.")
     return Config(
-        vocabulary=said["vocab_size"],
-        positions=said["n_positions"],
-        model=said["n_embd"],
-        layers=said["n_layer"],
-        heads=said["n_head"],
-        feed_forward=said.get("n_inner") or 4 * said["n_embd"],
-        norm_epsilon=said.get("layer_norm_epsilon", 1e-5),
+        vocabulary=settings["vocab_size"],
+        positions=settings["n_positions"],
+        model=settings["n_embd"],
+        layers=settings["n_layer"],
+        heads=settings["n_head"],
+        feed_forward=settings.get("n_inner") or 4 * settings["n_embd"],
+        norm_epsilon=settings.get("layer_norm_epsilon", 1e-5),
     )
 
 

@@ -22,7 +22,7 @@ ALIKE = {
     "head_dim": "d_kv",
 }
 """Pairs of keys that mean the same."""
-_KNOWN = {
+_READ_KEYS = {
     *(
         *SIZES,
         "num_decoder_layers",
@@ -34,43 +34,45 @@ _KNOWN = {
     *("scale_decoder_outputs", "tie_word_embeddings", "relative_attention_max_distance"),
     *("is_encoder_decoder", "n_positions", "scalable_attention"),
 }
-KEYS = dict.fromkeys(MODEL_TYPES, _KNOWN)
+KEYS = dict.fromkeys(MODEL_TYPES, _READ_KEYS)
 """The keys of a `config.json` that are known, by `model_type`."""
 
 
-def config(said: Mapping[str, Any]) -> Config:
+def config(settings: Mapping[str, Any]) -> Config:
     """Return the config in a `config.json`."""
-    is_umt5 = said.get("model_type") == _UMT5
-    kind = said.get("feed_forward_proj", "gated-gelu" if is_umt5 else "relu")
+    is_umt5 = settings.get("model_type") == _UMT5
+    kind = settings.get("feed_forward_proj", "gated-gelu" if is_umt5 else "relu")
     if kind not in _GATED:
         raise CheckpointError(
             f"the T5 here does not support feed_forward_proj {kind!r}; it has {', '.join(_GATED)}."
         )
     parts = {"dense_act_fn": "gelu_new" if _GATED[kind] else "relu", "is_gated_act": _GATED[kind]}
-    if other := [f"{name}={said[name]!r}" for name, x in parts.items() if said.get(name) not in (None, x)]:
+    if other := [
+        f"{name}={settings[name]!r}" for name, x in parts.items() if settings.get(name) not in (None, x)
+    ]:
         raise CheckpointError(
             f"the T5 here does not support {', '.join(other)} beside feed_forward_proj {kind!r}."
         )
     # Version 5 writes tie_word_embeddings=true for all models, and has a new key with the old meaning.
-    tied = said.get("scale_decoder_outputs", said.get("tie_word_embeddings", True))
+    tied = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", True))
     return Config(
-        vocabulary=said["vocab_size"],
-        model=said["d_model"],
-        layers=said["num_layers"],
-        decoder_layers=said.get("num_decoder_layers") or said["num_layers"],
-        heads=said["num_heads"],
-        head=said["d_kv"],
-        feed_forward=said["d_ff"],
+        vocabulary=settings["vocab_size"],
+        model=settings["d_model"],
+        layers=settings["num_layers"],
+        decoder_layers=settings.get("num_decoder_layers") or settings["num_layers"],
+        heads=settings["num_heads"],
+        head=settings["d_kv"],
+        feed_forward=settings["d_ff"],
         gated=_GATED[kind],
         tied=tied,
-        buckets=said["relative_attention_num_buckets"],
-        max_distance=said.get("relative_attention_max_distance", 128),
+        buckets=settings["relative_attention_num_buckets"],
+        max_distance=settings.get("relative_attention_max_distance", 128),
         shared_bias=not is_umt5,
-        norm_epsilon=said.get("layer_norm_epsilon", 1e-6),
+        norm_epsilon=settings.get("layer_norm_epsilon", 1e-6),
     )
 
 
-def described(cfg: Config) -> dict[str, Any]:
+def config_json(cfg: Config) -> dict[str, Any]:
     """Return the content of a `config.json` for the model, as `transformers` reads it."""
     kinds = {gated: kind for kind, gated in _GATED.items()}
     return {
@@ -126,5 +128,6 @@ def _stack(cfg: Config, stack: str) -> list[Row]:
     layer = stack + ".block.{}.layer"
     rows += [Row(f"{ours}/{name}", f"{layer}.{part}.layer_norm.weight") for part, name in norms.items()]
     return rows + [
-        Row(f"{ours}/{to}", f"{layer}.{name}.weight", (Transpose(),)) for name, to in weights.items()
+        Row(f"{ours}/{our_name}", f"{layer}.{name}.weight", (Transpose(),))
+        for name, our_name in weights.items()
     ]
