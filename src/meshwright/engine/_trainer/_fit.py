@@ -16,7 +16,7 @@ from meshwright.engine._outcome import Outcome
 from meshwright.engine._run import run_engine
 from meshwright.engine._settings import Settings
 from meshwright.engine._trainer._arguments import Fit
-from meshwright.engine._trainer._calls import CallData, Finished, Position, digest_of
+from meshwright.engine._trainer._calls import Finished, Position, digest_of
 from meshwright.engine._trainer._epochs import EPOCH, Epochs
 from meshwright.engine._trainer._recipe import Recipe
 from meshwright.engine._trainer._start import check_schedule
@@ -63,7 +63,7 @@ class Call:
         layout, number, state = recipe.deployer.layout(), progress.num_calls + 1, progress.state
         first_step = progress.first_step if number == 1 or state is None else int(state.step)
         self._batch_size = arguments.whole_batch_size(layout.batch_ways * recipe.accumulate)
-        self._epochs = Epochs(
+        self._data = Epochs(
             arguments.train_examples,
             self._batch_size,
             layout.batch_sharding,
@@ -71,15 +71,16 @@ class Call:
             seed=recipe.deployer.seed,
             shuffle=arguments.shuffle,
             num_epochs=arguments.epochs,
+            call=number,
             first_step=first_step,
+            finished=progress.finished,
         )
-        self._data = CallData(self._epochs, number, first_step, progress.finished)
 
     def run(self, directory: str | None, described: Callable[[], str]) -> Scores:
         """Train, and return the last scores. Collective."""
         recipe, settings = self._recipe, self._settings(directory, described)
         kept_open = recipe.deployer.loops.held(directory)
-        with contextlib.closing(self._epochs):
+        with contextlib.closing(self._data):
             outcome = run_engine(settings, recipe.tx, lambda _, watch: self._training(watch), kept_open)
         self._progress.state = outcome.state
         return self._finish(outcome)
@@ -110,9 +111,9 @@ class Call:
         )
 
     def _training(self, watch: RunningWatchdog) -> Training:
-        recipe, arguments, epochs, data = self._recipe, self._arguments, self._epochs, self._data
+        recipe, arguments, data = self._recipe, self._arguments, self._data
         with watch.phase("first_batch"):
-            rows = epochs.peek()
+            rows = data.peek()
         batch = global_batch(rows, self._batch_size)
         recipe.lay_out(batch)
         check_dtypes(recipe.compute_dtype, recipe.target.params)
@@ -125,8 +126,8 @@ class Call:
             layout=recipe.layout,
             target=recipe.target,
             batch=batch,
-            first_rows=epochs.peek,
-            other_batches=[global_batch(rows, self._batch_size) for rows in epochs.shapes()],
+            first_rows=data.peek,
+            other_batches=[global_batch(rows, self._batch_size) for rows in data.shapes()],
             step=recipe.step(arguments.logging.norms),
             data=data,
             last_step=lambda: self._last_step() or LAST_STEP,
@@ -147,11 +148,11 @@ class Call:
 
     def _at_end_of_epoch(self, step: int) -> bool:
         """The policy of evaluations and checkpoints for which the user gives none."""
-        return self._epochs.at_end_of_epoch()
+        return self._data.at_end_of_epoch()
 
     def _marks(self) -> dict[str, float]:
         """Return the number of the epoch that ends with this step, for the scores of its checkpoint."""
-        return {EPOCH: float(self._epochs.epoch + 1)} if self._epochs.at_end_of_epoch() else {}
+        return {EPOCH: float(self._data.epoch + 1)} if self._data.at_end_of_epoch() else {}
 
     def _last_step(self) -> int | None:
         """Return the step after which `max_steps` ends the call."""
@@ -160,7 +161,7 @@ class Call:
 
     def _num_steps(self, done: int) -> int | None:
         """Return the number of updates of all calls, or None if it depends on the data."""
-        left, last = self._epochs.num_left(), self._last_step()
+        left, last = self._data.num_left(), self._last_step()
         whole = last if left is None else min(done + left, last or done + left)
         check_num_steps("the number of updates of all calls", whole or 0)
         return whole
@@ -199,7 +200,7 @@ class Call:
         checkpoint.
         """
         progress = self._progress
-        is_cut_off = (progress.position or {}).get("call") == self._data.number
+        is_cut_off = (progress.position or {}).get("call") == self._data.call
         return progress.state is not None and progress.num_calls > 0 and not is_cut_off
 
     def _note(self, state: TrainState) -> None:
@@ -224,10 +225,10 @@ class Call:
         progress.digest = digest_of(progress.digest, about["fingerprint"])
         progress.position = data.saved
         if data.saved is None:
-            progress.finished = data.finished.then(data.number, {**about, "scores": scores})
+            progress.finished = data.finished.then(data.call, {**about, "scores": scores})
         else:
             progress.finished = data.finished
-            remark, scores = data.finished.told(data.number, about, progress.digest)
+            remark, scores = data.finished.told(data.call, about, progress.digest)
             self._recipe.deployer.log_info(f"✓ {remark}")
         return {name: value for name, value in scores.items() if name != EPOCH}
 
