@@ -16,11 +16,12 @@ from meshwright.engine._machines import Machines
 from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Save, Settings, as_casts
+from meshwright.engine._training import Training
 from meshwright.errors import UsageError
 from meshwright.observe._internal import Console, sync_jsonl
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import board_directory
-from meshwright.training._internal import RunningWatchdog, TrainState, Tx, check_finite, on_board
+from meshwright.training._internal import RunningWatchdog, TrainState, check_finite, on_board
 
 log = logging.getLogger("meshwright")
 
@@ -58,8 +59,7 @@ class OpenRun:
 @contextlib.contextmanager
 def open_run(
     settings: Settings,
-    target: TrainState,
-    optimizer: Tx,
+    training: Training,
     watch: RunningWatchdog,
     started: float,
     kept_open: KeptOpen | None = None,
@@ -68,7 +68,7 @@ def open_run(
     console = Console(None)
     say = settings.say or line_printer(console)
     detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
-    checkpoints = checkpoints_for(settings, target, optimizer)
+    checkpoints = checkpoints_for(settings, training)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(processes.stop_signals())
         if settings.place is None:
@@ -97,7 +97,7 @@ def open_run(
                 upload()
 
             checkpoints.before_commit = keep_reports
-            _open_checkpoints(checkpoints, target, warn, stack)
+            _open_checkpoints(checkpoints, training.target, warn, stack)
         stack.enter_context(log_file(directory))
         stack.enter_context(compiled_programs(settings.compile.cache))
         machines = _on_board(settings, settings.place, watch, warn, stack)
@@ -143,17 +143,17 @@ def _opened_before(
         raise
 
 
-def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
+def checkpoints_for(settings: Settings, training: Training) -> Checkpoints | None:
     """Return the checkpoints of a run, which are not open yet; None if it saves none."""
     if settings.save is None or settings.place is None:
         return None
     with errors_naming("save.directory"):
         checkpoints = _checkpoints_at(settings.place, settings.save)
     with errors_naming("save.names"):
-        _check_can_continue(checkpoints.left_out(target))
+        _check_can_continue(checkpoints.left_out(training.target))
     with errors_naming("save.cast"):
-        checkpoints.check(target)
-    checkpoints.check_state = check_finite(optimizer, checkpoints.wait_quietly)
+        checkpoints.check(training.target)
+    checkpoints.check_state = check_finite(training.optimizer, checkpoints.wait_quietly)
     return checkpoints
 
 

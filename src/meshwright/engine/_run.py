@@ -36,7 +36,6 @@ from meshwright.training._internal import (
     PhaseClock,
     RunningWatchdog,
     TrainState,
-    Tx,
     fit,
     unwatched,
     watchdog,
@@ -45,7 +44,6 @@ from meshwright.training._internal import (
 
 def run_engine(
     settings: Settings,
-    optimizer: Tx,
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
     kept_open: KeptOpen | None = None,
 ) -> Outcome:
@@ -59,9 +57,7 @@ def run_engine(
         processes.compare("the step to go back to", lambda: str(settings.from_step))
         if processes.only_compiles():
             only_compile(settings, training, watch)
-        opened = stack.enter_context(
-            open_run(settings, training.target, optimizer, watch, started, kept_open)
-        )
+        opened = stack.enter_context(open_run(settings, training, watch, started, kept_open))
         with explaining_out_of_memory(settings, training):
             outcome = train(settings, training, opened)
         opened.record.finish(outcome.summary())

@@ -29,7 +29,6 @@ from meshwright.training._internal import (
     as_init,
     check_given,
     fill_state,
-    frozen_names,
     wider_than,
 )
 
@@ -89,7 +88,7 @@ def run(
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
         of_made = {"described": lambda: describe(made[-1]), "remedies": lambda: _remedies(made[-1])}
         settings = dataclasses.replace(settings, **of_made, **how)
-        return run_engine(settings, experiment.optimizer, partial(training_of, made))
+        return run_engine(settings, partial(training_of, made))
 
 
 def _remedies(experiment: Experiment) -> str:
@@ -144,6 +143,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
     return Training(
         layout=parts.layout,
         target=parts.target,
+        optimizer=experiment.optimizer,
         batch=parts.batch,
         first_rows=data.peek,
         step=parts.step,
@@ -155,7 +155,6 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         first_state=partial(_first_state, experiment, parts.target, began_from),
         began_from=began_from,
         has_dropout=getattr(getattr(experiment.model, "__self__", None), "has_dropout", False),
-        frozen=frozen_names(experiment.optimizer, parts.target.params, parts.target.model_state),
         evaluations=evaluation_parts(experiment.evaluations, experiment.samples, context),
         facts=partial(_facts, experiment, parts, data),
         told=[*chosen, *parts.compiler.told()],

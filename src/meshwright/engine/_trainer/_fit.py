@@ -27,7 +27,6 @@ from meshwright.training._internal import (
     TrainState,
     check_dtypes,
     check_num_steps,
-    frozen_names,
     wider_than,
 )
 
@@ -81,7 +80,7 @@ class Call:
         recipe, settings = self._recipe, self._settings(directory, described)
         kept_open = recipe.deployer.loops.held(directory)
         with contextlib.closing(self._data):
-            outcome = run_engine(settings, recipe.tx, lambda _, watch: self._training(watch), kept_open)
+            outcome = run_engine(settings, lambda _, watch: self._training(watch), kept_open)
         self._progress.state = outcome.state
         return self._finish(outcome)
 
@@ -125,6 +124,7 @@ class Call:
         return Training(
             layout=recipe.layout,
             target=recipe.target,
+            optimizer=recipe.tx,
             batch=batch,
             first_rows=data.peek,
             other_batches=[global_batch(rows, self._batch_size) for rows in data.shapes()],
@@ -140,7 +140,6 @@ class Call:
             facts=self._facts,
             told=[*recipe.compiler.told()],
             remarks=[f"compute_dtype: {wider}"] if wider else [],
-            frozen=frozen_names(recipe.tx, recipe.target.params, recipe.target.model_state),
             has_dropout=recipe.model is not None and recipe.model.has_dropout,
             reached=self._note,
             is_continued=self._is_continued(),
