@@ -424,3 +424,8 @@ def test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits():
     assert names() == ("large", "loss")
     with pytest.raises(LayoutError, match="a batch of 64 examples cannot be split into 6 equal parts"):
         names(batch_size=64)
+
+
+def test_the_loss_of_a_trainer_evaluates_no_experiment(tmp_path):
+    with pytest.raises(UsageError, match=r'^evaluations\.all\.measure is "loss", but there is no loss'):
+        run(tmp_path, evaluations={"all": mw.Evaluation("loss", EXAMPLES)})

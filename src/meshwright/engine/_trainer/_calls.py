@@ -39,27 +39,26 @@ class Finished:
         older = {"older": {"count": self.num_older, "digest": self.digest}} if self.num_older else {}
         return {"finished": list(self.newest), **older}
 
-    def about(self, number: int) -> Mapping[str, Any] | None:
-        """Return the record of one finished call, or None if it is one of the older calls."""
-        return self.newest[number - self.num_older - 1] if number > self.num_older else None
-
-    def told(self, number: int, asked: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
+    def answer(self, number: int, record: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
         """Return the message for a finished call that is made again, and the scores of the call."""
-        said, about = f"call {number} of fit was finished before", self.about(number)
-        if about is None:
+        message = f"call {number} of fit was finished before"
+        if number <= self.num_older:
             if number == self.num_older and digest != self.digest:
-                said += "; it or an earlier call had other examples, and is not trained again"
-            return f"{said}; its scores are no longer recorded", {}
-        said += f", at step {about['step']}"
-        if about["fingerprint"] != asked["fingerprint"]:
-            said += ", on other examples or with another batch size: it is not trained again"
-        elif about["asked"] != asked["asked"]:
-            said += f", with {about['asked']}; {asked['asked']} is ignored: only the last call trains further"
-        return said, dict(about["scores"])
+                message += "; it or an earlier call had other examples, and is not trained again"
+            return f"{message}; its scores are no longer recorded", {}
+        before = self.newest[number - self.num_older - 1]
+        message += f", at step {before['step']}"
+        if before["fingerprint"] != record["fingerprint"]:
+            message += ", on other examples or with another batch size: it is not trained again"
+        elif before["asked"] != record["asked"]:
+            message += (
+                f", with {before['asked']}; {record['asked']} is ignored: only the last call trains further"
+            )
+        return message, dict(before["scores"])
 
-    def then(self, number: int, about: Mapping[str, Any]) -> "Finished":
+    def then(self, number: int, record: Mapping[str, Any]) -> "Finished":
         """Return the record after the call with this number, too, is finished."""
-        newest = (*self.newest[: number - self.num_older - 1], about)
+        newest = (*self.newest[: number - self.num_older - 1], record)
         num_left_out, digest = max(len(newest) - NUM_KEPT, 0), self.digest
         for older in newest[:num_left_out]:
             digest = digest_of(digest, older["fingerprint"])

@@ -219,16 +219,16 @@ class Call:
     def _finish(self, outcome: Outcome) -> Scores:
         """Record the call as finished, log it if it was finished before, and return its scores."""
         progress, data, scores = self._progress, self._data, dict(outcome.scores)
-        about = {"fingerprint": self._fingerprint(), "asked": self._arguments.length, "step": outcome.step}
+        record = {"fingerprint": self._fingerprint(), "asked": self._arguments.length, "step": outcome.step}
         progress.num_calls += 1
-        progress.digest = digest_of(progress.digest, about["fingerprint"])
+        progress.digest = digest_of(progress.digest, record["fingerprint"])
         progress.position = data.saved
         if data.saved is None:
-            progress.finished = data.finished.then(data.call, {**about, "scores": scores})
+            progress.finished = data.finished.then(data.call, {**record, "scores": scores})
         else:
             progress.finished = data.finished
-            remark, scores = data.finished.told(data.call, about, progress.digest)
-            self._recipe.deployer.log_info(f"✓ {remark}")
+            message, scores = data.finished.answer(data.call, record, progress.digest)
+            self._recipe.deployer.log_info(f"✓ {message}")
         return {name: value for name, value in scores.items() if name != EPOCH}
 
     def _fingerprint(self) -> str:

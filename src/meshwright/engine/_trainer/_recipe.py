@@ -79,15 +79,11 @@ class Recipe:
     def step(self, norms: str | None) -> Step:
         """Return the function that makes one update. It is compiled once for each shape of batches."""
         if norms not in self._steps:
-            self._steps[norms] = self._step(norms)
+            self._steps[norms] = step = self._new_step(norms)
+            step.compiles_late = self.compiler.settings.late == "tell"
         return self._steps[norms]
 
-    def _step(self, norms: str | None) -> Step:
-        step = self._made(norms)
-        step.compiles_late = self.compiler.settings.late == "tell"
-        return step
-
-    def _made(self, norms: str | None) -> Step:
+    def _new_step(self, norms: str | None) -> Step:
         built = {"idle": self.deployer.tell_idle, "compiler_options": self.compiler.options}
         if self.train_step is not None:
             if norms is not None:
