@@ -200,5 +200,5 @@ class Experiment:
             raise UsageError("spikes: a run goes back by the position of the data; set save.data_position.")
         if isinstance(self.save.when, WhenEvaluated):
             self.save.when.check(self.evaluations)
-        check_names(self.evaluations)
+        check_names(self.evaluations, "Experiment.evaluations")
         check_sampler(self.samples, "Experiment.samples")

@@ -46,8 +46,8 @@ class Fit:
             raise UsageError("the length of training is missing: give epochs, max_steps or both.")
         if (self.per_device_batch_size is None) == (self.batch_size is None):
             raise UsageError("give one of per_device_batch_size and batch_size.")
-        check_names(self.evaluations)
-        check_sampler(self.samples, "Trainer.fit(samples=...)")
+        check_names(self.evaluations, "Fit.evaluations")
+        check_sampler(self.samples, "Fit.samples")
         if isinstance(self.save.when, WhenEvaluated):
             self.save.when.check(self.evaluations)
         if not self.save.data_position:
