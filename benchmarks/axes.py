@@ -137,7 +137,7 @@ def told(change: Change) -> str:
 def figures(change: Change) -> str:
     plan = change.plan
     mfu = "" if plan.mfu is None else f", MFU {plan.mfu:.0%}"
-    return f"{human_bytes(plan.memory.peak)}, {mw.plan._internal.seconds(plan.time.seconds)}{mfu}"
+    return f"{human_bytes(plan.memory.peak)}, {mw.base._internal.seconds_text(plan.time.seconds)}{mfu}"
 
 
 def written(page: str, table: str) -> str:

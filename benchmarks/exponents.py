@@ -133,7 +133,7 @@ def of_lines(size: int, folder: Path) -> dict[str, Act]:
         "read_run, summary": lambda: summary(read_run(folder)),
         "write_page": lambda: write_page(read_run(folder)),
         "read_jsonl": lambda: read_jsonl(folder / "metrics.jsonl"),
-        "open metrics.jsonl at a restart": lambda: jsonl(folder / "metrics.jsonl", after=size // 2 * 2),
+        "open metrics.jsonl at a restart": lambda: jsonl(folder / "metrics.jsonl", resume_step=size // 2 * 2),
         "early_stopping of a history": lambda: best(told),
     }
 

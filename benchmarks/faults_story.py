@@ -25,7 +25,7 @@ from meshwright.base._text import aligned
 from meshwright.checkpoints._directory import complete_steps, step_name
 from meshwright.errors import EXIT_AGAIN
 from meshwright.observe._jsonl import read_jsonl
-from meshwright.processes._heartbeat._entry import read_entries
+from meshwright.processes._heartbeat import read_entries
 from meshwright.report._ledger import read_ledger
 from meshwright.report._run import read_run
 

@@ -59,8 +59,8 @@ from meshwright.launch._members import End
 from meshwright.launch._outcome import summary
 from meshwright.launch._output import Lines, Output
 from meshwright.lm._models import decoder
-from meshwright.processes import _connections, _peers, _rendezvous, _sockets
-from meshwright.report._ledger import Ledger, saving_told
+from meshwright.processes import _peers, _rendezvous, _sockets
+from meshwright.report._ledger import Ledger, saving_advice
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -1401,7 +1401,7 @@ def blamed_for_another_process():
     test="tests/report/test_ledger.py::test_one_failure_says_nothing_of_how_often_a_run_fails",
 )
 def figure_after_one_failure():
-    return saving_told(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
+    return saving_advice(Ledger({"step": 25.0, "save": 1.0}, attempts=2, failures=1, saves=1))
 
 
 # --- who can connect to the processes of a run
@@ -1458,9 +1458,9 @@ def a_process_that_does_not_read():
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as peer,
         server.accept()[0],
-        unittest.mock.patch.object(_connections, "_SEND_SECONDS", 2),
+        unittest.mock.patch.object(_sockets, "_SEND_SECONDS", 2),
     ):
-        connections = _connections.Connections({1: peer})
+        connections = _sockets.Connections({1: peer})
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(peer.fileno(), bytes(1 << 16))
@@ -1704,7 +1704,7 @@ def guesses_of_a_newcomer():
         lambda: fit(early_stopping=3),
         lambda: fit(verbose=0),
         lambda: fit(eval_steps=10),
-        lambda: _guess.check_command(["explain"], _commands.grammar()),
+        lambda: _guess.command_in(["explain"], _commands.grammar()),
         lambda: _overrides._check_names({"lr": "0.1"}, known, mw.Experiment),
     )
 

@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from meshwright.processes._heartbeat._entry import Entry, read_entries, write_entry
-from meshwright.processes._heartbeat._slow import INPUT_SECONDS, REPORT_SECONDS, STEP_SECONDS, SlowPeers
-from meshwright.processes._sensors._reader import machine_reader, worst
+from meshwright.processes._heartbeat import Entry, read_entries, write_entry
+from meshwright.processes._sensors import machine_reader, worst
+from meshwright.processes._slow import INPUT_SECONDS, REPORT_SECONDS, STEP_SECONDS, SlowPeers
 
 SECONDS = 10.0
 """The time between two readings, as `mw.Logging.machine_seconds` is by default."""

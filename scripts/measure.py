@@ -70,7 +70,8 @@ VAGUE = frozenset(
     ]
 )
 """Words that say nothing of what a variable, a parameter, a function or a class holds."""
-AXES = ("data", "fsdp", "tensor", "sequence", "expert", "pipeline", "replica")
+AXES = ("fsdp", "tensor", "sequence", "expert", "pipeline", "replica")
+"""Mesh axes, but for `data`: the word also means much else."""
 AIMS = {
     "entries of the package": "≤ 20",
     "files": "≤ 480",

@@ -26,6 +26,6 @@ def page() -> str:
         "# Commands\n\nThis is what `meshwright COMMAND --help` prints.",
         f"```text\n{known.top.format_help()}```",
     ]
-    for name, parser in known.commands.items():
+    for name, parser in known.parsers.items():
         parts += [f"## meshwright {name}", f"```text\n{parser.format_help()}```"]
     return "\n\n".join(parts) + "\n"

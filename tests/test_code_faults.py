@@ -50,8 +50,8 @@ FAULTS = {
     ),
     "fillers of the last batch count": Fault(
         "data/_padded.py",
-        "place((rows < len(ids)).astype(np.float32))",
-        "place((rows >= 0).astype(np.float32))",
+        "to_global((rows < len(ids)).astype(np.float32))",
+        "to_global((rows >= 0).astype(np.float32))",
         "engine/evaluation/test_evaluator.py::test_every_example_counts_once_and_padding_never",
     ),
     "a run that continues reads its data from the beginning": Fault(
@@ -67,7 +67,7 @@ FAULTS = {
         "launch/test_local.py::test_when_one_fails_all_end_with_its_code",
     ),
     "a stopped process is said to stand": Fault(
-        "processes/_heartbeat/_look.py",
+        "processes/_heartbeat.py",
         'STOPPED if state_of(entry.pid) in ("T", "t") else None',
         'STOPPED if state_of(entry.pid) == "t" else None',
         "processes/heartbeat/test_board.py::test_linux_tells_of_a_process_that_was_stopped",
@@ -110,8 +110,8 @@ FAULTS = {
     ),
     "the second group of microbatches enters the stages late": Fault(
         "training/_pipeline/_one_forward_one_backward.py",
-        "jnp.where(t == p - 1, x, y), second, now.queue",
-        "jnp.where(t == p, x, y), second, now.queue",
+        "jnp.where(t == p - 1, x, y), second, carry.queue",
+        "jnp.where(t == p, x, y), second, carry.queue",
         "training/test_one_forward_one_backward.py::test_updates_and_metrics_are_those_of_one_device[pipeline=2-3]",
     ),
     "a NaN is traced on to the infinity that it is made of": Fault(
@@ -140,8 +140,8 @@ FAULTS = {
     ),
     "the ledger loses the work before the first save": Fault(
         "report/_ledger.py",
-        "self.marks[max(before)] if before",
-        "self.marks[min(before)] if before",
+        "self.marks[max(earlier)] if earlier",
+        "self.marks[min(earlier)] if earlier",
         "report/test_ledger.py::test_what_was_done_after_the_save_that_a_run_continues_from_is_lost",
     ),
 }

@@ -22,8 +22,8 @@ from engine.experiment import runs
 from layers import PACKAGES
 from meshwright.cli import main
 from meshwright.cli._commands import grammar
-from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS
+from meshwright.cli._parser import flags_of
+from meshwright.cli._settings import split
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src/meshwright").rglob("*.py"))
@@ -48,8 +48,10 @@ def test_the_commands_in_the_readme_are_commands(tmp_path):
     commands = re.findall(r"^(meshwright .*?)(?:\s{2,}#.*)?$", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 5
     for command in commands:
-        words, settings = split(shlex.split(command)[1:], FLAGS)
-        grammar().top.parse_args(words)
+        words = shlex.split(command)[1:]
+        commands = grammar()
+        words, settings = split(words, flags_of(commands.parsers[words[0]]))
+        commands.top.parse_args(words)
         assert settings.keys() <= {"mesh", "learning_rate", "workdir"}
 
 
@@ -94,6 +96,18 @@ def test_no_other_name_is_called_unproven():
     marked = [line for path in SOURCES for line in path.read_text().splitlines() if "Unproven" in line]
     named = [text for text in public_docstrings().values() if "Unproven" in text]
     assert len(marked) == len(named)
+
+
+def names_that_are_missing(path):
+    pairs = set(re.findall(r"\bmw\.(\w+)(?:\.(\w+))?", path.read_text()))
+    top = [name for name, _ in pairs if not hasattr(mw, name) and name not in PACKAGES]
+    doors = {(door, name) for door, name in pairs if door in PACKAGES and name not in ("", "_internal")}
+    return top + [f"{door}.{name}" for door, name in doors if not hasattr(getattr(mw, door), name)]
+
+
+def test_each_public_name_in_a_message_or_docstring_is_there():
+    missing = {path.name: names for path in SOURCES if (names := names_that_are_missing(path))}
+    assert missing == {}
 
 
 def test_every_claim_is_shown_by_a_file():

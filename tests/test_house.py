@@ -12,6 +12,7 @@ import pytest
 
 import meshwright as mw
 from layers import PACKAGES, SHARED, may_import
+from meshwright.program._internal import TABLE
 
 PACKAGE = Path(mw.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -158,12 +159,30 @@ SETS_FOR_THE_PROCESS = re.compile(
 
 def test_what_holds_for_the_whole_process_is_set_where_the_design_says():
     design = (PACKAGE.parents[1] / "docs/design.md").read_text()
-    named = set(re.findall(r"^\| `([\w/]+\.py)` \|", design, re.MULTILINE))
+    table = design.partition("## The whole process")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| `([\w/]+\.py)` \|", table, re.MULTILINE))
     inside = (path for path in FILES if package_of(path) not in ("cli", "launch"))
     found = {
         str(path.relative_to(PACKAGE)) for path in inside if SETS_FOR_THE_PROCESS.search(path.read_text())
     }
     assert found == named, "list the file in docs/design.md, under `The whole process`, with what it sets"
+
+
+def primitives_in(path):
+    """Return the names of primitives that a file has, and whether it reads parameters of equations."""
+    text = path.read_text()
+    names = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+    is_reader = "program._internal import" in text
+    return names & {*TABLE, "pjit", "remat2"} if is_reader else "eqn.params" in text
+
+
+def test_jaxprs_are_decoded_in_program_and_where_the_design_says():
+    design = (PACKAGE.parents[1] / "docs/design.md").read_text()
+    table = design.partition("**A jaxpr is decoded in one place.**")[2].partition("\n**")[0]
+    named = set(re.findall(r"^\| `([\w/]+\.py)` \|", table, re.MULTILINE))
+    outside = [path for path in FILES if package_of(path) != "program"]
+    found = {str(path.relative_to(PACKAGE)) for path in outside if primitives_in(path)}
+    assert found == named, "ask `program`, or list the file in docs/design.md with the reason"
 
 
 def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 PROGRAMS = {
     "the help": ["-m", "meshwright", "--help"],
     "the help of a command": ["-m", "meshwright", "train", "--help"],
+    "the list of runs": ["-m", "meshwright", "runs", str(Path(__file__).parent)],
     "a launcher": [
         "-m",
         "meshwright",

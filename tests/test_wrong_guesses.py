@@ -16,7 +16,7 @@ from flax import nnx
 
 import meshwright as mw
 from meshwright.base._unknown_arguments import _INSTEAD
-from meshwright.cli import _commands, _guess, _overrides
+from meshwright.cli import _commands, _overrides, _parser
 from meshwright.errors import MeshwrightError, _is_within, nearest
 
 EXAMPLES = {"x": np.ones((16, 4), np.float32)}
@@ -263,11 +263,11 @@ def own_names():
     """All names of ours that somebody may mistype, by what has them."""
     paths = {path: functools.reduce(getattr, path.split("."), mw) for path in _INSTEAD}
     named = {path: [*inspect.signature(of).parameters] for path, of in paths.items()}
-    grammar = _commands.grammar()
-    options = {f"meshwright {name}": _guess.options_of(name, grammar) for name in grammar.commands}
+    commands = _commands.grammar().parsers
+    options = {f"meshwright {name}": _parser.shown_options(parser) for name, parser in commands.items()}
     fields = [field.name for field in dataclasses.fields(mw.Experiment)]
     settings = [*fields, *_overrides._paths_in(mw.Experiment)]
-    return named | options | {"commands": [*grammar.commands], "settings": settings, "public": [*mw.__all__]}
+    return named | options | {"commands": [*commands], "settings": settings, "public": [*mw.__all__]}
 
 
 def slips(name):

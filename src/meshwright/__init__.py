@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshwright.engine._stopping import Stop
     from meshwright.engine._trainer._trainer import Trainer
     from meshwright.errors import MeshwrightError
-    from meshwright.observe._mean import Mean
+    from meshwright.observe._metrics import Mean
     from meshwright.parallel._infer_rules import infer_rules
     from meshwright.parallel._layout import Layout
     from meshwright.parallel._mesh import make_mesh

@@ -1,6 +1,7 @@
 """Names that a module loads when they are first used."""
 
 import ast
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -17,19 +18,19 @@ def lazy_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str
       module: The name of the module, `__name__`.
     """
     this = sys.modules[module]
-    sources = _sources(this)
+    sources = functools.cache(lambda: _sources(this))
 
     def load(name: str) -> Any:
-        if name in sources:
-            value = _imported(*sources[name], importer=module)
-        elif name == "_internal" and hasattr(this, "__path__"):
+        if name == "_internal" and hasattr(this, "__path__"):
             value = importlib.import_module(f"{module}._internal")
+        elif name in sources():
+            value = _imported(*sources()[name], importer=module)
         else:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         setattr(this, name, value)
         return value
 
-    return load, lambda: sorted(sources)
+    return load, lambda: sorted(sources())
 
 
 def _sources(module: Any) -> dict[str, tuple[str, str]]:

@@ -5,7 +5,7 @@ from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 from tensorboardX.proto.tensor_pb2 import TensorProto
 
 from meshwright.base._protobufs import messages as declared
-from meshwright.observe._events import messages
+from meshwright.observe._tensorboard import messages
 
 
 def theirs():

@@ -9,8 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.base._numbers import human_bytes
 from meshwright.errors import UsageError
-from meshwright.observe._histogram import Histogram
-from meshwright.observe._mean import Mean
+from meshwright.observe._metrics import Histogram, Mean
 from meshwright.observe._values import Packed
 
 LAYOUT = mw.Layout(mw.make_mesh("data=4,fsdp=2"))

@@ -13,8 +13,8 @@ import meshwright as mw
 from meshwright.checkpoints._checkpoints import Checkpoints
 from meshwright.checkpoints._formats._open import open_source
 from meshwright.checkpoints._retention import best, keep_any, last, multiples
-from meshwright.cli._launch import launch_local
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.launch._internal import launch_local
 from meshwright.processes._when import Tick, every
 
 

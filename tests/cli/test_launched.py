@@ -10,8 +10,8 @@ import pytest
 SCRIPT = """
 import sys, time
 time.sleep(1)
-from meshwright.processes._internal import launched_at
-print(time.monotonic() - launched_at())
+from meshwright.processes._internal import process_start_time
+print(time.monotonic() - process_start_time())
 """
 
 

@@ -4,7 +4,8 @@ from typing import Literal
 
 import pytest
 
-from meshwright.cli._overrides import build, convert, split
+from meshwright.cli._overrides import build, convert
+from meshwright.cli._settings import split
 from meshwright.errors import OverrideError, UsageError
 
 

@@ -46,7 +46,7 @@ def test_every_command_answers_in_ascii(run, tmp_path, command):
 
 def test_a_process_without_streams_opens_no_file_by_their_numbers(tmp_path):
     program = (
-        "import os; from meshwright.cli._output import open_streams, show; open_streams(); show('lost')\n"
+        "import os; from meshwright.cli._process import open_streams, show; open_streams(); show('lost')\n"
         "with open('made', 'w') as file: file.write(str(file.fileno()))"
     )
     words = ["sh", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, program]

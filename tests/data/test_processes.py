@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 
 PROGRAM = Path(__file__).parent / "two.py"
 

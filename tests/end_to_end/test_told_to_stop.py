@@ -11,7 +11,7 @@ import pytest
 from end_to_end.running import kill, losses, processes_of, wait_for
 from launched import by_process
 from meshwright.observe._jsonl import read_jsonl
-from meshwright.processes._heartbeat._entry import read_entries
+from meshwright.processes._heartbeat import read_entries
 
 PAUSE, SECONDS = "1", 60
 """Of each of the 120 batches of an evaluation; and at most from SIGTERM to the end of the process."""

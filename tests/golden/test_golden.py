@@ -11,7 +11,7 @@ import pytest
 import meshwright as mw
 from golden.reading import digest, leaves, reports
 from meshwright.cli import main
-from meshwright.observe._events import read_scalars
+from meshwright.observe._tensorboard import read_scalars
 
 HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "run.json").read_text())

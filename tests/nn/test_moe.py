@@ -144,7 +144,7 @@ def test_a_device_multiplies_half_more_rows_than_there_are_or_fewer():
     traced = jax.make_jaxpr(gradients(partial(mw.nn.moe, top_k=2)))(experts, x, logits)
     rows = [
         math.prod(eqn.outvars[0].aval.shape) / F  # of a product with "gate" or "up"
-        for eqn in mw.program._internal.equations(traced)
+        for eqn in mw.program._internal.jaxprs.equations(traced)
         if eqn.primitive.name == "dot_general"
         and eqn.outvars[0].aval.shape[-1] == F != eqn.outvars[0].aval.shape[-2]
     ]

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from meshwright.observe._bar import Bar
+from meshwright.observe._console import Bar
 
 
 class Unasked:
@@ -12,7 +12,7 @@ class Unasked:
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_where_nothing_can_be_redrawn_nothing_is_shown_or_fetched(capsys, shown):
-    bar = Bar(range(3), 3, "Predicting", shown=shown)
+    bar = Bar(range(3), 3, "Predicting", visible=shown)
     for _ in bar:
         bar.set_postfix(loss=Unasked())
     assert capsys.readouterr() == ("", "")

@@ -8,8 +8,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
-from meshwright.observe._events import read_scalars, record
-from meshwright.observe._tensorboard import tensorboard
+from meshwright.observe._tensorboard import read_scalars, record, tensorboard
 
 
 def write(run, step, values):

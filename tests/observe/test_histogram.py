@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import UsageError
-from meshwright.observe._histogram import Histogram
+from meshwright.observe._metrics import Histogram
 from meshwright.observe._values import merge
 
 # Of a few lengths, as each is compiled; any finite number that float32 holds.

@@ -69,28 +69,28 @@ def test_a_report_can_be_read_as_soon_as_it_is_written(path):
 
 def test_a_resumed_run_forgets_what_came_after_its_checkpoint(path):
     write_steps(path, 50, 100, 150, 200)
-    jsonl(path, after=100)(150, {"loss": 7.0})
+    jsonl(path, resume_step=100)(150, {"loss": 7.0})
     assert steps_in(path) == [50, 100, 150]
     assert read_jsonl(path)[-1]["loss"] == 7.0
 
 
 def test_a_run_that_starts_anew_forgets_everything(path):
     write_steps(path, 50, 100)
-    jsonl(path, after=0)
+    jsonl(path, resume_step=0)
     assert read_jsonl(path) == []
 
 
 def test_kept_lines_stay_as_they_are_to_the_byte(path):
     path.parent.mkdir()
     path.write_bytes(b'{"loss":1.50,"step":50}\n{"step":100}\n')
-    jsonl(path, after=50)
+    jsonl(path, resume_step=50)
     assert path.read_bytes() == b'{"loss":1.50,"step":50}\n'
 
 
 def test_later_lines_go_all_at_once(path):
     write_steps(path, 1, 2, 3)
     with path.open("rb") as reader:
-        jsonl(path, after=1)
+        jsonl(path, resume_step=1)
         assert reader.read().count(b"\n") == 3
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

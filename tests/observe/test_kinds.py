@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.errors import UsageError
-from meshwright.observe._histogram import Histogram
 from meshwright.observe._kinds import Image, numbers
+from meshwright.observe._metrics import Histogram
 
 
 def test_numbers_of_any_kind_are_floats_and_what_else_a_report_holds_is_left_out():

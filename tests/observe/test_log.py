@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from meshwright.observe._log import logger
-from meshwright.observe._mean import Mean
+from meshwright.observe._metrics import Mean
 from meshwright.processes._when import Tick, at, every, never
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.observe._speed import StepTime
+from meshwright.observe._log import StepTime
 from meshwright.processes._when import Tick
 
 

@@ -18,7 +18,7 @@ def test_a_report_is_one_event_with_its_step_and_tags(tmp_path, read_events):
 
 
 def test_a_resumed_run_tells_tensorboard_from_where_to_forget(tmp_path, read_events):
-    with tensorboard(tmp_path, after=100) as write:
+    with tensorboard(tmp_path, resume_step=100) as write:
         write(150, {"loss": 0.5})
     _, start, event = read_events(tmp_path)
     assert (start.step, start.session_log.status) == (101, start.session_log.START)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
-from meshwright.observe._histogram import Histogram
-from meshwright.observe._mean import Mean
+from meshwright.observe._metrics import Histogram, Mean
 from meshwright.observe._values import Packed, merge
 
 # Whole numbers whose sums float64 holds exactly, so that equal means equal.

@@ -12,13 +12,12 @@ import pytest
 
 from meshwright.errors import UsageError
 from meshwright.observe._console import Console
-from meshwright.observe._histogram import Histogram
 from meshwright.observe._jsonl import jsonl, read_jsonl
 from meshwright.observe._kinds import Image
+from meshwright.observe._metrics import Histogram
 from meshwright.observe._tensorboard import tensorboard
-from meshwright.observe._trackers import is_writer, open_trackers
+from meshwright.observe._trackers import is_writer, open_trackers, wandb
 from meshwright.observe._values import merge
-from meshwright.observe._wandb import wandb
 from meshwright.observe._writers import behind, tee
 
 # Values that float32 and four digits hold exactly, so that one law fits all.
@@ -170,7 +169,7 @@ def test_a_tracker_is_a_writer_or_what_opens_one():
 
     with ExitStack() as opened:
         plain = lambda step, values: heard.append(("plain", step))
-        write = open_trackers(opened, partial(opener, "opened"), plain, tell=heard.append)
+        write = open_trackers(opened, partial(opener, "opened"), plain, warn=heard.append)
         write(7, {})
     assert heard == [("opened", 7), ("plain", 7), "closed"]
 
@@ -211,7 +210,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_put_aside(at, when, steps, is_
     tracker = opened_behind if is_behind else partial(failing, at, heard)
     with ExitStack() as opened:
         write = open_trackers(
-            opened, tracker, lambda step, values: others.append((step, values)), tell=told.append
+            opened, tracker, lambda step, values: others.append((step, values)), warn=told.append
         )
         write(1, {"loss": 0.5})
         write(2, {"loss": 0.25})
@@ -238,7 +237,7 @@ def test_a_tracker_neither_stops_nor_replaces_what_ends_the_run():
 
     def interrupted():
         with ExitStack() as opened:
-            open_trackers(opened, swallowing, failing_at_last, tell=told.append)
+            open_trackers(opened, swallowing, failing_at_last, warn=told.append)
             raise KeyboardInterrupt
 
     told = []
@@ -252,7 +251,7 @@ def test_a_tracker_that_is_not_installed_is_the_users_mistake(monkeypatch, tmp_p
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(UsageError, match="the package wandb, which is not installed"), ExitStack() as opened:
-        open_trackers(opened, partial(wandb, project="x"), tell=print)
+        open_trackers(opened, partial(wandb, project="x"), warn=print)
 
 
 @pytest.mark.parametrize("tracker", [lambda values: None, "wandb"])

@@ -16,7 +16,7 @@ from meshwright.lm._models import decoder
 from meshwright.parallel._mesh import in_mesh
 from meshwright.parallel._sequence import splitting_sequences
 from meshwright.plan._estimate._traced import traced_costs
-from meshwright.program._program import equations
+from meshwright.program._jaxprs import equations
 
 B, T, D, F, V = 8, 16, 64, 256, 8192
 BATCH = {"tokens": jax.ShapeDtypeStruct((B, T), jnp.int32)}

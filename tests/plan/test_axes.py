@@ -14,8 +14,9 @@ from benchmarks.models import mixture
 import meshwright as mw
 from meshwright.errors import AxisError
 from meshwright.lm._models import decoder
+from meshwright.parallel._axes import AXES as TABLE
 from meshwright.plan import _internal as plan
-from meshwright.plan._axes import LONGEST, alone, longer, mesh_of
+from meshwright.plan._axes import alone, longer, mesh_of
 from meshwright.plan._meshes import Meshes
 from meshwright.plan._search import Search
 
@@ -146,7 +147,7 @@ def test_meshes_that_do_not_divide_the_batch_are_not_planned(here):
 def test_two_axes_are_tried_together_where_none_alone_divides_the_batch(here, monkeypatch):
     few = dataclasses.replace(here.experiment.input, batch_size=1)
     made = MadeUp(here, lambda sizes: 1)
-    monkeypatch.setitem(LONGEST, "sequence", 8)
+    monkeypatch.setitem(TABLE, "sequence", dataclasses.replace(TABLE["sequence"], longest=8))
     Meshes(dataclasses.replace(here, experiment=dataclasses.replace(here.experiment, input=few)), made).run()
     assert {"sequence": 2, "tensor": 8} in made.asked
 

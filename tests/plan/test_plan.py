@@ -247,21 +247,6 @@ def test_what_is_over_the_chip_does_not_fit():
     assert dataclasses.replace(found, available=found.peak).fits
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (120.0, "120 s"),
-        (1.5, "1.5 s"),
-        (0.25, "250 ms"),
-        (2.4e-5, "24 µs"),
-        (4e-10, "under 1 µs"),
-        (0.0, "0 µs"),
-    ],
-)
-def test_times_are_told_in_units_of_their_size(value, text):
-    assert plan.seconds(value) == text
-
-
 def attending(attend):
     """A loss of 1,024 tokens a row, with one layer of attention."""
 

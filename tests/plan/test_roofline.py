@@ -20,7 +20,7 @@ def exchange(axes, size, sent, times=1, kind="all-gather"):
 def time_of(products=(), other=0, collectives=(), inside=None, over=None, rates=RATES):
     inside = {"data": 4, "tensor": 2} if inside is None else inside
     return step_time(
-        products, other, collectives, rates, inside=inside, over=over or {}, hidden_axes=frozenset({"data"})
+        products, other, collectives, rates, inside=inside, over=over or {}, batch_axes=frozenset({"data"})
     )
 
 
@@ -47,7 +47,7 @@ def test_what_is_exchanged_over_other_axes_is_waited_for():
 def test_a_ring_hides_behind_computing_and_the_exchange_of_heads_does_not(kind, exposed):
     found = step_time(
         [Work(5000, 0, "bfloat16", 1)], 0, [exchange(("sequence",), 4, 70, kind=kind)], RATES,
-        inside={"sequence": 4}, over={}, hidden_axes=frozenset({"sequence"}),
+        inside={"sequence": 4}, over={}, batch_axes=frozenset({"sequence"}),
     )  # fmt: skip
     assert found.exposed == exposed
 
@@ -73,7 +73,7 @@ def test_a_permutation_is_one_hop():
 def test_a_small_collective_takes_the_longer_the_more_devices_meet():
     rates = dataclasses.replace(RATES, member_seconds=3.0)
     found = step_time(
-        [], 0, [exchange(("tensor",), 2, 0)], rates, inside={"tensor": 2}, over={}, hidden_axes=frozenset()
+        [], 0, [exchange(("tensor",), 2, 0)], rates, inside={"tensor": 2}, over={}, batch_axes=frozenset()
     )
     assert found.exposed == 6
 

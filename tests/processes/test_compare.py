@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launched import by_process
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 from processes.differing import BEGINNINGS, CASES
 from soak import cases, rng
 
@@ -98,7 +98,7 @@ jax.distributed.initialize(address, int(count), int(me), cluster_detection_metho
 mw.parallel.start_processes()
 mw.processes._internal.compare("what all say", lambda: {"word": "the same"})
 if me == "1":
-    with mw.processes._internal.sharing_errors():
+    with mw.processes._internal.broadcasting_errors():
         raise mw.errors.InputError("this one has no data")
 mw.processes._internal.compare("what all say", lambda: {"word": "the same"})
 """

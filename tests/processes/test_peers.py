@@ -31,7 +31,7 @@ OF_THIS_ONE = [
 def test_an_error_that_tells_of_a_lost_process_is_a_peers_error_with_its_cause(error):
     with (
         pytest.raises(PeersError, match="another process of this run is lost") as caught,
-        processes.shared_work(),
+        processes.collective(),
     ):
         raise error
     assert caught.value.__cause__ is error
@@ -40,7 +40,7 @@ def test_an_error_that_tells_of_a_lost_process_is_a_peers_error_with_its_cause(e
 
 @pytest.mark.parametrize("error", OF_THIS_ONE, ids=str)
 def test_all_other_errors_stay_what_they_are(error):
-    with pytest.raises(type(error)) as caught, processes.shared_work():
+    with pytest.raises(type(error)) as caught, processes.collective():
         raise error
     assert caught.value is error
 

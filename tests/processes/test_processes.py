@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 from processes.training import trained
 
 PROGRAM = """

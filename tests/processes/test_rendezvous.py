@@ -11,8 +11,8 @@ import pytest
 from eventually import eventually
 from meshwright.errors import PeersError
 from meshwright.launch._local import free_port
-from meshwright.processes import _connections, _rendezvous, _sockets
 from meshwright.processes import _internal as processes
+from meshwright.processes import _rendezvous, _sockets
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_short_message_to_all_does_not_wait_for_one_that_does_not_read():
         for number in (1, 2):
             here[number] = socket.create_connection(ends[0].getsockname())
             ends.append(stack.enter_context(ends[0].accept()[0]))
-        connections = _connections.Connections(here)
+        connections = _sockets.Connections(here)
         stack.callback(connections.close)
         with ThreadPoolExecutor(1) as threads:
             full = b"x" * (1 << 16)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 
 PROGRAM = str(Path(__file__).with_name("playing.py"))
 

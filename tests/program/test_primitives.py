@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.lm._models import decoder, gpt2, t5
 from meshwright.program._flops import flops
-from meshwright.program._primitives import TABLE, rule_of
+from meshwright.program._primitives import TABLE
 from meshwright.program._program import program_of, walk
 from plan.steps import F32, costs, sent
 
@@ -106,6 +106,13 @@ def test_a_primitive_that_is_not_in_the_table_is_named():
     )
 
 
+def test_the_largest_numbers_of_rows_are_known_exact_or_not():
+    def largest(state, x):
+        return sum(top(x, 4)[0].sum() for top in (jax.lax.top_k, jax.lax.approx_max_k))
+
+    assert costs(largest, {}, (8, 64), {"data": 2}).not_understood == ()
+
+
 def test_a_primitive_that_holds_a_program_and_is_not_in_the_table_is_named_where_work_is_counted():
     holder = Primitive("holder")
     holder.def_abstract_eval(lambda x, **_: x)
@@ -115,7 +122,7 @@ def test_a_primitive_that_holds_a_program_and_is_not_in_the_table_is_named_where
 
 def rule(kind, function, *arguments):
     operations = program_of(jax.make_jaxpr(function)(*arguments)).operations
-    return next(rule_of(operation) for operation in operations if operation.kind == kind)
+    return next(operation.rule for operation in operations if operation.kind == kind)
 
 
 def test_dimensions_before_and_after_those_that_a_reshape_cannot_pair_are_known():

@@ -6,7 +6,8 @@ And the equations of jaxprs.
 import jax
 import jax.numpy as jnp
 
-from meshwright.program._program import equations, program_of
+from meshwright.program._jaxprs import equations
+from meshwright.program._program import program_of
 
 
 def test_a_result_of_a_loop_that_nothing_reads_is_left_out():

@@ -7,7 +7,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.observe._profile._measure import exchange_seconds, summarize
+from meshwright.observe._profile._summary import exchange_seconds, summarize
 from meshwright.observe._profile._xplane import find_profiles
 from meshwright.report._explain import explain
 from meshwright.report._ledger import Ledger

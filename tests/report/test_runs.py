@@ -129,12 +129,13 @@ def test_a_run_that_may_not_be_looked_into_is_an_error_that_says_so(tmp_path, mo
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, monkeypatch):
-    def contents(path):
-        if path.endswith("/b/checkpoints"):
+    def times_back(directory):
+        if directory.name == "b":
             raise FileNotFoundError("removed meanwhile")
+        return []
 
     write_run(tmp_path / "a")
     write_run(tmp_path / "b")
-    monkeypatch.setattr("meshwright.report._run.contents", contents)
+    monkeypatch.setattr("meshwright.report._run.times_back", times_back)
     assert {each["run"][-1]: each["state"] for each in list_runs(tmp_path)} == {"a": "killed", "b": "damaged"}
     assert "removed meanwhile" in runs_table(list_runs(tmp_path))

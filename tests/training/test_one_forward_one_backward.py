@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
-from meshwright.program._program import equations, jaxprs_in
+from meshwright.program._jaxprs import equations, inside
 from training.pipelines import LAYERS, RULES, batch_of, layout_of, loss, step_of, updated
 
 BY_1F1B = {"pipeline_schedule": "1f1b"}
@@ -82,8 +82,8 @@ def times(jaxpr, primitive):
     """Return how often a primitive runs."""
     found = 0
     for eqn in jaxpr.eqns:
-        inside = sum(times(getattr(inner, "jaxpr", inner), primitive) for inner in jaxprs_in(eqn.params))
-        found += inside * eqn.params.get("length", 1) + (eqn.primitive.name == primitive)
+        within = sum(times(getattr(inner, "jaxpr", inner), primitive) for inner in inside(eqn))
+        found += within * eqn.params.get("length", 1) + (eqn.primitive.name == primitive)
     return found
 
 

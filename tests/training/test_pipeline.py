@@ -12,7 +12,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
 from meshwright.lm._models import decoder
-from meshwright.program._program import equations
+from meshwright.program._jaxprs import equations
 from training.pipelines import LAYERS, WIDTH, batch_of, init, layout_of, loss, step_of, updated
 
 

@@ -20,12 +20,12 @@ except ImportError:  # isal has no wheels for some machines
     _crc = zlib.crc32
 
 _POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x**0
-_ONE, _X = 1 << 31, 1 << 30
+_UNIT, _X = 1 << 31, 1 << 30
 
 
-def crc32(data: Any, before: int = 0) -> int:
+def crc32(data: Any, crc: int = 0) -> int:
     """Return the CRC-32 of a buffer, or of earlier data followed by the buffer."""
-    return _crc(data, before)
+    return _crc(data, crc)
 
 
 def joined(first: int, second: int, second_nbytes: int) -> int:
@@ -35,7 +35,7 @@ def joined(first: int, second: int, second_nbytes: int) -> int:
 
 @functools.lru_cache(maxsize=256)  # most pieces of large data have the same size
 def _x_to_the(exponent: int) -> int:
-    power, square = _ONE, _X
+    power, square = _UNIT, _X
     while exponent:
         if exponent & 1:
             power = _times(power, square)
@@ -47,7 +47,7 @@ def _times(a: int, b: int) -> int:
     """Return the product of two polynomials, modulo the polynomial."""
     product = 0
     while a:
-        if a & _ONE:
+        if a & _UNIT:
             product ^= b
         a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)

@@ -1,8 +1,8 @@
-"""Errors about arguments that a function does not have: they say which one to write instead.
+"""Errors about arguments that a function does not have, with the argument to write instead.
 
-Those who come from another library write its argument names. Python's own error names no other. `_SAME` has
-the names of one thing, and `_INSTEAD` what is elsewhere, by the function of ours that it is given to. The
-command line answers unknown settings from both.
+Users of other libraries write the argument names of those. Python's own error names no other. `_SAME` has the
+names of one argument in several libraries, and `_INSTEAD` the advice for arguments that are elsewhere, by the
+function that gets them. The command line answers unknown settings from both.
 """
 
 import functools
@@ -58,11 +58,11 @@ _SAME: Mapping[str, Sequence[str]] = {
         "positions n_positions max_position_embeddings block_size context_length n_ctx max_length",
     )
 }
-"""The names of one thing, ours first: arguments, and settings by their paths."""
+"""The names of one argument, ours first; settings have their paths."""
 
 
 def _instead(*rows: tuple[str, str]) -> dict[str, str]:
-    """Return what to write instead of each name, given texts and words that stand for all of their thing."""
+    """Return the advice by name, from pairs of words and an advice; a word stands for all of its synonyms."""
     return {name: text for words, text in rows for word in words.split() for name in _SAME.get(word, [word])}
 
 
@@ -200,22 +200,28 @@ def explained(function: F) -> F:
 
 def explained_as(path: str) -> Callable[[F], F]:
     """Return a decorator that does as `explained`, for a function or class that errors name by a path."""
-    return lambda function: _explained(function, path)
+    return functools.partial(_explained, path=path)
 
 
 def _explained(function: F, path: str) -> F:
     called = function.__init__ if isinstance(function, type) else function
-    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(called).parameters.values()):
+    if any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(called).parameters.values()
+    ):
         return function  # it takes any
-    names = [each.name for each in inspect.signature(called).parameters.values() if each.name != "self"]
+    names = [
+        parameter.name
+        for parameter in inspect.signature(called).parameters.values()
+        if parameter.name != "self"
+    ]
 
     @functools.wraps(called)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.keys() <= known:
-            raise _unknown(path, next(name for name in kwargs if name not in known), names)
+        if not kwargs.keys() <= allowed:
+            raise _unknown(path, next(name for name in kwargs if name not in allowed), names)
         return called(*args, **kwargs)
 
-    known = frozenset(names)
+    allowed = frozenset(names)
     if not isinstance(function, type):
         return checked  # type: ignore[return-value]
     function.__init__ = checked
@@ -223,13 +229,15 @@ def _explained(function: F, path: str) -> F:
 
 
 def synonym(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of some names, or paths, that is of the same thing as a name of another library."""
+    """Return the name, or path, among `names` that means the same as a name of another library."""
     same = next((group for group in _SAME.values() if name in group), [])
-    return next((known for ours in same for known in names if f".{known}".endswith(f".{ours}")), None)
+    return next(
+        (candidate for ours in same for candidate in names if f".{candidate}".endswith(f".{ours}")), None
+    )
 
 
 def instead(path: str, name: str) -> str:
-    """Return what to write instead of an argument that a function does not have, or nothing."""
+    """Return the advice about an argument that a function does not have, or ""."""
     return _INSTEAD.get(path, {}).get(name, "")
 
 

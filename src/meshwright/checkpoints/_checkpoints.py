@@ -13,7 +13,6 @@ from meshwright.base._internal import Directory, explained, tree
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._arrays._cast import Casts
 from meshwright.checkpoints._arrays._restore import compare_source
-from meshwright.checkpoints._choice import numbers
 from meshwright.checkpoints._exports import Names
 from meshwright.checkpoints._format._layout import layouts
 from meshwright.checkpoints._format._manifest import Manifest
@@ -41,6 +40,7 @@ from meshwright.checkpoints._saving import (
     start_saving,
     writer_of,
 )
+from meshwright.checkpoints._scores import numbers
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.processes._internal import Due, Scores, Tick, When, on_lead
 
@@ -287,6 +287,7 @@ class Checkpoints(Saved):
         # Of a checkpoint in memory, each process has a part of its own.
         if restored and not (chosen and chosen.is_in_memory):
             compare_source(restored[0])
+        # Only now may processes exchange arrays: all have read their parts.
         state = self._resumed(*restored, data) if restored else None
         self.passed_over = (
             *log_incomplete(incomplete, chosen),

@@ -10,18 +10,23 @@ read:
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from meshwright.base._internal import Directory, description, join, location, parse_object, read_text
 from meshwright.checkpoints import _directory
 from meshwright.checkpoints._format._manifest import read_manifest
 from meshwright.checkpoints._format._read import NativeSource
+from meshwright.checkpoints._scores import Mode, kept_by, mode_of, score_and_mode
 from meshwright.errors import CheckpointError, InputError, MeshwrightError, UsageError, did_you_mean, listed
 from meshwright.processes._internal import Scores, on_lead
+
+log = logging.getLogger("meshwright")
+
+_MOST = 20
+"""The most steps that an error lists."""
 
 
 def checkpoints_of(path: str) -> str:
@@ -73,17 +78,6 @@ def _read(file: str) -> str | None:
         return None
 
 
-Mode = Literal["min", "max"]
-"""The values of a score that are better: the lower ones (min) or the higher ones (max)."""
-
-_LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rmse", "wer", "cer", "fid"}
-_HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
-"""Words in the names of scores of which lower, or higher, values are better."""
-_MODES: Mapping[str | None, Mode] = {"'min'": "min", "'max'": "max"}
-_KEEPS = "save.keep"
-"""Beginning of the settings that say which checkpoints are kept."""
-
-
 def saved_scores(directory: Directory, cached: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
     """Return the scores of each complete checkpoint that can be read; `cached` ones are not read again."""
     cached, scores = cached or {}, {}
@@ -92,64 +86,6 @@ def saved_scores(directory: Directory, cached: Mapping[int, Scores] | None = Non
             path = _directory.step_path(directory, step)
             scores[step] = cached[step] if step in cached else read_manifest(path).scores
     return scores
-
-
-def score_and_mode(text: str) -> tuple[str, Mode | None]:
-    """Return the name and the mode in `test/distance:min`; the mode is None where the text has none.
-
-    Example:
-      >>> mw.checkpoints._internal.score_and_mode("test/distance:min")
-      ('test/distance', 'min')
-    """
-    score, _, end = text.rpartition(":")
-    return (score, end) if end == "min" or end == "max" else (text, None)
-
-
-def numbers(scores: Scores) -> Scores:
-    """Return the scores that are numbers; an evaluation may also return texts and images for reports."""
-    return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
-
-
-def kept_by(settings: Mapping[str, str]) -> dict[str, Mode]:
-    """Return the scores by which a run keeps its best checkpoints, and which values of them are best.
-
-    Example:
-      >>> mw.checkpoints._internal.kept_by({"save.keep.metric": "'test/loss'", "save.keep.mode": "'min'"})
-      {'test/loss': 'min'}
-    """
-    return {score: mode for path, score, mode in _mentioned(settings) if path.startswith(_KEEPS)}
-
-
-def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
-    """Return whether lower or higher values of a score are better; None if nothing tells.
-
-    Example:
-      >>> mw.checkpoints._internal.mode_of("test/accuracy", {})
-      'max'
-    """
-    modes = (mode for _, score, mode in _mentioned(settings) if score == name)
-    if (mode := next(modes, None)) is not None:
-        return mode
-    last_part = name.rpartition("/")[2].lower()
-    words = {last_part, *last_part.split("_")}
-    return "min" if words & _LOWER else "max" if words & _HIGHER else None
-
-
-def _mentioned(settings: Mapping[str, str]) -> Iterator[tuple[str, str, Mode]]:
-    """Yield the path of each setting that names a score, the score, and which of its values are best."""
-    for path, value in settings.items():
-        beside = path.removesuffix("metric")
-        # Where a policy reads TensorBoard's files, its score is not among those of checkpoints.
-        is_policy = path.endswith(".metric") and settings.get(f"{beside}events") in (None, "None")
-        mode = settings.get(f"{beside}mode") if is_policy else None
-        if mode in _MODES:
-            yield path, value[1:-1], _MODES[mode]
-
-
-log = logging.getLogger("meshwright")
-
-_MOST = 20
-"""The most steps that an error lists."""
 
 
 def open_best(
@@ -252,6 +188,7 @@ def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
 
 def _only(modes: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
     """Return the one score by which the run keeps its best checkpoint."""
+    # A run that keeps checkpoints by one score means that one.
     if len(modes) == 1:
         return next(iter(modes))
     why = f"keeps its best by several scores, {_as_text(modes)}" if modes else "keeps none by a score"

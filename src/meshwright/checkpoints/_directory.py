@@ -147,6 +147,7 @@ def remove_temporaries(directory: Directory, also: Collection[str] = ()) -> None
         for path in temporaries(directory):
             _remove_unless_pinned(Path(str(path)))
         for path in directory.glob(".*"):
+            # These are the probe files of killed runs, and files that the caller names.
             if path.name.startswith(_PROBE) or path.name in also:
                 path.unlink(missing_ok=True)
 
@@ -165,6 +166,7 @@ def set_aside(directory: Directory, step: int, why: Aside = "damaged", mark: str
     """Rename a checkpoint so that it no longer counts as one, and return its new name."""
     path, name = step_path(directory, step), f"{why}-{mark or secrets.token_hex(4)}"
     if isinstance(path, ObjectPath):
+        # A store has no renames, so only the manifest gets another name there.
         return f"{path.name}/{_remote.set_aside(path, name).name}"
     return path.rename(f"{path}.{name}").name
 
@@ -278,6 +280,7 @@ def _remove_unless_pinned(path: Path) -> None:
     doomed = path.rename(_fresh_name(path))
     fsync_directory(doomed.parent)
     if (doomed / PINNED).is_file() and (doomed / MANIFEST).is_file():
+        # Somebody pinned the checkpoint before it was renamed.
         doomed.rename(str(final_path(doomed)))
         return
     # From here on, the checkpoint must not be restored.
@@ -295,6 +298,7 @@ def _remove_overtaken(directory: ObjectPath, also: Collection[str]) -> None:
     manifests = (path for path in entries if path.name == MANIFEST)
     complete = {step for path in manifests if (step := _step_of(path.parent.name)) is not None}
     for step, number in _attempts(entries).items():
+        # Objects at later steps may belong to another run that is still saving.
         if step <= max(complete, default=-1) and number > (step in complete):
             # A manifest that cannot be read: keep everything.
             with suppress(CheckpointError):

@@ -12,16 +12,7 @@ if TYPE_CHECKING:
     from meshwright.checkpoints._arrays._restore import restore, restore_lazily
     from meshwright.checkpoints._arrays._source import Opened, Source, as_source, cast, subtree
     from meshwright.checkpoints._checkpoints import Checkpoints
-    from meshwright.checkpoints._choice import (
-        Mode,
-        checkpoints_of,
-        chosen_step,
-        kept_by,
-        mode_of,
-        open_best,
-        score_and_mode,
-        settings_at,
-    )
+    from meshwright.checkpoints._choice import checkpoints_of, chosen_step, open_best, settings_at
     from meshwright.checkpoints._convert import convert, with_changes, with_native_names
     from meshwright.checkpoints._directory import (
         complete_steps,
@@ -45,5 +36,6 @@ if TYPE_CHECKING:
     from meshwright.checkpoints._formats._open import find_step, open_source
     from meshwright.checkpoints._host_memory._budget import InMemory
     from meshwright.checkpoints._retention import Keep, best, keep_any, last, metrics_of
+    from meshwright.checkpoints._scores import Mode, kept_by, mode_of, score_and_mode
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -32,6 +32,7 @@ def probe(directory: ObjectPath) -> None:
     A mistyped bucket must be an error, and not look like a directory without checkpoints, in which training
     would start again. A store that creates an object twice would let two runs save the same step.
     """
+    # Few retries, so that a mistyped address is an error soon.
     path = directory.impatient() / f".probe-{secrets.token_hex(4)}"
     try:
         is_refused = path.create(b"written") and not path.create(b"written again")
@@ -72,6 +73,7 @@ def set_aside(step: ObjectPath, name: str) -> ObjectPath:
 
 def remove_step(step: ObjectPath, *, unless: ObjectPath) -> None:
     """Remove a checkpoint, its manifest first, unless the object `unless` exists."""
+    # If the step has a manifest that was set aside, the files of other attempts may belong to that one.
     doomed = [step / attempt for attempt in _used(step)] if _has_aside(step) else [step]
     manifest = step / MANIFEST
     content = manifest.read_bytes()
@@ -100,6 +102,7 @@ def remove_leftovers(step: ObjectPath) -> None:
 
 def discard(attempt: ObjectPath) -> None:
     """Remove a failed attempt, unless the manifest names it: it was committed if only the answer was lost."""
+    # The commit may have succeeded although the answer of the store was lost.
     if attempt.name not in _used(attempt.parent):
         attempt.remove_tree()
 

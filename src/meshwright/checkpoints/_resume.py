@@ -58,9 +58,11 @@ def newest_intact(
     # The newest first; of two of one step, that in memory.
     for candidate in sorted(candidates, reverse=True):
         try:
+            # Damage that one process finds is raised on all of them.
             return on_all(partial(restore, candidate)), candidate, damaged
         except DamagedError as error:
             damaged[candidate] = str(error)
+    # Memory is lost with a host anyway, so the run starts again instead of ending.
     if all(candidate.is_in_memory for candidate in damaged):
         return None, None, damaged
     raise DamagedError(

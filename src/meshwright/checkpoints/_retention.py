@@ -210,6 +210,7 @@ class Best:
         else:
             values = read_scalars(self.events, self.metric)
         newest = max(scores, default=None)
+        # The newest checkpoint stays in any case, as the run resumes from it.
         older = scores.keys() - {newest}
         spared = older - values.keys() if self.without_metric == "keep" else set()
         ranked = sorted(older - spared, key=lambda step: _rank(step, values.get(step), self.mode))

@@ -105,6 +105,7 @@ class Saved:
           DamagedError: It is damaged.
         """
         fresh = self._not_saved(target, otherwise)
+        # Only reading can fail on one process alone, so all agree on it before arrays are exchanged.
         source, finish = on_all(lambda: self._read(self.source(step), target, fresh))
         compare_source(source)
         return finish()
@@ -150,6 +151,7 @@ class Saved:
             if self.is_removal_owed:
                 _directory.remove_temporaries(self.directory)
             scores = self.scores_by_step()
+            # Whatever the policy returns, the newest checkpoint stays.
             kept_steps = self.keep(scores) | {just_saved, max(scores)}
             for step in sorted(scores.keys() - kept_steps):
                 _directory.remove_step(self.directory, step)

@@ -45,6 +45,7 @@ def begin_attempt(directory: Directory, step: int, extra: Mapping[str, Any] | No
     _check_json(extra)
     final = _directory.step_path(directory, step)
     if os.path.lexists(final) if isinstance(final, Path) else (final / MANIFEST).is_file():
+        # A directory without a manifest, or with cut files, is in the way and is kept for inspection.
         if not (wrong := incomplete(final)):
             return None
         aside = _directory.set_aside(directory, step)
@@ -190,6 +191,7 @@ def start_saving(
         processes.report_progress(head.step)
         after_commit()
 
+    # A process that is to end finishes its part first.
     write = processes.delaying_exit()(write_part)
     try:
         chunks.take(wait=False)

@@ -10,16 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.base._internal import advice
+from meshwright.base import _internal as base
 from meshwright.cli._commands import grammar
-from meshwright.cli._guess import check_command, check_rest
-from meshwright.cli._output import open_streams, show
-from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS, MORE_FLAGS, TAKING_SETTINGS
-from meshwright.cli._settings import read_settings
-from meshwright.cli._signals import STOPPED, end_at_once
+from meshwright.cli._guess import check_rest, command_in
+from meshwright.cli._parser import flags_of, takes_settings
+from meshwright.cli._process import STOPPED, end_at_once, open_streams, show
+from meshwright.cli._settings import read_settings, split
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, OF_THE_MACHINE, Interrupted, MeshwrightError
-from meshwright.processes._internal import launched_at
+from meshwright.processes._internal import process_start_time
 
 __all__ = ["main"]
 
@@ -39,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         open_streams()
-    started = launched_at() if arguments is None else time.monotonic()
+    started = process_start_time() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
         grammar().top.print_help(sys.stderr)
@@ -54,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in OF_THE_MACHINE:
             raise
-        told = f"{error.filename or 'a file'}: {error.strerror}. {advice(error)}".strip()
-        return _refuse(MeshwrightError(told), as_json=as_json)
+        message = f"{error.filename or 'a file'}: {error.strerror}. {base.advice(error)}".strip()
+        return _refuse(MeshwrightError(message), as_json=as_json)
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         _leave(EXIT_CTRL_C)
@@ -64,14 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(words: list[str], started: float) -> argparse.Namespace:
     settings: dict[str, str] = {}
-    known = grammar()
-    check_command(_before_dashes(words), known)
-    # A job may have the name of a command: launch slurm --name train.
-    if words[0] != "launch" and any(word in TAKING_SETTINGS for word in _before_dashes(words)):
-        more = (flag for word in _before_dashes(words) for flag in MORE_FLAGS.get(word, ()))
-        words, settings = split(words, (*FLAGS, *more))
-    options, rest = known.top.parse_known_args(words, argparse.Namespace(started=started, words=words))
-    check_rest(rest, options.command, known)
+    commands = grammar()
+    command = command_in(_before_dashes(words), commands)
+    parser = commands.top if command is None else commands.parsers[command]
+    flags = flags_of(parser)
+    if takes_settings(parser):
+        words, settings = split(words, flags)
+    options = argparse.Namespace(started=started, words=words, flags=flags, commands=commands)
+    options, rest = commands.top.parse_known_args(words, options)
+    check_rest(rest, options.command, commands)
     from_files = [read_settings(path) for path in getattr(options, "settings_files", ())]
     options.settings = {name: text for each in (*from_files, settings) for name, text in each.items()}
     return options

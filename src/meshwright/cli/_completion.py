@@ -1,139 +1,40 @@
 """`meshwright completion`: scripts by which shells complete commands, options and runs.
 
-They are written out from the grammar, so that pressing Tab starts no Python.
+They are written out from the parsers, so that pressing Tab starts no Python.
 """
 
 import argparse
-from typing import Any
 
-from meshwright.cli._commands import Grammar, grammar
-from meshwright.cli._train import Result
+from meshwright.cli._parser import Commands, Result
 
 _RUN = ("a", "b", "directory", "path", "run", "runs", "source")
 """Names of arguments that are runs, or places with runs or checkpoints in them."""
 
-
-def completion(options: argparse.Namespace) -> Result:
-    """Return the script for a shell."""
-    write = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]
-    text = write(grammar())
-    return text, {"shell": options.shell, "script": text}
-
-
-def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the options and arguments that help shows."""
-    return [action for action in parser._actions if action.help != argparse.SUPPRESS]
-
-
-def _options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in _actions(parser) if action.option_strings]
-
-
-def _words(name: str, known: Grammar) -> str:
-    """Return what may stand as a word of a command: its options and those of its subcommands, and the choices
-    of its arguments.
-    """
-    return " ".join([*_long_options(name, known), *_choices(known.commands[name])])
-
-
-def _long_options(name: str, known: Grammar) -> dict[str, str | None]:
-    """Return the options of a command and its subcommands, such as `--best`, each with its help."""
-    parsers = [parser for other, parser in known.commands.items() if f"{other} ".startswith(f"{name} ")]
-    return {
-        word: action.help
-        for parser in parsers
-        for action in _options(parser)
-        for word in action.option_strings
-        if word.startswith("--")
-    }
-
-
-def _names(known: Grammar) -> list[str]:
-    """Return the names of the commands, without those of subcommands."""
-    return [name for name in known.commands if " " not in name]
-
-
-def _choices(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the choices of a command's arguments."""
-    arguments = [action for action in _actions(parser) if not action.option_strings and action.choices]
-    return [str(choice) for action in arguments for choice in action.choices or ()]
-
-
-def _takes_runs(parser: argparse.ArgumentParser) -> bool:
-    return any(not action.option_strings and action.dest in _RUN for action in _actions(parser))
-
-
-def _runs_of(known: Grammar) -> list[str]:
-    return [name for name, parser in known.commands.items() if _takes_runs(parser)]
-
-
-_FIND_RUNS = """\
+# zsh runs it, too, by its own `bashcompinit`.
+_BASH = """\
+# Put into ~/.@SHELL@rc: eval "$(meshwright completion @SHELL@)"
+_meshwright_runs() {
     # Runs are directories with metrics.jsonl or experiment.txt in them: below what is typed, then below runs.
+    [ -n "$ZSH_VERSION" ] && setopt local_options null_glob
     for file in "$1"*/metrics.jsonl "$1"*/experiment.txt "$1"*/*/metrics.jsonl "$1"*/*/experiment.txt; do
         [ -f "$file" ] && printf '%s\\n' "${file%/*}"
-    done | sort -u\
-"""
-
-_BASH = """\
-# Completion of meshwright for bash. Put into ~/.bashrc: eval "$(meshwright completion bash)"
-_meshwright_runs() {
-@RUNS@
-}
-_meshwright_words() {
-    case "$1" in
-@CASES@
-    *) echo "@TOP@" ;;
-    esac
+    done | sort -u
 }
 _meshwright() {
-    local word="${COMP_WORDS[COMP_CWORD]}" command="" each
-    COMPREPLY=()
-    for each in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-        case " @COMMANDS@ " in *" $each "*) command="$each"; break ;; esac
+    local word="${COMP_WORDS[COMP_CWORD]}" command="" words each
+    for each in "${COMP_WORDS[@]:1:$((COMP_CWORD - 1))}"; do
+        case " @NAMES@ " in *" $each "*) command="$each"; break ;; esac
     done
-    COMPREPLY=($(compgen -W "$(_meshwright_words "$command")" -- "$word"))
+    case "$command" in
+@CASES@
+    *) words="@TOP@" ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
     case " @OF_RUNS@ " in
     *" ${command:-none} "*) [[ "$word" == -* ]] || COMPREPLY+=($(_meshwright_runs "$word")) ;;
     esac
 }
-complete -o default -F _meshwright meshwright\
-"""
-
-
-def _bash(known: Grammar) -> str:
-    cases = [f'    {name}) echo "{_words(name, known)}" ;;' for name in _names(known)]
-    return _filled(_BASH, known, CASES="\n".join(cases), RUNS=_FIND_RUNS)
-
-
-_ZSH = """\
-#compdef meshwright
-# Completion of meshwright for zsh. Put into ~/.zshrc, below compinit: eval "$(meshwright completion zsh)"
-_meshwright_runs() {
-    setopt local_options null_glob
-@RUNS@
-}
-_meshwright() {
-    local command="" each
-    for each in "${(@)words[2,CURRENT-1]}"; do
-        case " @COMMANDS@ " in *" $each "*) command="$each"; break ;; esac
-    done
-    case "$command" in
-@CASES@
-    *) compadd -- @TOP@ ;;
-    esac
-    case " @OF_RUNS@ " in
-    *" ${command:-none} "*) compadd -f -- ${(f)"$(_meshwright_runs "$PREFIX")"} ;;
-    esac
-    [[ -n "$command" ]] && _files
-}
-compdef _meshwright meshwright\
-"""
-
-
-def _zsh(known: Grammar) -> str:
-    cases = [f"    {name}) compadd -- {_words(name, known)} ;;" for name in _names(known)]
-    return _filled(_ZSH, known, CASES="\n".join(cases), RUNS=_FIND_RUNS)
-
+complete -o default -F _meshwright meshwright"""
 
 _FISH = """\
 # Completion of meshwright for fish: meshwright completion fish > ~/.config/fish/completions/meshwright.fish
@@ -143,43 +44,61 @@ function __meshwright_runs
         test -f $file; and string replace -r '/[^/]*$' '' -- $file
     end | sort -u
 end
-complete -c meshwright -n "not __fish_seen_subcommand_from @COMMANDS@" -f
-@CASES@
-complete -c meshwright -n "__fish_seen_subcommand_from @OF_RUNS@" -a "(__meshwright_runs)"\
-"""
+complete -c meshwright -n "not __fish_seen_subcommand_from @NAMES@" -f
+@LINES@
+complete -c meshwright -n "__fish_seen_subcommand_from @OF_RUNS@" -a "(__meshwright_runs)\""""
 
 
-def _fish(known: Grammar) -> str:
-    names = _names(known)
-    not_yet = f"not __fish_seen_subcommand_from {' '.join(names)}"
-    lines = [_fish_line(not_yet, a=name, d=known.commands[name].description) for name in names]
-    for name in names:
-        seen = f"__fish_seen_subcommand_from {name}"
-        options = _long_options(name, known)
-        lines += [_fish_line(seen, l=word.removeprefix("--"), d=text) for word, text in options.items()]
-        lines += [_fish_line(seen, a=choice) for choice in _choices(known.commands[name])]
-    return _filled(_FISH, known, CASES="\n".join(lines))
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add(
+        "completion",
+        completion,
+        "Print a script by which a shell completes commands, options and runs.",
+        epilog='Put into ~/.bashrc: eval "$(meshwright completion bash)"; into ~/.zshrc: eval "$(meshwright '
+        'completion zsh)"; for fish: meshwright completion fish > ~/.config/fish/completions/meshwright.fish',
+    )
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to complete in")
 
 
-def _fish_line(condition: str, **what: Any) -> str:
-    told = [f"-{flag} {_fish_quoted(str(value))}" for flag, value in what.items() if value]
-    return f'complete -c meshwright -n "{condition}" {" ".join(told)}'
-
-
-def _fish_quoted(text: str) -> str:
-    r"""Return `text` in single quotes, in which fish reads \\ and \' alone."""
-    return "'" + text.replace("\\", r"\\").replace("'", r"\'") + "'"
-
-
-def _filled(script: str, known: Grammar, **more: str) -> str:
-    names = _names(known)
-    top = [*names, *(word for action in _options(known.top) for word in action.option_strings)]
-    values = {
-        **more,
-        "COMMANDS": " ".join(names),
-        "OF_RUNS": " ".join(_runs_of(known)),
-        "TOP": " ".join(word for word in top if not word.startswith("-") or word.startswith("--")),
+def completion(options: argparse.Namespace) -> Result:
+    """Return the script for a shell."""
+    parsers = options.commands.parsers
+    names = [name for name in parsers if " " not in name]
+    words = {
+        name: _words(*(parser for other, parser in parsers.items() if f"{other} ".startswith(f"{name} ")))
+        for name in names
     }
+    seen, lines = "__fish_seen_subcommand_from", []
+    for name in names:
+        lines.append(_fish_line(f"not {seen} {' '.join(names)}", name, parsers[name].description))
+        lines += [_fish_line(f"{seen} {name}", word, text) for word, text in words[name].items()]
+    values = {
+        "SHELL": options.shell,
+        "NAMES": " ".join(names),
+        "OF_RUNS": " ".join(name for name in names if any(x.dest in _RUN for x in parsers[name]._actions)),
+        "CASES": "\n".join(f'    {name}) words="{" ".join(words[name])}" ;;' for name in names),
+        "TOP": " ".join(_words(options.commands.top)),
+        "LINES": "\n".join(lines),
+    }
+    script = _FISH if options.shell == "fish" else _BASH
     for name, value in values.items():
         script = script.replace(f"@{name}@", value)
-    return script
+    if options.shell == "zsh":
+        script = f"autoload -Uz bashcompinit && bashcompinit  # below compinit\n{script}"
+    return script, {"shell": options.shell, "script": script}
+
+
+def _words(*parsers: argparse.ArgumentParser) -> dict[str, str | None]:
+    """Return the words that help shows, each with its text: long options, and choices of arguments."""
+    words: dict[str, str | None] = {}
+    for action in (action for parser in parsers for action in parser._actions):
+        if action.help != argparse.SUPPRESS:
+            words |= {flag: action.help for flag in action.option_strings if flag.startswith("--")}
+            words |= dict.fromkeys([] if action.option_strings else map(str, action.choices or ()))
+    return words
+
+
+def _fish_line(condition: str, word: str, text: str | None) -> str:
+    quoted = "'" + (text or "").replace("\\", r"\\").replace("'", r"\'") + "'"
+    return f'complete -c meshwright -n "{condition}" -a {word} -d {quoted}'

@@ -2,15 +2,17 @@
 
 import argparse
 import itertools
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from meshwright.cli import _train
-from meshwright.observe._internal import read_jsonl
-from meshwright.report._internal import is_run, read_run
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._recipe import Recipe
+from meshwright.cli._train import add_verbose, start
+from meshwright.observe import _internal as observe
+from meshwright.report import _internal as report
 
 FAKE_DEVICES = 8
 MESH = "data=2,fsdp=2,tensor=2"
@@ -18,17 +20,30 @@ KILLED_AFTER = {"digits": 350, "text": 60}
 """The step to kill each demo after. No checkpoint is saved there, so some steps are lost and redone."""
 
 
-def demo(options: argparse.Namespace) -> int | _train.Result:
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.with_settings("demo", demo, "Train a small real model on virtual devices, offline.")
+    command.add_argument(
+        "name", nargs="?", choices=("digits", "text"), default="digits", help="default: digits"
+    )
+    command.add_argument(
+        "--kill",
+        action="store_true",
+        help="kill the training half way, then continue it in a second process",
+    )
+    add_verbose(command)
+
+
+def demo(options: argparse.Namespace) -> Result:
     """Train `digits` or `text`. A stopped run is continued; after a finished one, a new run is started."""
     fake_devices = FAKE_DEVICES if options.fake_devices is None else options.fake_devices
     mesh = {"mesh": MESH} if fake_devices == FAKE_DEVICES else {}
     settings = {"workdir": unfinished(options.name)} | mesh | options.settings
     if options.kill:
         return killed_and_continued(options, settings, fake_devices)
-    return _train.start(
-        f"meshwright.cli.demo.{options.name}:experiment",
-        settings,
-        fake_devices,
+    target = f"meshwright.cli.demo.{options.name}:experiment"
+    return start(
+        Recipe(target, settings, fake_devices, options.flags),
         verbose=options.verbose,
         next_commands=lambda run: suggestions(options.name, run),
         started=options.started,
@@ -42,7 +57,7 @@ def unfinished(name: str) -> str:
 
 
 def _is_finished(run: Path) -> bool:
-    return is_run(run) and read_run(run).ending.state == "finished"
+    return report.is_run(run) and report.read_run(run).ending.state == "finished"
 
 
 def suggestions(name: str, run: str) -> Sequence[str]:
@@ -57,6 +72,8 @@ def suggestions(name: str, run: str) -> Sequence[str]:
 
 def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str], fake_devices: int) -> int:
     """Train in a child process, kill that without warning half way, and start it again."""
+    import subprocess
+
     command = [sys.executable, "-m", "meshwright", "demo", options.name, "--fake-devices", str(fake_devices)]
     command += [f"{key}={value}" for key, value in settings.items()] + ["--json"] * options.json
     command += ["--verbose"] * options.verbose
@@ -76,7 +93,7 @@ def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str
     return subprocess.call(command)
 
 
-def _reaches(step: int, child: subprocess.Popen[bytes], metrics: Path) -> bool:
+def _reaches(step: int, child: Any, metrics: Path) -> bool:
     """Wait until `child` has reported `step`; return False if it ended before that."""
     while child.poll() is None:
         if _last_step(metrics) >= step:
@@ -86,4 +103,5 @@ def _reaches(step: int, child: subprocess.Popen[bytes], metrics: Path) -> bool:
 
 
 def _last_step(metrics: Path) -> int:
-    return max((int(report["step"]) for report in read_jsonl(metrics)), default=0) if metrics.exists() else 0
+    rows = observe.read_jsonl(metrics) if metrics.exists() else ()
+    return max((int(row["step"]) for row in rows), default=0)

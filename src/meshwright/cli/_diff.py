@@ -4,34 +4,47 @@ import argparse
 import math
 from typing import Any
 
-from meshwright.base._internal import screen_width, wrapped
-from meshwright.checkpoints._internal import Difference, LazyArray, checkpoints_of, open_source
-from meshwright.checkpoints._internal import diff as diff_checkpoints
-from meshwright.cli._train import Result
+from meshwright.base import _internal as base
+from meshwright.checkpoints import _internal as checkpoints
+from meshwright.cli._checkpoint import add_step
+from meshwright.cli._parser import Commands, Result
 from meshwright.errors import EXIT_DONE, printable
 
 EXIT_DIFFERENT = 1
 
 
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add(
+        "diff", diff, "Compare two checkpoints array by array; exit code 1 if they differ."
+    )
+    command.add_argument("a", metavar="A", help="a run, or a checkpoint of any format")
+    command.add_argument("b", metavar="B", help="the run or checkpoint to compare it with")
+    add_step(command, "compare")
+
+
 def diff(options: argparse.Namespace) -> Result:
     """Compare the arrays of two checkpoints. As with Unix `diff`, exit code 1 means that they differ."""
-    a, b = (open_source(checkpoints_of(path), step=options.step) for path in (options.a, options.b))
-    differences = diff_checkpoints(a, b)
+    a, b = (
+        checkpoints.open_source(checkpoints.checkpoints_of(path), step=options.step)
+        for path in (options.a, options.b)
+    )
+    differences = checkpoints.diff(a, b)
     num_equal = len(a.arrays()) - sum(difference.a is not None for difference in differences)
-    found = {
+    document = {
         "a": str(a),
         "b": str(b),
         "equal": num_equal,
         "different": {difference.name: _document(difference) for difference in differences},
     }
-    width = screen_width()
-    told = (wrapped(_line(each), width=width, indent="    ") for each in differences)
-    lines = [f"a  {a}", f"b  {b}", "", *told]
+    width = base.screen_width()
+    rows = (base.wrapped(_line(difference), width=width, indent="    ") for difference in differences)
+    lines = [f"a  {a}", f"b  {b}", "", *rows]
     lines.append(f"{num_equal} arrays are equal, {len(differences)} are not")
-    return "\n".join(lines), found, EXIT_DIFFERENT if differences else EXIT_DONE
+    return "\n".join(lines), document, EXIT_DIFFERENT if differences else EXIT_DONE
 
 
-def _document(difference: Difference) -> dict[str, Any]:
+def _document(difference: "checkpoints.Difference") -> dict[str, Any]:
     largest = difference.largest
     return {
         "a": _described(difference.a),
@@ -42,7 +55,7 @@ def _document(difference: Difference) -> dict[str, Any]:
     }
 
 
-def _line(difference: Difference) -> str:
+def _line(difference: "checkpoints.Difference") -> str:
     a, b = _described(difference.a), _described(difference.b)
     types = a if a == b else f"{a} in a, {b} in b"
     name = printable(difference.name, keep="")
@@ -53,7 +66,7 @@ def _line(difference: Difference) -> str:
     return f"  {name}: {types}: {values}"
 
 
-def _described(array: LazyArray | None) -> str:
+def _described(array: "checkpoints.LazyArray | None") -> str:
     if array is None:
         return "nothing"
     return f"{array.dtype.name} {' × '.join(map(str, array.shape)) or 'scalar'}"

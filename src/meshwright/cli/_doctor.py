@@ -1,20 +1,19 @@
 """`meshwright doctor`: check what a run needs on this machine."""
 
 import argparse
-import dataclasses
-import importlib.metadata
 import os
-import platform
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import aligned, screen_width, wrapped
-from meshwright.cli._run_status import ask
-from meshwright.cli._train import Result, use_fake_devices
-from meshwright.errors import EXIT_DONE, EXIT_FAILED
+from meshwright.base import _internal as base
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._recipe import use_fake_devices
+from meshwright.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, InputError, UsageError
+from meshwright.nn import _internal as nn
+from meshwright.parallel import _internal as parallel
+from meshwright.processes import _internal as processes
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "protobuf")
 VARIABLES = (
@@ -31,6 +30,30 @@ VARIABLES = (
 _PROBLEM = "problem: "
 _JOIN_SECONDS = 60
 """Time to wait for the other processes."""
+_ALWAYS = ("gone", "stopped by a signal", "does not answer")
+"""The states of processes that do not go on, whatever is usual."""
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add(
+        "doctor",
+        doctor,
+        "Check this machine, or all of a launch together: versions, devices, processes, compiling, writing.",
+        epilog="Exit code 1 if a check fails. On several machines: srun meshwright doctor",
+    )
+    command.add_argument(
+        "place",
+        nargs="?",
+        metavar="RUN",
+        help="the directory or URL of a run that goes on: show where each of its processes stands instead; "
+        "exit code 5 if one of them stands still for longer than is usual",
+    )
+    command.add_argument(
+        "--attention",
+        action="store_true",
+        help="also compute attention in random cases, and compare values and gradients with the definition",
+    )
 
 
 def doctor(options: argparse.Namespace) -> Result:
@@ -42,38 +65,38 @@ def doctor(options: argparse.Namespace) -> Result:
     its processes stand instead.
     """
     if options.place is not None:
-        return ask(options.place)
-    if options.fake_devices:
-        use_fake_devices(options.fake_devices)
+        return _ask(options.place)
+    import dataclasses
+    import importlib.metadata
+    import platform
+
+    use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}
     if _number_and_total()[1] > 1:
         tried |= {name: _tried(probe) for name, probe in TOGETHER.items()}
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         **tried,
     }
-    is_well = not any(said.startswith(_PROBLEM) for said in tried.values())
-    text = _text(found)
+    is_well = not any(answer.startswith(_PROBLEM) for answer in tried.values())
+    text = _text(document)
     if options.attention:
         proved = _proved()
-        is_well = is_well and all(each.holds for each in proved)
-        found["attention"] = [dataclasses.asdict(each) | {"holds": each.holds} for each in proved]
+        is_well = is_well and all(case.holds for case in proved)
+        document["attention"] = [dataclasses.asdict(case) | {"holds": case.holds} for case in proved]
         text += "\n\n" + _table(proved)
     if is_well and _number_and_total()[0] > 0:
         text = "ok"  # of all the others on one line of the launcher
-    return text, found, EXIT_DONE if is_well else EXIT_FAILED
+    return text, document, EXIT_DONE if is_well else EXIT_FAILED
 
 
 def _proved() -> list[Any]:
     """Return cases of attention on one device: of the forms that are chosen."""
     import jax
 
-    from meshwright.nn import _internal as nn
-    from meshwright.parallel import _internal as sharding
-
-    with sharding.in_mesh(sharding.make_mesh("data=1", jax.local_devices()[:1])):
+    with parallel.in_mesh(parallel.make_mesh("data=1", jax.local_devices()[:1])):
         return [*nn.proofs()]
 
 
@@ -82,13 +105,13 @@ def _table(proved: list[Any]) -> str:
     head = ("attention", "dtype", "mask", "form", "values", "gradients", "limit", "")
     rows = [
         (
-            *(each.shape, each.dtype, each.mask, each.form),
-            *(f"{number:.1e}" for number in (each.values, each.gradients, each.limit)),
-            "ok" if each.holds else "problem",
+            *(case.shape, case.dtype, case.mask, case.form),
+            *(f"{number:.1e}" for number in (case.values, case.gradients, case.limit)),
+            "ok" if case.holds else "problem",
         )
-        for each in proved
+        for case in proved
     ]
-    return "\n".join(aligned([head, *rows], right=(4, 5, 6), width=screen_width()))
+    return "\n".join(base.aligned([head, *rows], right=(4, 5, 6), width=base.screen_width()))
 
 
 def _tried(probe: Callable[[], str]) -> str:
@@ -108,8 +131,6 @@ def _number_and_total() -> tuple[int, int]:
 
 def _processes() -> str:
     """Return the launcher that the environment variables name, after all its processes have come."""
-    from meshwright.processes import _internal as processes
-
     cluster = processes.start_processes(timeout_seconds=_JOIN_SECONDS)
     come = f"; all {cluster.num_processes} have come" if cluster.num_processes != 1 else ""
     return f"{cluster.reason}{come}"
@@ -124,9 +145,7 @@ def _devices() -> str:
 
 def _hardware() -> str:
     """Return the hardware's name, which mesh rules are matched against."""
-    from meshwright.parallel import _internal as sharding
-
-    return sharding.hardware()
+    return parallel.hardware()
 
 
 def _memory() -> str:
@@ -146,15 +165,15 @@ def _compile() -> str:
 
 
 def _write() -> str:
+    import tempfile
+
     with tempfile.NamedTemporaryFile(dir=Path.cwd()) as file:
         file.write(b"written")
     return f"ok, {Path.cwd()}"
 
 
 def _cache() -> str:
-    from meshwright.base import _internal as storage
-
-    return f"ok, {storage.user_cache()}"  # a warning says if it is not where it should be
+    return f"ok, {base.user_cache()}"  # a warning says if it is not where it should be
 
 
 PROBES = {
@@ -169,35 +188,24 @@ PROBES = {
 
 
 def _equal() -> str:
-    from meshwright.processes import _internal as processes
-
     processes.compare_devices()
     return "the same number and kind on all processes"
 
 
 def _clocks() -> str:
-    from meshwright.processes import _internal as processes
-
     processes.gather_on_hosts("the beginning of the clocks", None)
     times = processes.gather_on_hosts("the clocks", time.time())
-    return _PROBLEM + told if (told := processes.describe_clocks(times)) else f"within {_spread(times):.1f} s"
-
-
-def _spread(times: list[float]) -> float:
-    return max(times) - min(times)
+    problem = processes.describe_clocks(times)
+    return _PROBLEM + problem if problem else f"within {max(times) - min(times):.1f} s"
 
 
 def _exchange() -> str:
-    from meshwright.processes import _internal as processes
-
     started = time.perf_counter()
     processes.barrier("doctor")
     return f"ok, the first took {time.perf_counter() - started:.1f} s"
 
 
 def _shared() -> str:
-    from meshwright.processes import _internal as processes
-
     if processes.is_shared(Path.cwd()):
         return f"ok, {Path.cwd()}"
     return f"{_PROBLEM}not all processes see the files of process 0 in {Path.cwd()}"
@@ -212,10 +220,44 @@ TOGETHER = {
 """Further probes where there are several processes. All of them make each one."""
 
 
-def _text(found: dict[str, Any]) -> str:
+def _text(document: dict[str, Any]) -> str:
     rows: list[tuple[str, str]] = []
-    for name, value in found.items():
+    for name, value in document.items():
         lines = [f"{key} {part}" for key, part in value.items()] if isinstance(value, dict) else [str(value)]
         rows += [(name if i == 0 else "", line) for i, line in enumerate(lines or ["none"])]
-    width = screen_width()
-    return "\n".join(wrapped(f"{name:10}  {line}", width=width, indent=" " * 12) for name, line in rows)
+    width = base.screen_width()
+    return "\n".join(base.wrapped(f"{name:10}  {line}", width=width, indent=" " * 12) for name, line in rows)
+
+
+def _ask(place: str) -> Result:
+    """Show what each process of a run does, and what follows. Takes a few seconds; exit code 5 if the run
+    hangs.
+    """
+    if "=" in place and not base.is_address(place) and not Path(place).exists():
+        raise UsageError(
+            f"meshwright doctor takes no settings, and {place!r} is one. It takes the directory of a run."
+        )
+    import dataclasses
+
+    directory = processes.board_directory(place)
+    seen = processes.look(directory)
+    if not seen:
+        raise InputError(
+            f"no process of {place} tells where it stands: there are no files in {directory}.\n  Either the "
+            "run does not go on, or it has no watchdog, or it is in a store and runs elsewhere: ask there."
+        )
+    hangs = any(map(_hangs, seen))
+    entries = [dataclasses.asdict(each) for each in seen]
+    readings = {each.process: each.entry.readings for each in seen if each.entry is not None}
+    slow = processes.slow_processes([readings])
+    notes = [f"At the last reading, {each}." for each in slow]
+    text = "\n".join([processes.verdict(seen, width=base.screen_width()), *notes])
+    document = {"processes": entries, "hangs": hangs, "slow": [dataclasses.asdict(each) for each in slow]}
+    return text, document, EXIT_HUNG if hangs else EXIT_DONE
+
+
+def _hangs(seen: "processes.ProcessStatus") -> bool:
+    entry = seen.entry
+    if seen.state in _ALWAYS:
+        return True
+    return entry is not None and entry.limit_seconds is not None and entry.still_seconds > entry.limit_seconds

@@ -3,13 +3,15 @@
 import argparse
 from typing import Any
 
-from meshwright.base._internal import aligned, join, screen_width, wrapped
-from meshwright.checkpoints._internal import checkpoints_of, step_name
-from meshwright.cli._checkpoint_option import checkpoint_asked
-from meshwright.cli._reopened import reopened
-from meshwright.cli._train import Result, made
+from meshwright.base import _internal as base
+from meshwright.cli._checkpoint import add_which, checkpoint_asked, path_of_step
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._recipe import load_experiment
+from meshwright.cli._reopened import STARTED_FROM, recipe_of_run, refuse_workdir
 from meshwright.cli._trust import Purpose
-from meshwright.errors import EXIT_DONE, UsageError, printable
+from meshwright.engine import _internal as engine
+from meshwright.errors import EXIT_DONE, printable
+from meshwright.processes import _internal as processes
 
 PURPOSE = Purpose(
     command="eval",
@@ -23,33 +25,36 @@ PURPOSE = Purpose(
 )
 
 
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.with_settings(
+        "eval",
+        eval,
+        "Print the scores of a run's checkpoint: the newest, of a step, or the best. Nothing is written.",
+    )
+    command.add_argument("path", metavar="RUN", help="the directory or URL of the run, also while it trains")
+    command.add_argument("target", nargs="?", **STARTED_FROM)
+    add_which(command, "evaluate")
+
+
 def eval(options: argparse.Namespace) -> Result:  # noqa: A001 - the command's name
     """Evaluate the newest checkpoint of a run, or that of a step, or the best."""
-    if "workdir" in options.settings:
-        raise UsageError(
-            "meshwright eval takes the run as RUN, and writes nothing, so there is no workdir to set: leave "
-            f"out workdir={options.settings['workdir']}."
-        )
-    opened = reopened(options, PURPOSE)
-    _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.engine._internal import evaluate_checkpoint
-    from meshwright.processes import _internal as processes
-
-    outcome = evaluate_checkpoint(experiment, options.path, checkpoint_asked(options))
+    refuse_workdir(options)
+    _, experiment = load_experiment(recipe_of_run(options, PURPOSE))
+    outcome = engine.evaluate_checkpoint(experiment, options.path, checkpoint_asked(options))
     if not processes.is_lead():
         return EXIT_DONE
-    checkpoint = join(checkpoints_of(options.path), step_name(outcome.step))
-    found = {"run": options.path, "checkpoint": checkpoint, **outcome.summary()}
-    return _text(found), found
+    checkpoint = path_of_step(options.path, outcome.step)
+    document = {"run": options.path, "checkpoint": checkpoint, **outcome.summary()}
+    return _text(document), document
 
 
-def _text(found: dict[str, Any]) -> str:
-    width = screen_width()
-    rows = [(printable(name, keep=""), _number(score)) for name, score in found["scores"].items()]
-    head = wrapped(f"{found['checkpoint']}", width=width, indent="    ")
-    table = aligned([("score", f"step {found['step']}"), *rows], right=(1,), width=width, indent="  ")
+def _text(document: dict[str, Any]) -> str:
+    width = base.screen_width()
+    rows = [
+        (printable(name, keep=""), score if isinstance(score, str) else f"{score:.6g}")
+        for name, score in document["scores"].items()
+    ]
+    head = base.wrapped(f"{document['checkpoint']}", width=width, indent="    ")
+    table = base.aligned([("score", f"step {document['step']}"), *rows], right=(1,), width=width, indent="  ")
     return "\n".join([head, "", *table])
-
-
-def _number(score: float | str) -> str:
-    return score if isinstance(score, str) else f"{score:.6g}"

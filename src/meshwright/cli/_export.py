@@ -3,13 +3,16 @@
 import argparse
 from pathlib import PurePath
 
-from meshwright.base._internal import human_bytes, join
-from meshwright.checkpoints._internal import checkpoints_of, step_name
-from meshwright.cli._checkpoint_option import checkpoint_asked
-from meshwright.cli._reopened import reopened
-from meshwright.cli._train import Result, made
+from meshwright.base import _internal as base
+from meshwright.cli._checkpoint import add_which, checkpoint_asked, path_of_step
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._recipe import load_experiment
+from meshwright.cli._reopened import STARTED_FROM, recipe_of_run
 from meshwright.cli._trust import Purpose
+from meshwright.engine import _internal as engine
 from meshwright.errors import EXIT_DONE, UsageError, printable
+from meshwright.lm import _internal as lm
+from meshwright.processes import _internal as processes
 
 PURPOSE = Purpose(
     command="export",
@@ -25,17 +28,55 @@ PURPOSE = Purpose(
 _PROGRAM = ".jaxexport"
 
 
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add(
+        "export",
+        export,
+        "Write the model of a run as a program that JAX alone runs, or as GGUF.",
+        calls_user=True,
+    )
+    command.add_argument("path", metavar="RUN", help="the directory or URL of the run")
+    command.add_argument(
+        "--to",
+        required=True,
+        metavar="FILE",
+        help="the file to write: NAME.jaxexport; NAME.safetensors for the parameters alone; NAME.gguf for "
+        "llama.cpp",
+    )
+    command.add_argument(
+        "--platforms",
+        default="cpu,cuda,tpu",
+        metavar="NAMES",
+        help="what the program is for: cpu, cuda, rocm, tpu (default: cpu,cuda,tpu)",
+    )
+    command.add_argument(
+        "--arrays",
+        choices=("inside", "beside"),
+        default="inside",
+        help="where the parameters are: in the program, or in NAME.safetensors beside it (default: inside)",
+    )
+    command.add_argument(
+        "--evaluation",
+        metavar="NAME",
+        help="export what this evaluation predicts (default: the model's logits, or the only evaluation "
+        "with `predict`)",
+    )
+    command.add_argument(
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="the tokens that a GGUF file allows (default: what the config.json beside the tokenizer says)",
+    )
+    command.add_argument("--by", dest="target", **STARTED_FROM)
+    add_which(command, "export")
+
+
 def export(options: argparse.Namespace) -> Result:
     """Export the newest checkpoint of a run, or that of a step, or the best."""
     kind = _checked_suffix(options.to)
-    options.target = options.by
-    opened = reopened(options, PURPOSE)
-    _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.engine._internal import load_program
-    from meshwright.lm._internal import export_checkpoint
-    from meshwright.processes import _internal as processes
-
-    step, path = export_checkpoint(
+    _, experiment = load_experiment(recipe_of_run(options, PURPOSE))
+    step, path = lm.export_checkpoint(
         experiment,
         options.to,
         run=options.path,
@@ -49,18 +90,17 @@ def export(options: argparse.Namespace) -> Result:
         return EXIT_DONE
     beside = [path.with_suffix(".safetensors")] if kind == _PROGRAM and options.arrays == "beside" else []
     files = {str(each): each.stat().st_size for each in (path, *beside)}
-    checkpoint = join(checkpoints_of(options.path), step_name(step))
-    found = {"run": options.path, "checkpoint": checkpoint, "files": files}
-    lines = [f"wrote {name}, {human_bytes(nbytes)}" for name, nbytes in files.items()]
+    document = {"run": options.path, "checkpoint": path_of_step(options.path, step), "files": files}
+    lines = [f"wrote {name}, {base.human_bytes(nbytes)}" for name, nbytes in files.items()]
     if kind == _PROGRAM:
-        program = load_program(path)
+        program = engine.load_program(path)
         names = "inputs", "outputs", "constraints", "platforms"
-        found |= {name: getattr(program, name) for name in names}
+        document |= {name: getattr(program, name) for name in names}
         where = f", where {' and '.join(program.constraints)}" if program.constraints else ""
-        lines.append(f"  takes    {_told(program.inputs)}{where}")
-        lines.append(f"  returns  {_told(program.outputs)}")
+        lines.append(f"  takes    {_signature(program.inputs)}{where}")
+        lines.append(f"  returns  {_signature(program.outputs)}")
         lines.append(f"  runs on  {', '.join(program.platforms)}")
-    return "\n".join(lines), found
+    return "\n".join(lines), document
 
 
 def _checked_suffix(to: str) -> str:
@@ -74,7 +114,7 @@ def _checked_suffix(to: str) -> str:
     )
 
 
-def _told(inputs: str | dict[str, str]) -> str:
+def _signature(inputs: str | dict[str, str]) -> str:
     if isinstance(inputs, str):
         return inputs
     return "{" + ", ".join(f"{printable(name, keep='')}: {text}" for name, text in inputs.items()) + "}"

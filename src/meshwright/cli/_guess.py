@@ -1,53 +1,47 @@
 """Errors for command lines that cannot be parsed, with a guess at what was meant."""
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshwright.cli._commands import Grammar
-from meshwright.cli._parser import TAKING_SETTINGS
+from meshwright.cli._parser import Commands, shown_options, takes_settings
 from meshwright.errors import UsageError, did_you_mean
 
 _OF_A_RUN = ("experiment.txt", "experiment.json", "metrics.jsonl")
 
 
-def check_command(words: Sequence[str], grammar: Grammar) -> None:
-    """Check that the first word that is not an option is a command."""
+def command_in(words: Sequence[str], commands: Commands) -> str | None:
+    """Return the first word that is not an option, after the check that it is a command."""
     word = _first_word(words)
-    if word is None or word in grammar.commands:
-        return
-    names = [name for name in grammar.commands if " " not in name]  # without subcommands
+    if word is None or word in commands.parsers:
+        return word
+    names = [name for name in commands.parsers if " " not in name]  # without subcommands
     raise UsageError(
-        f"there is no command {word!r}.{_meant(word, names)}\n"
+        f"there is no command {word!r}.{_guess(word, names)}\n"
         f"  Commands: {', '.join(names)}. `meshwright --help` describes each."
     )
 
 
-def check_rest(rest: Sequence[str], command: str, grammar: Grammar) -> None:
+def check_rest(rest: Sequence[str], command: str, commands: Commands) -> None:
     """Check that no words are left over that the command does not take."""
     if not rest:
         return
     word = rest[0]
     name, equals, _ = word.partition("=")
     if word.startswith("-"):
-        known = options_of(command, grammar)
-        hint = did_you_mean(name, known)
+        options = shown_options(commands.parsers[command])
+        hint = did_you_mean(name, options)
         raise UsageError(
-            f"meshwright {command} has no option {name}.{hint}\n  Its options: {', '.join(known)}."
+            f"meshwright {command} has no option {name}.{hint}\n  Its options: {', '.join(options)}."
         )
     if equals:
+        takers = [name for name, parser in commands.parsers.items() if takes_settings(parser)]
         raise UsageError(
             f"meshwright {command} takes no settings, and {word!r} is one. "
-            f"These commands do: {', '.join(TAKING_SETTINGS)}."
+            f"These commands do: {', '.join(takers)}."
         )
-    usage = grammar.commands[command].format_usage().strip().removeprefix("usage: ")
+    usage = commands.parsers[command].format_usage().strip().removeprefix("usage: ")
     raise UsageError(f"meshwright {command}: unexpected argument {word!r}.\n  usage: {usage}")
-
-
-def options_of(command: str, grammar: Grammar) -> list[str]:
-    """Return the options of a command."""
-    return re.findall(r"--[a-z][a-z-]*", grammar.commands[command].format_usage())
 
 
 def instead_of_target(word: str) -> str | None:
@@ -67,7 +61,7 @@ def _first_word(words: Sequence[str]) -> str | None:
     return None
 
 
-def _meant(word: str, commands: Sequence[str]) -> str:
+def _guess(word: str, commands: Sequence[str]) -> str:
     place = shlex.quote(word)
     if _is_run(word):
         return (

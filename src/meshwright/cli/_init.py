@@ -1,13 +1,13 @@
 """`meshwright init`: write a first program, to be run as it is, and then on the user's own file."""
 
 import argparse
-import importlib.util
 import shlex
 import sys
 from pathlib import Path
 
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._process import program
 from meshwright.cli._target import as_module
-from meshwright.cli._train import Result, program
 from meshwright.errors import UsageError
 
 _PACKAGES = {"nnx": "flax", "linen": "flax", "equinox": "equinox"}
@@ -120,6 +120,28 @@ def make(features, width):
 }
 
 
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add("init", init, "Write a first program, ready to run on a file of your own.")
+    command.add_argument(
+        "kind",
+        nargs="?",
+        type=_kind,
+        choices=("nnx", "linen", "equinox", "plain"),
+        default="plain",
+        help="library of the model: Flax NNX, Flax Linen, Equinox or none (default: plain)",
+    )
+    command.add_argument(
+        "file", nargs="?", metavar="FILE", default="train.py", help="the file to write (default: train.py)"
+    )
+
+
+def _kind(word: str) -> str:
+    if word.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"the kind comes first: meshwright init plain {word}")
+    return word
+
+
 def init(options: argparse.Namespace) -> Result:
     """Write the program, and say what to run."""
     path, kind = Path(options.file), options.kind
@@ -147,6 +169,8 @@ def init(options: argparse.Namespace) -> Result:
 
 
 def _next(path: Path, target: str, kind: str) -> str:
+    import importlib.util
+
     train = f"{program()} train {shlex.quote(target)}"
     needed = _PACKAGES.get(kind)
     lines = [f"wrote {path}. Next:"]

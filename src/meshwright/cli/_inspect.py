@@ -4,35 +4,26 @@ Of a run it first says where its time goes, and what would help most.
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._internal import (
-    aligned,
-    human_bytes,
-    local_copy,
-    parse_object,
-    read_file,
-    screen_width,
-    wrapped,
-)
-from meshwright.checkpoints._internal import (
-    LazyArray,
-    checkpoints_of,
-    contents,
-    find_step,
-    open_source,
-    reason_set_aside,
-)
-from meshwright.cli._checkpoint_option import step_asked
-from meshwright.cli._train import Result
+from meshwright.base import _internal as base
+from meshwright.checkpoints import _internal as checkpoints
+from meshwright.cli._checkpoint import add_which, step_asked
+from meshwright.cli._parser import Commands, Result
 from meshwright.errors import printable
-from meshwright.observe._internal import read_jsonl
+from meshwright.observe import _internal as observe
 from meshwright.report import _internal as report
 
 METRICS = "metrics.jsonl"
 BEGAN_FROM = "began_from.txt"
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add("inspect", inspect, "Show the contents of a run or a checkpoint.")
+    command.add_argument("path", metavar="PATH", help="a run, or a checkpoint of any format")
+    add_which(command, "show")
 
 
 def inspect(options: argparse.Namespace) -> Result:
@@ -41,18 +32,18 @@ def inspect(options: argparse.Namespace) -> Result:
     If no step is asked for, a run is also explained.
     """
     explanation: list[str] = []
-    place, step = checkpoints_of(options.path), step_asked(options, options.path)
+    place, step = checkpoints.checkpoints_of(options.path), step_asked(options, options.path)
     if place == options.path:
-        found = _checkpoints(place, step)
+        document = _checkpoints(place, step)
     else:
-        has_some = step is not None or contents(place).checkpoints
+        has_some = step is not None or checkpoints.contents(place).checkpoints
         newest = _checkpoints(place, step) if has_some else {"checkpoint": None}
-        wanted = (lambda name: True) if step is None else (lambda name: name in (METRICS, BEGAN_FROM))
-        with local_copy(options.path, wanted) as run:
-            found = {"run": options.path, **_began_from(run), "reported": _newest_report(run), **newest}
+        is_read = (lambda name: True) if step is None else (lambda name: name in (METRICS, BEGAN_FROM))
+        with base.local_copy(options.path, is_read) as run:
+            document = {"run": options.path, **_began_from(run), "reported": _newest_report(run), **newest}
             if step is None:
-                explanation, found["explanation"] = _explained(run, options.path)
-    return "\n".join([*explanation, _text(found, screen_width())]), found
+                explanation, document["explanation"] = _explained(run, options.path)
+    return "\n".join([*explanation, _text(document, base.screen_width())]), document
 
 
 def _explained(directory: Path, place: str) -> tuple[list[str], dict[str, Any]]:
@@ -60,29 +51,31 @@ def _explained(directory: Path, place: str) -> tuple[list[str], dict[str, Any]]:
     planned, file, problems = None, directory / report.PLAN, []
     if file.is_file():
         try:
-            planned = report.planned_from(parse_object(read_file(file)))
+            planned = report.planned_from(base.parse_object(base.read_file(file)))
         except (OSError, ValueError) as error:
             command = "`meshwright plan MODULE:FUNCTION --on HARDWARE --json`"
             problems.append(f"{file.name} is no plan, as {command} prints it: {error}")
-    found = report.explain(report.read_run(directory, place), planned)
-    lines = [*str(found).splitlines(), *problems]
-    return [*(wrapped(line, width=screen_width(), indent="    ") for line in lines), ""], found.document()
+    explanation = report.explain(report.read_run(directory, place), planned)
+    width, texts = base.screen_width(), [*str(explanation).splitlines(), *problems]
+    return [*(base.wrapped(text, width=width, indent="    ") for text in texts), ""], explanation.document()
 
 
 def _checkpoints(place: str, step: int | None) -> dict[str, Any]:
     """Describe one checkpoint, and list those beside it: that of `step`, or the newest that can be read."""
-    listed = contents(place)
+    import dataclasses
+
+    listed = checkpoints.contents(place)
     whole = [each.path for each in listed.checkpoints if listed.is_ours and each.nbytes is not None]
     newest = whole[-1] if whole else place
-    found = _checkpoint(newest if step is None else str(find_step(place, step)))
+    document = _checkpoint(newest if step is None else str(checkpoints.find_step(place, step)))
     if listed.checkpoints:
-        found["checkpoints"] = [dataclasses.asdict(each) for each in listed.checkpoints]
-        found |= {"set_aside": list(listed.set_aside), "is_ours": listed.is_ours}
-    return found
+        document["checkpoints"] = [dataclasses.asdict(each) for each in listed.checkpoints]
+        document |= {"set_aside": list(listed.set_aside), "is_ours": listed.is_ours}
+    return document
 
 
 def _checkpoint(path: str) -> dict[str, Any]:
-    source = open_source(path)
+    source = checkpoints.open_source(path)
     arrays = {name: _array(x) for name, x in source.arrays().items()}
     return {
         "checkpoint": str(source),
@@ -95,57 +88,55 @@ def _checkpoint(path: str) -> dict[str, Any]:
     }
 
 
-def _array(array: LazyArray) -> dict[str, Any]:
-    said = {"shape": list(array.shape), "dtype": array.dtype.name, "bytes": array.nbytes}
-    return said | ({"prng_key": array.key_impl} if array.key_impl else {})
+def _array(array: "checkpoints.LazyArray") -> dict[str, Any]:
+    document = {"shape": list(array.shape), "dtype": array.dtype.name, "bytes": array.nbytes}
+    return document | ({"prng_key": array.key_impl} if array.key_impl else {})
 
 
 def _began_from(run: Path) -> dict[str, str]:
     """Return the checkpoints that a run began from, or {} if it began from its seed."""
     file = run / BEGAN_FROM
-    sources = read_file(file).decode(errors="replace").splitlines() if file.is_file() else []
+    sources = base.read_file(file).decode(errors="replace").splitlines() if file.is_file() else []
     return {"began_from": ", ".join(sources)} if sources else {}
 
 
 def _newest_report(run: Path) -> dict[str, Any]:
     metrics = run / METRICS
-    reports = read_jsonl(metrics) if metrics.exists() else []
+    reports = observe.read_jsonl(metrics) if metrics.exists() else []
     return {name: value for report in reports for name, value in report.items() if name != "time"}
 
 
-def _text(found: dict[str, Any], width: int | None) -> str:
+def _text(document: dict[str, Any], width: int | None) -> str:
     tables = ("arrays", "bytes", "checkpoints", "set_aside", "is_ours", "explanation")
-    unknown = {key for key in ("step", "writer", "extra") if found.get(key) in (None, "", {})}
-    told = {key: value for key, value in found.items() if key not in {*tables, *unknown}}
-    lines = [wrapped(f"{key:11} {_flat(value)}", width=width, indent=" " * 12) for key, value in told.items()]
-    if not found["checkpoint"]:
+    unknown = {key for key in ("step", "writer", "extra") if document.get(key) in (None, "", {})}
+    values = {key: value for key, value in document.items() if key not in {*tables, *unknown}}
+    rows = (f"{key:11} {_flat(value)}" for key, value in values.items())
+    lines = [base.wrapped(row, width=width, indent=" " * 12) for row in rows]
+    if not document["checkpoint"]:
         return "\n".join(lines)
-    lines += [f"{'bytes':11} {human_bytes(found['bytes'])}", ""]
-    rows = [
+    lines += [f"{'bytes':11} {base.human_bytes(document['bytes'])}", ""]
+    table = [
         (
             printable(name, keep=""),
             " × ".join(map(str, array["shape"])) or "scalar",
             f"key<{array['prng_key']}>" if "prng_key" in array else array["dtype"],
-            human_bytes(array["bytes"]),
+            base.human_bytes(array["bytes"]),
         )
-        for name, array in found["arrays"].items()
+        for name, array in document["arrays"].items()
     ]
-    return "\n".join([*lines, *aligned(rows, right=(3,), width=width, indent="  "), *_listed(found)])
+    return "\n".join([*lines, *base.aligned(table, right=(3,), width=width, indent="  "), *_listed(document)])
 
 
-def _listed(found: dict[str, Any]) -> list[str]:
-    if "checkpoints" not in found:
+def _listed(document: dict[str, Any]) -> list[str]:
+    if "checkpoints" not in document:
         return []
-    unknown = "damaged" if found["is_ours"] else ""
-    rows = [
-        f"  step {each['step']:<12} {_size(each['nbytes'], unknown):>9}{'  pinned' if each['pinned'] else ''}"
-        for each in found["checkpoints"]
-    ]
-    return ["", *rows, *(f"  {name}, set aside as {reason_set_aside(name)}" for name in found["set_aside"])]
-
-
-def _size(nbytes: int | None, unknown: str) -> str:
-    return unknown if nbytes is None else human_bytes(nbytes)
+    rows = []
+    for row in document["checkpoints"]:
+        unknown = "damaged" if document["is_ours"] else ""
+        size = unknown if row["nbytes"] is None else base.human_bytes(row["nbytes"])
+        rows.append(f"  step {row['step']:<12} {size:>9}{'  pinned' if row['pinned'] else ''}")
+    aside = (f"  {name}, set aside as {checkpoints.reason_set_aside(name)}" for name in document["set_aside"])
+    return ["", *rows, *aside]
 
 
 def _flat(value: Any) -> str:

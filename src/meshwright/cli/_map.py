@@ -1,14 +1,13 @@
 """`convert --map`: rename arrays from a foreign naming to Meshwright's or, with `to-` in front, back."""
 
 import argparse
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.checkpoints._internal import Source, as_source, subtree, with_changes
+from meshwright.checkpoints import _internal as checkpoints
 from meshwright.cli._target import find
 from meshwright.errors import UsageError
-from meshwright.lm._internal import Map, hugging_face, t5x
+from meshwright.lm import _internal as lm
 
 HUGGING_FACE = "hugging-face"
 T5X = {"t5x": False, "t5x-scanned": True}
@@ -32,77 +31,81 @@ def is_t5x(options: argparse.Namespace) -> bool:
     return (options.map or "").removeprefix(TO) in T5X
 
 
-def to_ours(options: argparse.Namespace) -> Callable[[Source], Source]:
+def to_ours(options: argparse.Namespace) -> "Callable[[checkpoints.Source], checkpoints.Source]":
     """Return the function that renames foreign arrays to Meshwright's names."""
     if is_hugging_face(options):
-        cfg = hugging_face.config(options.config or options.source)
-        return lambda source: _under("params", hugging_face.to_ours(source, cfg))
+        cfg = lm.hugging_face.config(options.config or options.source)
+        return lambda source: _under("params", lm.hugging_face.to_ours(source, cfg))
     if is_t5x(options):
-        return lambda source: _under("params", t5x.to_ours(source))
+        return lambda source: _under("params", lm.t5x.to_ours(source))
     names = _named(options.map)
     return lambda source: _all_to_ours(names, source)
 
 
-def to_theirs(options: argparse.Namespace, **chosen: Any) -> Callable[[Source], Source]:
+def to_theirs(
+    options: argparse.Namespace, **chosen: Any
+) -> "Callable[[checkpoints.Source], checkpoints.Source]":
     """Return the function that takes a run's parameters and renames them to foreign names.
 
     For Hugging Face they keep Meshwright's names: its export renames them and compares them with
     `config.json`.
     """
     if is_hugging_face(options):
-        return lambda source: with_changes(_parameters(source), **chosen)
+        return lambda source: checkpoints.with_changes(_parameters(source), **chosen)
     if is_t5x(options):
         scanned = T5X[options.map.removeprefix(TO)]
-        return lambda source: t5x.to_theirs(with_changes(_parameters(source), **chosen), scanned=scanned)
+        return lambda source: lm.t5x.to_theirs(
+            checkpoints.with_changes(_parameters(source), **chosen), scanned=scanned
+        )
     names = _named(options.map.removeprefix(TO))
-    part = _whole if _is_of_state(names) else _parameters
-    return lambda source: names.to_theirs(with_changes(part(source), **chosen))
+    if _is_of_state(names):
+        return lambda source: names.to_theirs(checkpoints.with_changes(source, **chosen))
+    return lambda source: names.to_theirs(checkpoints.with_changes(_parameters(source), **chosen))
 
 
-def _parameters(source: Source) -> Source:
+def _parameters(source: "checkpoints.Source") -> "checkpoints.Source":
     """Return the parameters of a run's state, or of a T5 of T5X, without `params/`; others as they are."""
-    if t5x.recognises(source):
-        return t5x.to_ours(source)
+    if lm.t5x.recognises(source):
+        return lm.t5x.to_ours(source)
     is_state = any(name.startswith(STATE) for name in source.arrays())
-    return subtree(source, STATE.rstrip("/")) if is_state else source
+    return checkpoints.subtree(source, STATE.rstrip("/")) if is_state else source
 
 
-def _whole(source: Source) -> Source:
-    return source
-
-
-def _all_to_ours(names: Map, source: Source) -> Source:
+def _all_to_ours(names: "lm.Map", source: "checkpoints.Source") -> "checkpoints.Source":
     """Return all arrays under Meshwright's names, below `params` unless the map itself says so."""
     ours = names.to_ours(source)
     names.to_theirs(ours)  # raises if an array has no row in the map; reads no data
     return ours if _is_of_state(names) else _under("params", ours)
 
 
-def _is_of_state(names: Map) -> bool:
+def _is_of_state(names: "lm.Map") -> bool:
     return any(name.startswith(STATE) for row in names.rows for name in row.names)
 
 
-def _under(prefix: str, source: Source) -> Source:
-    return as_source({f"{prefix}/{name}": array for name, array in source.arrays().items()}, str(source))
+def _under(prefix: str, source: "checkpoints.Source") -> "checkpoints.Source":
+    arrays = {f"{prefix}/{name}": array for name, array in source.arrays().items()}
+    return checkpoints.as_source(arrays, str(source))
 
 
-def _named(target: str) -> Map:
+def _named(target: str) -> "lm.Map":
     """Return the user's map `module:name`, calling it if it is a function."""
     if ":" not in target:
         raise UsageError(
             f"--map {target!r} is unknown. Write {HUGGING_FACE}, t5x, or module:map for an mw.lm.Map of "
             f"your own. With {TO} in front it converts back: {TO}{HUGGING_FACE}."
         )
-    found = find(target, "map", "NAMES", lambda value: isinstance(value, Map) or inspect.isroutine(value))
-    if isinstance(found, Map):
-        return found
+    import inspect
+
+    value = find(target, "map", "NAMES", lambda value: isinstance(value, lm.Map) or inspect.isroutine(value))
+    if isinstance(value, lm.Map):
+        return value
     try:
-        inspect.signature(found).bind()
+        inspect.signature(value).bind()
     except TypeError as error:
         raise UsageError(f"--map {target} is a function that must take no arguments: {error}.") from None
-    made = found()
-    if not isinstance(made, Map):
+    names = value()
+    if not isinstance(names, lm.Map):
         raise UsageError(
-            f"--map {target} must return an mw.lm.Map; it returned a value of type {type(made).__name__}."
+            f"--map {target} must return an mw.lm.Map; it returned a value of type {type(names).__name__}."
         )
-    return made
+    return names

@@ -2,10 +2,12 @@
 
 import argparse
 
-from meshwright.cli._reopened import reopened
-from meshwright.cli._train import Result, made
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._recipe import load_experiment
+from meshwright.cli._reopened import STARTED_FROM, recipe_of_run, refuse_workdir
 from meshwright.cli._trust import Purpose
-from meshwright.errors import EXIT_DIVERGED, EXIT_DONE, UsageError
+from meshwright.debug import _internal as debug
+from meshwright.errors import EXIT_DIVERGED, EXIT_DONE
 
 PURPOSE = Purpose(
     command="nan",
@@ -18,21 +20,33 @@ PURPOSE = Purpose(
 )
 
 
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.with_settings(
+        "nan",
+        nan,
+        "Find the first value of a run that is not finite: step, operation, line, layer, examples, device. "
+        "Exit code 4 if there is one.",
+    )
+    command.add_argument("path", metavar="RUN", help="the directory or URL of the run, which is not changed")
+    command.add_argument("target", nargs="?", **STARTED_FROM)
+    command.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the last step to play (default: the last one that the run reported)",
+    )
+    command.add_argument("--to", metavar="DIR", help="the directory for the batch (default: RUN/nan)")
+
+
 def nan(options: argparse.Namespace) -> Result:
     """Play a run again from its newest checkpoint to the first step whose result is not finite.
 
     Exit code 4 if there is such a step.
     """
-    if "workdir" in options.settings:
-        raise UsageError(
-            "meshwright nan takes the run as RUN, so there is no workdir to set: leave out "
-            f"workdir={options.settings['workdir']}."
-        )
-    opened = reopened(options, PURPOSE)
-    _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.debug._internal import first_nan
-
-    found = first_nan(experiment, options.path, until=options.step, to=options.to)
-    if found is None:
+    refuse_workdir(options)
+    _, experiment = load_experiment(recipe_of_run(options, PURPOSE))
+    first = debug.first_nan(experiment, options.path, until=options.step, to=options.to)
+    if first is None:
         return "every step is finite", {"first_nan": None}, EXIT_DONE
-    return str(found), found.document(), EXIT_DIVERGED
+    return str(first), first.document(), EXIT_DIVERGED

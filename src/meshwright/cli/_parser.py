@@ -1,41 +1,27 @@
 """The parts of the command line that all commands share. Loading this file takes no time."""
 
 import argparse
-import importlib
+import re
 from collections.abc import Callable
+from textwrap import indent
 from typing import Any, NoReturn
 
 from meshwright.errors import InputError, UsageError
+from meshwright.parallel._internal import described
 
-TAKING_SETTINGS = (
-    *("demo", "hlo", "plan", "train", "resume", "eval", "show", "tune"),
-    *("nan", "verify-resume"),
-)
-"""Commands that take settings: `--key value` sets a field of the experiment, unless `--key` is in FLAGS."""
+Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
+"""A command's result: an exit code; or a text, the same as a JSON document, and the exit code if not 0."""
+Run = Callable[[argparse.Namespace], Result]
 
-FLAGS = (
-    *("--against", "--bandwidth", "--best", "--changes", "--compile-to", "--fake-devices"),
-    *("--from-step", "--full"),
-    *("--help", "--json", "--kill", "--merge", "--on", "--search", "--settings", "--step", "--strict"),
-    *("--to", "--traced"),
-    *("--verbose", "-h"),
-)
-
-MORE_FLAGS = {"verify-resume": ("--child", "--seed", "--steps")}
-"""Further options, by command, which other commands take as settings."""
-
-_RUNNING = (
-    *("demo", "eval", "export", "hlo", "hosts", "local", "plan", "ray", "resume", "sample", "show"),
-    *("serve", "train", "tune", "nan", "verify-resume"),
-)
-"""Commands that call the user's functions. An OSError of theirs is shown with its traceback."""
-
-SETTINGS = """settings: key=value or --key value
+SETTINGS = f"""settings: key=value or --key value
   A setting changes a parameter of the function or, if it has none of that
   name, a field of the experiment that the function returns:
     max_steps=2000  input.batch_size=128  mesh=data=-1,fsdp=4  workdir=runs/other
   --settings FILE reads settings from a YAML file, with nested or dotted keys.
   Settings on the command line win over those from files.
+
+axes of a mesh:
+{indent(described(), "  ")}
 """
 
 
@@ -51,38 +37,44 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands:
-    """Adds commands to a parser, each with the options that all commands have."""
+    """The parser of the whole command line, to which commands are added with the options that all have."""
 
     def __init__(self, top: argparse.ArgumentParser, within: str = ""):
         """Begin with no commands."""
-        self._shared, self._within = _shared(top), f"{within} " if within else ""
+        self.top, self._shared, self._within = top, _shared(top), f"{within} " if within else ""
         title, metavar = ("places", "PLACE") if within else ("commands", "COMMAND")
         self._commands = top.add_subparsers(title=title, metavar=metavar, required=True)
         self.parsers: dict[str, argparse.ArgumentParser] = {}
         """The parser of each command by name; that of a subcommand by both names, such as `launch local`."""
 
-    def add(self, name: str, module: str, summary: str, **more: Any) -> argparse.ArgumentParser:
-        made = self._commands.add_parser(
+    def add(
+        self, name: str, run: Run, summary: str, *, calls_user: bool = False, **more: Any
+    ) -> argparse.ArgumentParser:
+        """Add a command and return its parser. With `calls_user` it calls functions of the user."""
+        parser = self._commands.add_parser(
             name, help=summary, description=summary, parents=[self._shared], **more
         )
-        made.set_defaults(run=_later(module, name), command=f"{self._within}{name}")
-        self.parsers[f"{self._within}{name}"] = made
-        return made
+        # An OSError of a user's function is shown with its traceback.
+        parser.set_defaults(
+            run=run if calls_user else _naming_files(name, run), command=f"{self._within}{name}"
+        )
+        self.parsers[f"{self._within}{name}"] = parser
+        return parser
 
     def group(self, name: str, summary: str, **more: Any) -> "Commands":
         """Add a command that has subcommands, and return them, to be added to."""
-        made = self._commands.add_parser(name, help=summary, description=summary, **more)
-        made.set_defaults(command=name)
-        inner = Commands(made, name)
+        parser = self._commands.add_parser(name, help=summary, description=summary, **more)
+        parser.set_defaults(command=name)
+        inner = Commands(parser, name)
         inner.parsers = self.parsers
-        self.parsers[name] = made
+        self.parsers[name] = parser
         return inner
 
-    def with_settings(self, name: str, module: str, summary: str) -> argparse.ArgumentParser:
-        made = self.add(
-            name, module, summary, epilog=SETTINGS, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        made.add_argument(
+    def with_settings(self, name: str, run: Run, summary: str) -> argparse.ArgumentParser:
+        """Add a command that takes settings: `--key value`, unless `--key` is an option of the command."""
+        raw = argparse.RawDescriptionHelpFormatter
+        parser = self.add(name, run, summary, calls_user=True, epilog=SETTINGS, formatter_class=raw)
+        parser.add_argument(
             "--settings",
             dest="settings_files",
             metavar="FILE",
@@ -90,18 +82,33 @@ class Commands:
             default=[],
             help="read settings from a YAML file; may be repeated, and the last file wins",
         )
-        return made
+        return parser
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the options of a command, also those that its help does not show."""
+    return [flag for action in parser._actions for flag in action.option_strings]
+
+
+def shown_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the options of a command that its usage shows."""
+    return re.findall(r"--[a-z][a-z-]*", parser.format_usage())
+
+
+def takes_settings(parser: argparse.ArgumentParser) -> bool:
+    """Return whether a command takes settings."""
+    return "--settings" in flags_of(parser)
 
 
 def _shared(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Return a parser of the options of all commands, and add them to `top` for use before the command."""
     shared = argparse.ArgumentParser(add_help=False)
     suppressed: dict[str, Any] = {"default": argparse.SUPPRESS}
-    for place, default in ((top, {}), (shared, suppressed)):
-        place.add_argument(
+    for parser, default in ((top, {}), (shared, suppressed)):
+        parser.add_argument(
             "--json", action="store_true", help="print the result as one JSON document", **default
         )
-        place.add_argument(
+        parser.add_argument(
             "--fake-devices",
             type=int,
             metavar="N",
@@ -111,20 +118,13 @@ def _shared(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return shared
 
 
-def _later(module: str, name: str) -> Callable[[argparse.Namespace], Any]:
-    """Return a function that loads the command's module and runs the command.
+def _naming_files(name: str, run: Run) -> Run:
+    """Return a command of which an OSError, which is about a file that the user named, is an InputError."""
 
-    In a command that runs none of the user's code, an OSError is about a file that the user named, and
-    becomes an InputError.
-    """
-
-    def run(options: argparse.Namespace) -> Any:
-        command = getattr(importlib.import_module(f"meshwright.cli.{module}"), name.replace("-", "_"))
-        if name in _RUNNING:
-            return command(options)
+    def naming(options: argparse.Namespace) -> Result:
         try:
-            return command(options)
+            return run(options)
         except OSError as error:
             raise InputError(f"{error.filename or name} cannot be used: {error.strerror or error}.") from None
 
-    return run
+    return naming

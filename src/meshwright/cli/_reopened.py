@@ -1,38 +1,28 @@
-"""A run that a command started, opened again by `resume` or `eval`: its function, its settings, and trust."""
+"""A run that a command started, opened again by `resume`, `eval` and others: its function and settings."""
 
 import argparse
 import functools
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from meshwright.base._internal import join, parse_object, read_text
+from meshwright.base import _internal as base
+from meshwright.cli._recipe import Recipe
 from meshwright.cli._target import as_module
 from meshwright.cli._trust import Purpose, check_is_experiment, check_vouched
-from meshwright.errors import InputError, OverrideError, printable
+from meshwright.errors import InputError, OverrideError, UsageError, printable
 
 SECRET = "**********"
 """The text that pydantic's `SecretStr` shows instead of its value. A run stores this text."""
+STARTED_FROM: dict[str, Any] = {
+    "metavar": "module:function",
+    "help": "the function that the run was started from; needed only if other users can write to RUN",
+}
+"""How the function of a run is asked for, as the argument `target` or as the option `--by`."""
 
 
-@dataclass(frozen=True)
-class Reopened:
-    """The function and the settings of a run."""
-
-    target: str
-    """The function, as `module:function`."""
-    settings: Mapping[str, str]
-    """The texts of the settings, by dotted path."""
-    fake_devices: int | None
-    """The number of virtual CPU devices in each process; None or 0 for the machine's own devices."""
-    check: Callable[[Callable[..., Any]], None] | None
-    """Raises if the function must not be called."""
-
-
-def reopened(options: argparse.Namespace, purpose: Purpose) -> Reopened:
-    """Return the function and the settings in a run's `experiment.json`. No code of the run is loaded."""
+def recipe_of_run(options: argparse.Namespace, purpose: Purpose) -> Recipe:
+    """Return what a run's `experiment.json` says, with more settings. No code of the run is loaded."""
     origin = _origin(options.path, purpose)
     named = options.target and as_module(options.target)
     check_vouched(options.path, origin, named, purpose)
@@ -44,14 +34,23 @@ def reopened(options: argparse.Namespace, purpose: Purpose) -> Reopened:
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
     print(f"  {purpose.doing} {printable(origin['target'], keep='')}", file=sys.stderr)
     check = None if named else functools.partial(check_is_experiment, options.path, origin, purpose)
-    return Reopened(origin["target"], settings, fake_devices, check)
+    return Recipe(origin["target"], settings, fake_devices, options.flags, check)
+
+
+def refuse_workdir(options: argparse.Namespace) -> None:
+    """Refuse the setting `workdir` of a command that only reads the run."""
+    if "workdir" in options.settings:
+        raise UsageError(
+            f"meshwright {options.command} takes the run as RUN, so there is no workdir to set: leave out "
+            f"workdir={options.settings['workdir']}."
+        )
 
 
 def _origin(place: str, purpose: Purpose) -> dict[str, Any]:
     """Return the contents of `experiment.json`: the function, settings and devices that began the run."""
-    file = join(place, "experiment.json")
+    file = base.join(place, "experiment.json")
     try:
-        origin = parse_object(read_text(file))
+        origin = base.parse_object(base.read_text(file))
         if not _says_how(**origin):
             raise ValueError("its values have wrong types")
     except OSError:
@@ -69,13 +68,13 @@ def _origin(place: str, purpose: Purpose) -> dict[str, Any]:
 def _instead(place: str, purpose: Purpose) -> str:
     """Return advice for a run that no command can open again, as another program started it."""
     try:
-        command = parse_object(read_text(join(place, "environment.json"))).get("command")
+        command = base.parse_object(base.read_text(base.join(place, "environment.json"))).get("command")
     except (OSError, ValueError):
         command = None
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         python = ["python"] if command[0].endswith(".py") else []
-        said = printable(shlex.join([*python, *command]), keep="")
-        return purpose.in_program.format(command=said, place=place)
+        text = printable(shlex.join([*python, *command]), keep="")
+        return purpose.in_program.format(command=text, place=place)
     if ":" in place or place.endswith(".py"):
         return f"To train the experiment that a function returns: `meshwright train {shlex.quote(place)}`"
     return "Expected the directory of a run that `meshwright train` or `meshwright demo` started."

@@ -3,27 +3,43 @@
 import argparse
 import contextlib
 
-from meshwright.base._internal import join, local_copy, screen_width
-from meshwright.cli._train import Result
+from meshwright.base import _internal as base
+from meshwright.cli._parser import Commands, Result
 from meshwright.report import _internal as pages
 
 COMPARISON = "comparison.html"
 
 
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add(
+        "report",
+        report,
+        "Write an HTML page about a run, or a page that compares several, and print a summary.",
+    )
+    command.add_argument("runs", nargs="+", metavar="RUN", help="the directory or URL of a run")
+    command.add_argument(
+        "--to",
+        metavar="FILE",
+        help="file to write the page to (default: report.html in the run; for several runs, comparison.html "
+        "in the current directory)",
+    )
+
+
 def report(options: argparse.Namespace) -> Result:
     """Write the page and print a summary of it."""
     with contextlib.ExitStack() as copied:
-        runs = [pages.read_run(copied.enter_context(local_copy(place)), place) for place in options.runs]
+        runs = [pages.read_run(copied.enter_context(base.local_copy(place)), place) for place in options.runs]
         if len(runs) == 1:
-            to = options.to or join(options.runs[0], pages.PAGE)
+            to = options.to or base.join(options.runs[0], pages.PAGE)
             pages.write_page(runs[0], to)
-            text, document = pages.summary(runs[0], width=screen_width()), pages.document(runs[0])
+            text, document = pages.summary(runs[0], width=base.screen_width()), pages.document(runs[0])
         else:
             to = options.to or COMPARISON
             pages.write_comparison(runs, to)
-            found = pages.compare(runs)
+            comparison = pages.compare(runs)
             text, document = (
-                pages.comparison_text(found, width=screen_width()),
-                pages.comparison_document(found),
+                pages.comparison_text(comparison, width=base.screen_width()),
+                pages.comparison_document(comparison),
             )
     return f"{text}\n\n{to}", {"report": to, **document}

@@ -1,17 +1,17 @@
 """`meshwright sample`: what the model of a run writes after a prompt, as it comes."""
 
 import argparse
-import dataclasses
 import sys
 from typing import Any
 
-from meshwright.base._internal import join
-from meshwright.checkpoints._internal import checkpoints_of, step_name
-from meshwright.cli._checkpoint_option import checkpoint_asked
-from meshwright.cli._reopened import reopened
-from meshwright.cli._train import Result, made
+from meshwright.cli._checkpoint import add_which, checkpoint_asked, path_of_step
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._recipe import load_experiment
+from meshwright.cli._reopened import STARTED_FROM, recipe_of_run
 from meshwright.cli._trust import Purpose
 from meshwright.errors import EXIT_DONE, printable
+from meshwright.lm import _internal as lm
+from meshwright.processes import _internal as processes
 
 PURPOSE = Purpose(
     command="sample",
@@ -23,52 +23,82 @@ PURPOSE = Purpose(
     by_another="To generate by another function, in Python: `mw.lm.generate(model, params, prompts)`.",
     naming="{place} --by {target}",
 )
-_CHOSEN = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "beams")
+_NUMBERS: tuple[tuple[str, type, str, str], ...] = (
+    ("--max-new-tokens", int, "N", "end each text after N tokens"),
+    ("--temperature", float, "T", "divide the logits by T before a token is drawn; 0 takes the most likely"),
+    ("--top-k", int, "K", "draw from the K most likely tokens"),
+    ("--top-p", float, "P", "draw from the most likely tokens that together have probability P"),
+    ("--min-p", float, "P", "draw from tokens with at least P times the highest probability"),
+    ("--repetition-penalty", float, "X", "make tokens that the text has already less likely, if above 1"),
+    ("--beams", int, "N", "search with N beams instead of drawing"),
+)
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.add(
+        "sample",
+        sample,
+        "Print what the model of a run writes after a prompt, as it comes.",
+        calls_user=True,
+    )
+    command.add_argument("path", metavar="RUN", help="the directory or URL of the run, also while it trains")
+    command.add_argument(
+        "prompts",
+        metavar="PROMPT",
+        nargs="+",
+        help="the text to begin with, or tokens such as '5 12' if the run has no tokenizer; several are "
+        "printed when all have ended",
+    )
+    for option, kind, metavar, summary in _NUMBERS:
+        how: dict[str, Any] = {"type": kind, "metavar": metavar}
+        command.add_argument(option, help=f"{summary} (default: as the experiment says)", **how)
+    command.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end after this text; may be repeated"
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="the seed of the draws (default: 0)"
+    )
+    command.add_argument("--by", dest="target", **STARTED_FROM)
+    add_which(command, "use")
 
 
 def sample(options: argparse.Namespace) -> Result:
     """Print what the model of the newest checkpoint, of a step or of the best writes after each prompt."""
-    options.target = options.by
-    opened = reopened(options, PURPOSE)
-    _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
-    from meshwright.lm._internal import texts_of_checkpoint
-    from meshwright.processes import _internal as processes
-
+    _, experiment = load_experiment(recipe_of_run(options, PURPOSE))
     how = {"run": options.path, "checkpoint": checkpoint_asked(options), "seed": options.seed}
     decoding = _decoding(options, experiment)
-    texts = texts_of_checkpoint(experiment, options.prompts, **how, decoding=decoding, stop=options.stop)
+    texts = lm.texts_of_checkpoint(experiment, options.prompts, **how, decoding=decoding, stop=options.stop)
     shown = not options.json and processes.is_lead()
     rows = _written(texts, options.prompts, is_live=shown and len(options.prompts) == 1)
     if not processes.is_lead():
         return EXIT_DONE
-    checkpoint = join(checkpoints_of(options.path), step_name(texts.step))
-    found = {"run": options.path, "checkpoint": checkpoint, "texts": rows}
+    document = {"run": options.path, "checkpoint": path_of_step(options.path, texts.step), "texts": rows}
     if len(rows) == 1 and shown:
         return EXIT_DONE
-    return "\n\n".join(row["prompt"] + row["text"] for row in rows), found
+    return "\n\n".join(row["prompt"] + row["text"] for row in rows), document
 
 
 def _decoding(options: argparse.Namespace, experiment: Any) -> Any:
     """Return the decoding of the experiment with the changes that the options ask for."""
-    from meshwright.lm._internal import Decoding, generation_in
+    import dataclasses
 
-    asked = {name: getattr(options, name) for name in _CHOSEN if getattr(options, name) is not None}
-    generation = generation_in(experiment)
-    known = Decoding() if generation is None else generation.decoding
-    if asked.get("temperature") == 0 or asked.get("beams", 1) > 1:  # the bounds of draws have no meaning then
-        known = dataclasses.replace(known, temperature=0.0, top_k=None, top_p=None, min_p=None)
-    drawn = {"top_k", "top_p", "min_p"} & asked.keys()
-    if drawn and known.is_greedy and "temperature" not in asked:
-        asked["temperature"] = 1.0
-    return dataclasses.replace(known, **asked)
+    names = [option.removeprefix("--").replace("-", "_") for option, *_ in _NUMBERS]
+    changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    generation = lm.generation_in(experiment)
+    decoding = lm.Decoding() if generation is None else generation.decoding
+    if changes.get("temperature") == 0 or changes.get("beams", 1) > 1:  # bounds of draws have no meaning then
+        decoding = dataclasses.replace(decoding, temperature=0.0, top_k=None, top_p=None, min_p=None)
+    drawn = {"top_k", "top_p", "min_p"} & changes.keys()
+    if drawn and decoding.is_greedy and "temperature" not in changes:
+        changes["temperature"] = 1.0
+    return dataclasses.replace(decoding, **changes)
 
 
 def _written(texts: Any, prompts: list[str], *, is_live: bool) -> list[dict[str, Any]]:
     """Return the text of each prompt. With `is_live` it is also printed as it comes."""
-    from meshwright.lm._internal import GrowingText
-
     rows = [{"prompt": prompt, "text": "", "tokens": []} for prompt in prompts]
-    growing = [GrowingText(texts.tokenizer, texts.stops) for _ in prompts]
+    growing = [lm.GrowingText(texts.tokenizer, texts.stops) for _ in prompts]
     if is_live:
         _print(prompts[0])
     for piece in texts.pieces:

@@ -1,4 +1,6 @@
-"""Settings from YAML files: `--settings FILE` sets what `key=value` sets, with nested or dotted keys.
+"""Settings as texts, from the command line, `key=value` or `--key value`, and from YAML files.
+
+`--settings FILE` sets what `key=value` sets, with nested or dotted keys:
 
     max_steps: 2000
     input.batch_size: 128
@@ -9,11 +11,12 @@ Each value is taken as the text that would stand on the command line, and conver
 setting. So `1e-4` is a number wherever one is expected, though YAML itself reads it as a string.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from meshwright.errors import OverrideError
+from meshwright.errors import OverrideError, nearest
 
 
 class FromFile(str):
@@ -23,16 +26,44 @@ class FromFile(str):
     """The file and the line: `settings.yaml, line 3`."""
 
     def __new__(cls, text: str, place: str) -> Self:
-        made = super().__new__(cls, text)
-        made.place = place
-        return made
+        setting = super().__new__(cls, text)
+        setting.place = place
+        return setting
 
 
-def place_of(asked: Any) -> str:
+def place_of(setting: Any) -> str:
     """Return the file and line of a setting, or of the first in a mapping, to end a message with."""
-    while isinstance(asked, Mapping) and asked:
-        asked = next(iter(asked.values()))
-    return f"\n  It was set in {asked.place}." if isinstance(asked, FromFile) else ""
+    while isinstance(setting, Mapping) and setting:
+        setting = next(iter(setting.values()))
+    return f"\n  It was set in {setting.place}." if isinstance(setting, FromFile) else ""
+
+
+def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Separate the settings from the other arguments; return those others, and the settings.
+
+    Arguments after a bare `--` are left alone.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    rest, settings, waiting = [], {}, list(arguments[:end])
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.partition("=")
+        if word.startswith("--") and name not in flags:
+            if not equals and (not waiting or waiting[0].startswith("--")):
+                raise _without_value(word, flags)
+            settings[name[2:].replace("-", "_")] = value if equals else waiting.pop(0)
+        elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            settings[name] = value
+        else:
+            rest.append(word)
+    return rest + list(arguments[end:]), settings
+
+
+def _without_value(word: str, flags: Iterable[str]) -> OverrideError:
+    options = sorted(flag for flag in flags if flag.startswith("--"))
+    close = nearest(word, options)
+    hint = f"Did you mean the option {close}?" if close else f"Its options: {', '.join(options)}."
+    return OverrideError(f"{word} is not an option; as a setting it needs a value: {word} VALUE.\n  {hint}")
 
 
 def read_settings(path: str | Path) -> dict[str, str]:
@@ -47,7 +78,7 @@ def read_settings(path: str | Path) -> dict[str, str]:
         root = yaml.compose(text, yaml.SafeLoader)
         if not isinstance(root, yaml.MappingNode | None):
             raise OverrideError(f"{path}, line 1: expected settings, one `key: value` per line.")
-        found = list(_flat("", root)) if root is not None else []
+        rows = list(_flat("", root)) if root is not None else []
     except RecursionError:
         raise OverrideError(f"{path} is nested too deeply, or contains itself.") from None
     except (OSError, UnicodeError) as error:
@@ -56,10 +87,10 @@ def read_settings(path: str | Path) -> dict[str, str]:
         raise OverrideError(f"{path}, {_problem(error, text)}") from None
     settings: dict[str, str] = {}
     lines: dict[str, int] = {}
-    for name, said, line in found:
+    for name, value, line in rows:
         if name in settings:
             raise OverrideError(f"{path}, line {line}: {name} is set twice, first in line {lines[name]}.")
-        settings[name], lines[name] = FromFile(said, f"{path}, line {line}"), line
+        settings[name], lines[name] = FromFile(value, f"{path}, line {line}"), line
     return settings
 
 

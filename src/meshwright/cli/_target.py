@@ -1,5 +1,6 @@
 """Loading of the user's functions, given as `module:name`."""
 
+import argparse
 import importlib
 import sys
 from collections.abc import Callable
@@ -8,6 +9,15 @@ from typing import Any
 
 from meshwright.cli._guess import instead_of_target
 from meshwright.errors import UsageError, did_you_mean
+
+
+def add_target(command: argparse.ArgumentParser) -> None:
+    """Add the argument that names the function of an experiment."""
+    command.add_argument(
+        "target",
+        metavar="module:function",
+        help="the function that returns the experiment: gpt:experiment, or gpt.py:experiment",
+    )
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -46,12 +56,12 @@ def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> A
             f"there is no module {module_name!r}: {error}.\n"
             f"  Looked in the current directory ({Path.cwd()}) and the installed packages."
         ) from None
-    found = getattr(module, name, None)
-    if not fits(found):
-        known = [key for key, value in vars(module).items() if fits(value) and not key.startswith("_")]
-        hint = did_you_mean(name, known)
+    value = getattr(module, name, None)
+    if not fits(value):
+        names = [key for key, other in vars(module).items() if fits(other) and not key.startswith("_")]
+        hint = did_you_mean(name, names)
         raise UsageError(f"module {module_name} has no {kind} {name!r}.{hint}")
-    return found
+    return value
 
 
 def _no_target(target: str, kind: str, example: str) -> str:
@@ -60,13 +70,13 @@ def _no_target(target: str, kind: str, example: str) -> str:
         return instead
     file, _, name = target.partition(":")
     path, name = Path(file), name or example
-    wanted = f"expected module:{kind}, as gpt:{example}, or file.py:{kind}; found {target!r}."
+    problem = f"expected module:{kind}, as gpt:{example}, or file.py:{kind}; found {target!r}."
     if path.suffix != ".py":
-        return wanted
+        return problem
     if path.is_file() and as_module(f"{file}:{name}") != f"{file}:{name}":
-        return f"{wanted} Write {file}:{name}."
+        return f"{problem} Write {file}:{name}."
     return (
-        f"{wanted}\n  The file must be below the current directory, and its folders must have names that "
+        f"{problem}\n  The file must be below the current directory, and its folders must have names that "
         "Python can import. Otherwise go to its folder:\n"
         f"    cd {path.parent} && meshwright … {path.name}:{name}"
     )

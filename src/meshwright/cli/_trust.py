@@ -5,24 +5,22 @@ that runs, with the rights of the user who opens the run again.
 """
 
 import grp
-import inspect
 import os
 import pwd
 import shlex
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
-from meshwright.base._internal import is_address, local_path
+from meshwright.base import _internal as base
+from meshwright.engine import _internal as engine
 from meshwright.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Purpose:
+class Purpose(NamedTuple):
     """A command that opens a run again, and what its errors say."""
 
     command: str
@@ -59,11 +57,9 @@ def check_is_experiment(
 
     A function in a file below the current directory needs no annotation.
     """
-    from meshwright.engine._internal import Experiment
-
     source = _source_of(origin["target"])
     is_here = source is not None and source.is_relative_to(Path.cwd())
-    if not is_here and not _returns(function, Experiment):
+    if not is_here and not _returns(function, engine.Experiment):
         doubt = (
             f"{origin['target']} is outside the current directory and not annotated to return an "
             "mw.Experiment"
@@ -84,13 +80,14 @@ def _not_vouched(place: str, origin: Mapping[str, Any], purpose: Purpose, doubt:
 
 def _doubt_about_file(place: str) -> str | None:
     """Return the reason why others may have written the file; None if they cannot."""
-    if is_address(place):
+    if base.is_address(place):
         return "anyone who can write to this URL may have changed it"
-    for path in (local_path(place), local_path(place) / "experiment.json"):
-        found = path.stat()
-        if found.st_uid not in (os.geteuid(), 0):
+    for path in (base.local_path(place), base.local_path(place) / "experiment.json"):
+        status = path.stat()
+        mode, group = status.st_mode, status.st_gid
+        if status.st_uid not in (os.geteuid(), 0):
             return f"{path} belongs to another user"
-        if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)):
+        if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(group)):
             return f"other users can write to {path}"
     return None
 
@@ -100,7 +97,7 @@ def _doubt_about_module(place: str, target: str) -> str | None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         return f"{module} belongs to Python's standard library"
     source = _source_of(target)
-    if source is not None and source.is_relative_to(local_path(place).resolve()):
+    if source is not None and source.is_relative_to(base.local_path(place).resolve()):
         return f"the code is in the run directory itself, {source}"
     return None
 
@@ -110,10 +107,10 @@ def _source_of(target: str) -> Path | None:
     place: list[str] | None = ["", *sys.path]
     origin = None
     for part in target.partition(":")[0].split("."):
-        found = PathFinder.find_spec(part, place)  # of a whole name, Python would look for imported parents
-        if found is None:
+        spec = PathFinder.find_spec(part, place)  # of a whole name, Python would look for imported parents
+        if spec is None:
             return None
-        place, origin = [*(found.submodule_search_locations or ())], found.origin
+        place, origin = [*(spec.submodule_search_locations or ())], spec.origin
     return Path(origin).resolve() if origin else None
 
 
@@ -128,7 +125,7 @@ def _is_own_group(gid: int) -> bool:
 
 def _returns(function: Callable[..., Any], kind: type) -> bool:
     try:
-        found = get_type_hints(function).get("return")
+        returned = get_type_hints(function).get("return")
     except (TypeError, NameError):
         return False
-    return inspect.isclass(found) and issubclass(found, kind)
+    return isinstance(returned, type) and issubclass(returned, kind)

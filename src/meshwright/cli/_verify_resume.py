@@ -6,33 +6,46 @@ Each run is a process of the same command, with `--child` and what it is to do a
 import argparse
 import json
 
-from meshwright.cli._target import as_module
-from meshwright.cli._train import Result, made
+from meshwright.cli._parser import Commands, Result
+from meshwright.cli._recipe import load_experiment, recipe_of
+from meshwright.cli._target import add_target, as_module
+from meshwright.debug import _internal as debug
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    command = commands.with_settings(
+        "verify-resume",
+        verify_resume,
+        "Run an experiment for some steps, kill it by SIGKILL, continue it, and compare all to the bit with "
+        "a run that was not killed. Exit code 1 if they differ; the cause is named.",
+    )
+    add_target(command)
+    command.add_argument("--steps", type=int, default=12, metavar="N", help="the steps to run (default: 12)")
+    command.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="chooses the step of the kill (default: 0)"
+    )
+    command.add_argument("--child", metavar="JSON", help=argparse.SUPPRESS)
 
 
 def verify_resume(options: argparse.Namespace) -> Result:
     """Run, kill, continue and compare an experiment. Exit code 1 if the runs differ."""
-    target = as_module(options.target)
     if options.child is not None:
-        return _child(target, options)
-    from meshwright.debug import _internal as replay
-
-    found = replay.verify_resume(
-        target,
+        return _child(options)
+    proof = debug.verify_resume(
+        as_module(options.target),
         options.settings,
         steps=options.steps,
         seed=options.seed,
         fake_devices=options.fake_devices,
     )
-    return str(found), found.document(), EXIT_DONE if found.is_equal else EXIT_FAILED
+    return str(proof), proof.document(), EXIT_DONE if proof.is_equal else EXIT_FAILED
 
 
-def _child(target: str, options: argparse.Namespace) -> int:
+def _child(options: argparse.Namespace) -> int:
     orders = json.loads(options.child)
-    settings = {**options.settings, "workdir": orders["workdir"]}
-    _, experiment = made(target, settings, options.fake_devices, None)
-    from meshwright.debug import _internal as replay
-
-    replay.play(experiment, replay.Orders(**orders))
+    options.settings["workdir"] = orders["workdir"]
+    _, experiment = load_experiment(recipe_of(options))
+    debug.play(experiment, debug.Orders(**orders))
     return EXIT_DONE

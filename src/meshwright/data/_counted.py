@@ -1,6 +1,6 @@
 """Samples by their numbers, counted over all epochs: those of texts, of examples with indices, and mixed.
 
-A sample's number says which example it is, whatever was read before. Three rules make numbers examples:
+A sample's number names its example, whatever was read before. Three rules make numbers examples:
 
 - Examples that can be indexed have the order of `_order`.
 - Rows of texts, of which there are more and more, come block by block in the first epoch, in a random order

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 
 from meshwright.base._internal import PyTree
-from meshwright.data._counted import Counted, CountedExamples, CountedRows, CountedSource
+from meshwright.data._counted import Counted, CountedExamples, CountedRows
 from meshwright.data._kinds import is_indexed
 from meshwright.data._mapped import seeded
 from meshwright.data._order import Position
-from meshwright.data._source import Part, as_source
+from meshwright.data._source import Part, PartSource, as_source
 from meshwright.data._stretches import Stretch
 from meshwright.data._text import Text
 from meshwright.errors import ExamplesError, UsageError
@@ -207,25 +207,21 @@ def _counted(examples: Any, seed: int | None, map_seed: tuple[int, int]) -> Coun
     return CountedExamples(seeded(as_source(examples), map_seed), seed)
 
 
-class _Mixed:
-    """The samples of several sets. A number is that in a set times the number of sets, plus the set's."""
+class _MixedSource(PartSource):
+    """The samples of several sets. An id is the number in a set times the number of sets, plus the set's."""
 
     def __init__(self, names: list[str], sets: list[Counted]):
-        self._names, self._sets, self.digest = names, sets, None
+        self._names, self._sets = names, sets
 
-    def read(self, numbers: np.ndarray) -> PyTree:
-        """Return the samples of these numbers, int64[k], as a batch."""
-        within, of_set = np.divmod(numbers, len(self._sets))
+    def fetch(self, part: Part) -> PyTree:
+        """Return the samples of a part as a batch."""
+        within, of_set = np.divmod(part.ids, len(self._sets))
         present = np.unique(of_set).tolist()
         batches = [self._sets[i].read(within[of_set == i]) for i in present]
         self._check_same(present, batches)
         # Each set is read once, and its rows are then put back into the order of the turns.
         back = np.argsort(np.concatenate([np.flatnonzero(of_set == i) for i in present]))
         return jax.tree.map(lambda *x: np.concatenate(x)[back], *batches)
-
-    def available(self, stop: int, epochs: int | None) -> int:
-        """Raise an error: a mixture's stretch asks each set instead."""
-        raise NotImplementedError
 
     def _check_same(self, present: list[int], batches: list[PyTree]) -> None:
         layouts = [
@@ -259,7 +255,7 @@ class _MixedStretch:
         # Without saved counts the turns are played again from the first example.
         while self._turns.start < start:
             self._turns.next()
-        self._source, self._has_ended = CountedSource(_Mixed(names, sets)), False
+        self._source, self._has_ended = _MixedSource(names, sets), False
         self._counts = list(self._turns.counts)
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:

@@ -40,7 +40,7 @@ from meshwright.engine._internal import (
     training_of,
 )
 from meshwright.processes import _internal as processes
-from meshwright.program._internal import jaxprs_in
+from meshwright.program._internal import jaxprs
 
 _SAVED_SECONDS = 120.0
 """The longest time to wait for the first checkpoint before the process kills itself."""
@@ -103,7 +103,7 @@ def _alone(experiment: Experiment, orders: Orders) -> Experiment:
     )
 
 
-@processes.shared_work()
+@processes.collective()
 def _run(experiment: Experiment, orders: Orders, note: Note) -> None:
     experiment = on_devices(experiment)
     made = [experiment]
@@ -210,17 +210,16 @@ def _digest(x: Any) -> str:
 
 def _lines(jaxpr: Any) -> Iterator[tuple[str, str]]:
     """Yield for each equation the line of source and its text, with the values of constants."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    known = dict(zip(getattr(inner, "constvars", ()), getattr(jaxpr, "consts", ()), strict=False))
-    for eqn in inner.eqns:
+    known = jaxprs.constants(jaxpr)
+    for eqn in jaxprs.opened(jaxpr).eqns:
         operands = [_operand(atom, known) for atom in eqn.invars]
         yield place_of(eqn), " ".join([eqn.primitive.name, *operands])
-        for each in jaxprs_in(eqn.params):
-            yield from _lines(each)
+        for inner in jaxprs.inside(eqn):
+            yield from _lines(inner)
 
 
 def _operand(atom: Any, known: Mapping[Any, Any]) -> str:
-    value = atom.val if hasattr(atom, "val") else known.get(atom)
+    value = atom.val if jaxprs.is_literal(atom) else known.get(atom)
     if value is None:
         return str(atom.aval)
     if np.ndim(value) == 0 and not hasattr(value, "sharding"):

@@ -127,7 +127,7 @@ class FirstNan:
         return f"{least}rows {_some(self.rows)} of {self.batch_size}{numbers}"
 
 
-@processes.shared_work()
+@processes.collective()
 def first_nan(
     experiment: Experiment,
     run: str | Path | None = None,

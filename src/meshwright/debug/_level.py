@@ -7,13 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwright.program._internal import Equation, Operation, Value, bind, evaluate, jaxprs_in, rule_of
+from meshwright.program._internal import Algebra, Equation, bind, evaluate, jaxprs, parts_of, primitive_of
 
-_VIEWS = (
-    *("convert_element_type", "copy", "reshape", "transpose", "squeeze", "slice", "dynamic_slice", "split"),
-    *("broadcast_in_dim", "sharding_constraint", "reduce_precision", "optimization_barrier", "stop_gradient"),
-)
-"""Primitives whose results are parts or other forms of their first operand, and keep its name."""
 _MOST_NBYTES = 2**30
 """The largest number of bytes of values on a way that are copied to the host."""
 _FAR = 60
@@ -39,10 +34,9 @@ class Level:
     """
 
     def __init__(self, jaxpr: Any, arguments: Sequence[Any], names: Mapping[int, str]):
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        self.jaxpr, self._closed, self._arguments = inner, jaxpr, arguments
-        constants = zip(getattr(inner, "constvars", ()), getattr(jaxpr, "consts", ()), strict=False)
-        self._given = {**dict(constants), **dict(zip(inner.invars, arguments, strict=True))}
+        self.jaxpr, self._closed, self._arguments = jaxprs.opened(jaxpr), jaxpr, arguments
+        inner = self.jaxpr
+        self._given = {**jaxprs.constants(jaxpr), **dict(zip(inner.invars, arguments, strict=True))}
         self.inputs = {var: number for number, var in enumerate(inner.invars)}
         self.made = {var: number for number, eqn in enumerate(inner.eqns) for var in eqn.outvars}
         self.names = {inner.invars[number]: name for number, name in names.items()}
@@ -53,7 +47,7 @@ class Level:
 
     def is_bad(self, atom: Any) -> bool:
         """Return whether a value of the level is not finite."""
-        return atom in self._kinds if not hasattr(atom, "val") else not is_finite(atom.val)
+        return not is_finite(atom.val) if jaxprs.is_literal(atom) else atom in self._kinds
 
     def first_nan(self) -> Any:
         """Return the variable of the first NaN that an equation makes; None if there is none."""
@@ -78,16 +72,16 @@ class Level:
 
     def array(self, atom: Any) -> np.ndarray | None:
         """Return a value on the way that is not finite, and None for a finite one."""
-        if not hasattr(atom, "val"):
+        if not jaxprs.is_literal(atom):
             return self._arrays.get(atom)
         return None if is_finite(atom.val) else on_host(atom.val)
 
     def operands(self, number: int) -> list[Any]:
         """Return the operands of an equation, for which those before it run again."""
         atoms = self.jaxpr.eqns[number].invars
-        variables = [atom for atom in atoms if not hasattr(atom, "val")]
-        known = dict(zip(variables, self._computed(variables), strict=True))
-        return [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
+        names = jaxprs.variables(atoms)
+        values = dict(zip(names, self._computed(names), strict=True))
+        return [atom.val if jaxprs.is_literal(atom) else values[atom] for atom in atoms]
 
     def candidates(self, eqn: Equation, out: int, index: tuple[int, ...]) -> list[Candidate]:
         """Return the elements that are not finite among those that an element of a result is made from."""
@@ -104,10 +98,10 @@ class Level:
         queue, seen = [eqn], 0
         while queue and seen < _FAR:
             at, seen = queue.pop(0), seen + 1
-            variables = [atom for atom in at.invars if not hasattr(atom, "val")]
-            if names := [self.names[var] for var in variables if var in self.names]:
+            operands = jaxprs.variables(at.invars)
+            if names := [self.names[var] for var in operands if var in self.names]:
                 return list(dict.fromkeys(names))
-            queue += [self.jaxpr.eqns[self.made[var]] for var in variables if var in self.made]
+            queue += [self.jaxpr.eqns[self.made[var]] for var in operands if var in self.made]
         return []
 
     def _before(self, atom: Any) -> list[Any]:
@@ -115,22 +109,22 @@ class Level:
         way, queue = dict.fromkeys([atom]), [atom]
         while queue:
             number = self.made.get(queue.pop())
-            for var in () if number is None else self.jaxpr.eqns[number].invars:
-                if not hasattr(var, "val") and var in self._kinds and var not in way:
+            for var in () if number is None else jaxprs.variables(self.jaxpr.eqns[number].invars):
+                if var in self._kinds and var not in way:
                     way[var] = None
                     queue.append(var)
         return list(way)
 
     def _found(self) -> dict[Any, int]:
         """Return the values that are not finite, each with its kind."""
-        variables = [var for var in (*self._given, *self.made) if _is_inexact(var)]
-        kinds = jax.device_get(self._run(variables, lambda x: _kind(x)))
-        return {var: int(kind) for var, kind in zip(variables, kinds, strict=True) if kind != _FINITE}
+        names = [var for var in (*self._given, *self.made) if _is_inexact(var)]
+        kinds = jax.device_get(self._run(names, lambda x: _kind(x)))
+        return {var: int(kind) for var, kind in zip(names, kinds, strict=True) if kind != _FINITE}
 
-    def _computed(self, variables: Sequence[Any]) -> list[Any]:
-        return self._run(variables, lambda x: x) if variables else []
+    def _computed(self, names: Sequence[Any]) -> list[Any]:
+        return self._run(names, lambda x: x) if names else []
 
-    def _run(self, variables: Sequence[Any], of: Callable[[Any], Any]) -> list[Any]:
+    def _run(self, names: Sequence[Any], of: Callable[[Any], Any]) -> list[Any]:
         """Return a function of some values. XLA leaves out the equations that they do not need."""
 
         def run(given: Sequence[Any]) -> list[Any]:
@@ -143,16 +137,17 @@ class Level:
 
             arguments = [known[var] for var in self.jaxpr.invars]
             evaluate(self._closed, arguments, results)
-            return [of(known[var]) for var in variables]
+            return [of(known[var]) for var in names]
 
         # With excess precision an overflow in float16 would not be one.
         options = {"xla_allow_excess_precision": False}
         return jax.jit(run, compiler_options=options)(list(self._given.values()))
 
     def _name(self, eqn: Equation) -> None:
-        first = eqn.invars[0] if eqn.invars else None
-        if eqn.primitive.name in _VIEWS and not hasattr(first, "val") and first in self.names:
-            self.names.update(dict.fromkeys(eqn.outvars, self.names[first]))
+        known = primitive_of(eqn.primitive.name)
+        if known.is_same or known.algebra is Algebra.MOVED:
+            for var in jaxprs.variables(eqn.invars[:1]):
+                self.names |= dict.fromkeys(eqn.outvars, self.names[var]) if var in self.names else {}
 
 
 _FINITE, _INFINITE, _NAN = 0, 1, 2
@@ -195,61 +190,3 @@ def first_bad(x: np.ndarray) -> tuple[int, ...] | None:
         if wrong.any():
             return tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), x.shape))
     return None
-
-
-def called(eqn: Equation) -> Any:
-    """Return the jaxpr that an equation calls with all its operands, for all its results; None for others."""
-    if eqn.primitive.name in ("scan", "while", "cond", "shard_map", "pallas_call"):
-        return None
-    for jaxpr in jaxprs_in(eqn.params):
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        if _shapes(inner.invars) == _shapes(eqn.invars) and _shapes(inner.outvars) == _shapes(eqn.outvars):
-            return jaxpr
-    return None
-
-
-def _shapes(atoms: Sequence[Any]) -> list[Any]:
-    return [getattr(atom.aval, "shape", None) for atom in atoms]
-
-
-def parts_of(eqn: Equation, out: int, index: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Return for each operand the part that an element of a result is made from, as far as it is known."""
-    shapes = [getattr(atom.aval, "shape", ()) for atom in eqn.invars]
-    if eqn.primitive.name == "concatenate":
-        return _joined(eqn.params["dimension"], shapes, index)
-    if eqn.primitive.name == "select_n":  # the predicate is finite, and the cases have one shape
-        return [tuple(slice(i, i + 1) for i in index) if shape else () for shape in shapes]
-    inputs, outputs = [[Value(shape, 0) for shape in each] for each in (shapes, _outs(eqn))]
-    rule = rule_of(Operation(eqn, eqn.primitive.name, inputs, outputs))
-    letters = {
-        letters[0]: (at, size)
-        for letters, at, size in zip(rule.outputs[out], index, _outs(eqn)[out], strict=True)
-        if len(letters) == 1 and rule.known
-    }
-    return [
-        tuple(_place(letters.get(dim[0]) if len(dim) == 1 else None, size) for dim, size in zip(dims, shape))  # noqa: B905
-        for dims, shape in zip(rule.inputs, shapes, strict=True)
-    ]
-
-
-def _joined(
-    dimension: int, shapes: Sequence[tuple[int, ...]], index: tuple[int, ...]
-) -> list[tuple[slice, ...]]:
-    parts, start = [], 0
-    for shape in shapes:
-        at = list(index)
-        at[dimension] -= start
-        inside = 0 <= at[dimension] < shape[dimension]
-        parts.append(tuple(slice(i, i + 1) if inside else slice(0, 0) for i in at))
-        start += shape[dimension]
-    return parts
-
-
-def _outs(eqn: Equation) -> list[tuple[int, ...]]:
-    return [getattr(var.aval, "shape", ()) for var in eqn.outvars]
-
-
-def _place(known: tuple[int, int] | None, size: int) -> slice:
-    if known is None or known[1] != size:
-        return slice(None)
-    return slice(known[0], known[0] + 1)

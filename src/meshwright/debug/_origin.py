@@ -6,15 +6,15 @@ equation whose operands are finite. An infinity that is on no such way, such as 
 and is not blamed. If the way ends in a call or in a loop, it goes on inside, in the iteration where it began.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from meshwright.debug._level import Candidate, Level, called, first_bad, is_finite, on_host, parts_of
-from meshwright.program._internal import Equation, bind, evaluate
+from meshwright.debug._level import Candidate, Level, first_bad, is_finite, on_host
+from meshwright.program._internal import Equation, bind, evaluate, jaxprs, parts_of
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ def _trace(level: Level, atom: Any, index: tuple[int, ...], around: tuple[Around
         x = level.array(atom)
         assert x is not None
         value = x[index]
-        if hasattr(atom, "val") or atom not in level.made:
-            number = None if hasattr(atom, "val") else level.inputs.get(atom)
+        if jaxprs.is_literal(atom) or atom not in level.made:
+            number = None if jaxprs.is_literal(atom) else level.inputs.get(atom)
             return Given(number, index, value, "" if number is None else level.names.get(atom, ""))
         number = level.made[atom]
         eqn = level.jaxpr.eqns[number]
         out = eqn.outvars.index(atom)
-        if _has_body(eqn):
+        if any(test(eqn) for test, _ in _WITH_BODIES):
             found = _inside(level, number, out, index, around)
             if not isinstance(found, Given):
                 return found
@@ -152,7 +152,7 @@ def _chosen(candidates: Sequence[Candidate], value: Any) -> Candidate | None:
 
     def rank(each: Candidate) -> tuple[bool, bool]:
         is_same = bool(np.isnan(each.value)) if np.isnan(value) else each.value == value
-        return not is_same, hasattr(each.atom, "val")
+        return not is_same, jaxprs.is_literal(each.atom)
 
     return min(candidates, key=rank, default=None)
 
@@ -169,30 +169,38 @@ def _made_here(
     return Origin(eqn, operands, index, x[index], results, out, around, level.near(eqn), because)
 
 
-def _has_body(eqn: Equation) -> bool:
-    return eqn.primitive.name in ("scan", "while", "cond") or called(eqn) is not None
-
-
 def _inside(
     level: Level, number: int, out: int, index: tuple[int, ...], around: tuple[Around, ...]
 ) -> Source:
     """Return the source inside a call or a loop; a `Given` has the number of an operand of the equation."""
     eqn, operands = level.jaxpr.eqns[number], level.operands(number)
-    names = {
-        i: level.names[x] for i, x in enumerate(eqn.invars) if not hasattr(x, "val") and x in level.names
-    }
-    name = eqn.primitive.name
-    if name in ("scan", "while"):
-        found = (_scan if name == "scan" else _while)(eqn, operands, out, index, around, names)
-    elif name == "cond":
-        found = _of_branch(eqn, operands, out, index, around, names)
-    else:
-        found = _of_body(called(eqn), operands, out, index, (*around, Around(eqn)), names)
-    if found is None:  # inside, run in pieces, everything is finite
+    variables = [(i, x) for i, x in enumerate(eqn.invars) if not jaxprs.is_literal(x)]
+    names = {i: level.names[x] for i, x in variables if x in level.names}
+    of_body = next(of_body for test, of_body in _WITH_BODIES if test(eqn))
+    source = of_body(_Entry(eqn, operands, out, index, around, names))
+    if source is None:  # inside, run in pieces, everything is finite
         return _made_here(level, number, out, index, around, None)
-    if isinstance(found, Origin) and not found.near:
-        return replace(found, near=level.near(eqn))
-    return found
+    if isinstance(source, Origin) and not source.near:
+        return replace(source, near=level.near(eqn))
+    return source
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An equation with jaxprs inside, and the element of its result whose source is there."""
+
+    eqn: Equation
+    operands: Sequence[Any]
+    out: int
+    index: tuple[int, ...]
+    around: tuple[Around, ...]
+    names: Mapping[int, str]
+
+    def source(self, jaxpr: Any, numbers: Sequence[int]) -> Source | None:
+        """Return the source in a jaxpr that gets the operands of these numbers."""
+        names = {i: self.names[number] for i, number in enumerate(numbers) if number in self.names}
+        operands, around = [self.operands[number] for number in numbers], (*self.around, Around(self.eqn))
+        return _renumbered(_of_body(jaxpr, operands, self.out, self.index, around, names), numbers)
 
 
 def _of_body(
@@ -210,65 +218,58 @@ def _of_body(
     return _from(level, atom, index, around) or _from(level, atom, None, around)
 
 
-def _of_branch(
-    eqn: Equation, operands: Sequence[Any], out: int, index: tuple[int, ...], around: tuple[Around, ...],
-    names: Mapping[int, str],
-) -> Source | None:  # fmt: skip
-    branches = eqn.params["branches"]
-    branch = branches[int(np.clip(int(operands[0]), 0, len(branches) - 1))]
-    names = {number - 1: name for number, name in names.items()}
-    found = _of_body(branch, operands[1:], out, index, (*around, Around(eqn)), names)
-    return _moved(found, 1)
-
-
-def _moved(found: Source | None, by: int) -> Source | None:
+def _renumbered(source: Source | None, numbers: Sequence[int]) -> Source | None:
     """Return a source in an input with the number that the input has among the operands of the equation."""
-    is_input = isinstance(found, Given) and found.number is not None
-    return replace(found, number=found.number + by) if is_input else found  # type: ignore[union-attr]
+    is_input = isinstance(source, Given) and source.number is not None
+    return replace(source, number=numbers[source.number]) if is_input else source  # type: ignore[union-attr,index]
 
 
-def _scan(
-    eqn: Equation, operands: Sequence[Any], out: int, index: tuple[int, ...], around: tuple[Around, ...],
-    names: Mapping[int, str],
-) -> Source | None:  # fmt: skip
-    body, length = eqn.params["jaxpr"], eqn.params["length"]
-    inner = getattr(body, "jaxpr", body)
-    # Shapes show what is carried and what is sliced: JAX's parameters for it change.
-    num_whole = sum(
-        len(x.aval.shape) == len(y.aval.shape) for x, y in zip(eqn.invars, inner.invars, strict=True)
-    )
-    carried = sum(
-        len(x.aval.shape) == len(y.aval.shape) for x, y in zip(eqn.outvars, inner.outvars, strict=True)
-    )
-    turns = list(reversed(range(length))) if eqn.params["reverse"] else list(range(length))
-    if out >= carried:
+def _of_call(entry: _Entry) -> Source | None:
+    call = jaxprs.called(entry.eqn)
+    assert call is not None
+    return entry.source(call.jaxpr, call.operands)
+
+
+def _of_branch(entry: _Entry) -> Source | None:
+    branches = jaxprs.branches_of(entry.eqn)
+    branch = branches[int(np.clip(int(entry.operands[0]), 0, len(branches) - 1))]
+    return entry.source(branch, range(1, len(entry.operands)))
+
+
+def _of_scan(entry: _Entry) -> Source | None:
+    scan, operands, index = jaxprs.scan_of(entry.eqn), entry.operands, entry.index
+    turns, slices = list(scan.turns), operands[scan.num_whole :]
+    if entry.out >= scan.num_carry:
         turns, index = turns[: turns.index(index[0]) + 1], index[1:]
-    slices = operands[num_whole:]
-    loop = _Loop(
-        eqn, body, operands[: num_whole - carried], operands[num_whole - carried : num_whole],
-        turns, lambda turn: [x[turn] for x in slices], around, names,
-    )  # fmt: skip
-    return loop.source(out, index)
+    consts, start = operands[: scan.num_consts], operands[scan.num_consts : scan.num_whole]
+    loop = _Loop(entry, scan.body, consts, start, turns, lambda turn: [x[turn] for x in slices])
+    return loop.source(entry.out, index)
 
 
-def _while(
-    eqn: Equation, operands: Sequence[Any], out: int, index: tuple[int, ...], around: tuple[Around, ...],
-    names: Mapping[int, str],
-) -> Source | None:  # fmt: skip
-    params = eqn.params
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    condition = jax.jit(lambda *given: evaluate(params["cond_jaxpr"], given, bind)[0])
-    body, consts = params["body_jaxpr"], operands[num_cond : num_cond + num_body]
-    run = jax.jit(lambda *given: evaluate(body, given, bind))
-    carry, turns = list(operands[num_cond + num_body :]), 0
-    while bool(condition(*operands[:num_cond], *carry)):
+def _of_while(entry: _Entry) -> Source | None:
+    loop = jaxprs.while_of(entry.eqn)
+    skipped = loop.num_of_condition
+    of_condition, operands = entry.operands[:skipped], entry.operands[skipped:]
+    condition = jax.jit(lambda *given: evaluate(loop.condition, given, bind)[0])
+    consts, start = operands[: loop.num_of_body], operands[loop.num_of_body :]
+    run = jax.jit(lambda *given: evaluate(loop.body, given, bind))
+    carry, turns = list(start), 0
+    while bool(condition(*of_condition, *carry)):
         carry, turns = run(*consts, *carry), turns + 1
-        if not is_finite(carry[out]):
+        if not is_finite(carry[entry.out]):
             break
-    names = {number - num_cond: name for number, name in names.items()}
-    start = operands[num_cond + num_body :]
-    loop = _Loop(eqn, body, consts, start, list(range(turns)), lambda turn: [], around, names)
-    return _moved(loop.source(out, None), num_cond)
+    inner = replace(entry, names={number - skipped: name for number, name in entry.names.items()})
+    turned = _Loop(inner, loop.body, consts, start, list(range(turns)), lambda turn: [])
+    return _renumbered(turned.source(entry.out, None), range(skipped, len(entry.operands)))
+
+
+_WITH_BODIES: tuple[tuple[Callable[[Equation], Any], Callable[[_Entry], Source | None]], ...] = (
+    (jaxprs.is_scan, _of_scan),
+    (jaxprs.is_while, _of_while),
+    (jaxprs.is_condition, _of_branch),
+    (jaxprs.called, _of_call),
+)
+"""Which equations have bodies, and the function that goes on inside."""
 
 
 class _Loop:
@@ -276,18 +277,15 @@ class _Loop:
 
     def __init__(
         self,
-        eqn: Equation,
+        entry: _Entry,
         body: Any,
         consts: Sequence[Any],
         start: Sequence[Any],
         turns: Sequence[int],
-        slices: Any,
-        around: tuple[Around, ...],
-        names: Mapping[int, str],
+        slices: Callable[[int], Sequence[Any]],
     ):
-        self._eqn, self._body, self._consts, self._turns = eqn, body, list(consts), turns
-        self._slices, self._around, self._names = slices, around, names
-        run = jax.jit(lambda *given: evaluate(body, given, bind))
+        self._entry, self._body, self._consts, self._turns = entry, body, list(consts), turns
+        self._slices, run = slices, jax.jit(lambda *given: evaluate(body, given, bind))
         self._carries = [list(start)]
         for turn in turns[:-1]:
             self._carries.append(run(*consts, *self._carries[-1], *slices(turn))[: len(start)])
@@ -304,8 +302,8 @@ class _Loop:
                 [*self._consts, *self._carries[position], *self._slices(turn)],
                 out,
                 index,
-                (*self._around, Around(self._eqn, turn)),
-                self._names,
+                (*self._entry.around, Around(self._entry.eqn, turn)),
+                self._entry.names,
             )
             if not isinstance(found, Given) or found.number is None or found.number < num_consts:
                 return found

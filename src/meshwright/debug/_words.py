@@ -11,6 +11,7 @@ import numpy as np
 
 import meshwright
 from meshwright.debug._origin import Given, Origin
+from meshwright.program._internal import jaxprs
 
 _OURS = str(Path(meshwright.__file__).parent)
 _MODELS = tuple(f"{_OURS}/{folder}/" for folder in ("lm/_models", "cli/demo"))
@@ -51,7 +52,7 @@ def act_of(found: Origin) -> str:
     """Return what an operation did, in words, such as `the logarithm of -1`."""
     name, elements = found.eqn.primitive.name, found.elements
     values = [values_of(x) for x in elements]
-    more: dict[str, Any] = {"power": found.eqn.params.get("y")}
+    more: dict[str, Any] = {"power": jaxprs.exponent_of(found.eqn)}
     dtype = getattr(found.eqn.outvars[found.out].aval, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
         more |= {"dtype": dtype.name, "largest": f"{float(jnp.finfo(dtype).max):.4g}"}
@@ -113,7 +114,7 @@ def turns_of(found: Origin) -> list[str]:
     """Return the loops around an operation, in words, the outermost first."""
     return [
         f"iteration {each.turn} of a {each.eqn.primitive.name}"
-        + (f" of {each.eqn.params['length']}" if "length" in each.eqn.params else "")
+        + (f" of {jaxprs.num_turns(each.eqn)}" if jaxprs.is_scan(each.eqn) else "")
         for each in found.around
         if each.turn is not None
     ]

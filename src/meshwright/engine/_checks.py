@@ -19,7 +19,7 @@ from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.engine._untrained_warning import unused
 from meshwright.errors import UsageError, did_you_mean, listed
-from meshwright.parallel._internal import device_bytes
+from meshwright.parallel._internal import device_bytes, state_axes
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import Tick
 from meshwright.program._internal import check_lookups
@@ -48,7 +48,7 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     arrays = "1 array" if num_arrays == 1 else f"{num_arrays} arrays"
     whole = ""
-    if layout.mesh.shape.get("fsdp", 1) > 1 and all(
+    if state_axes(layout.mesh) and all(
         x.sharding.is_fully_replicated for x in jax.tree.leaves(target.params)
     ):
         whole = ", none is split: rules=[mw.parallel.fsdp(min_size=16)] splits those below 65,536 elements"

@@ -24,7 +24,7 @@ def evaluate(
 ) -> Outcome:
     """Return the scores of all evaluations by their names in reports, and the state. Collective."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(processes.sharing_errors())
+        stack.enter_context(processes.broadcasting_errors())
         if choose is not None:
             processes.on_lead(choose)  # before examples are read: there may be no such checkpoint
         stack.enter_context(compiled_programs(settings.compile.cache))

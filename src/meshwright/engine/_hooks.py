@@ -154,7 +154,7 @@ class Hooks:
         """Note how long a save takes, as the next one waits for it."""
         opened = self._context.opened
         if opened.checkpoints and (seconds := opened.checkpoints.longest_save_seconds):
-            opened.watch.clock.learn(seconds)
+            opened.watch.clock.record_usual(seconds)
 
     def _scores(self, tick: Tick, must_abort: Callable[[int], bool]) -> Scores | None:
         """Return the scores of the evaluations that are due, or None if there are none.
@@ -167,13 +167,13 @@ class Hooks:
         clock = context.opened.watch.clock
 
         def before_batch(step: int) -> bool:
-            clock.get_on()
+            clock.mark_progress()
             return must_abort(step)
 
         with context.opened.watch.phase("evaluation"):
             found = context.evaluate(tick, self._state, before_batch)
             if found:
-                clock.learn()
+                clock.record_usual()
         if found:
             context.evaluate.update_known(found)
         return found

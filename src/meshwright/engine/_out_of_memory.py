@@ -12,15 +12,12 @@ from meshwright.base._internal import aligned, human_bytes, tree
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import OutOfMemoryError, UsageError
-from meshwright.parallel._internal import device_bytes
+from meshwright.parallel._internal import SPLITTING_STATE, device_bytes, plain_axes
 
 log = logging.getLogger("meshwright")
 
 _MOST_ROWS = 8
-_ADVICE = (
-    "What helps: a smaller batch, microbatches=2, compute_dtype='bfloat16', or a mesh that splits the state, "
-    "such as fsdp=-1."
-)
+_ADVICE = f"What helps: a smaller batch, microbatches=2, compute_dtype='bfloat16', or {SPLITTING_STATE}."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -41,7 +38,7 @@ def explaining_out_of_memory(settings: Settings, training: Training) -> Iterator
             raise UsageError(
                 "XLA's program for CPUs cannot compute this FFT, as the mesh splits what is transformed: "
                 f"{_first_line(error)}\n"
-                "  Here try a mesh without `tensor`, such as fsdp=-1. Accelerators have another FFT."
+                f"  Here try a mesh of {' and '.join(plain_axes())} alone. Accelerators have another FFT."
             ) from error
         if not is_out_of_memory(error):
             raise

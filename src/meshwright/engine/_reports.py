@@ -88,13 +88,13 @@ def _files_and_trackers(
     trackers = open_trackers(
         stack,
         *settings.logging.trackers,
-        tell=settings.say or line_printer(opened.console, logging.WARNING),
+        warn=settings.say or line_printer(opened.console, logging.WARNING),
     )
     if opened.directory is None:
         return trackers
     return tee(
-        jsonl(opened.directory / "metrics.jsonl", after=after),
-        stack.enter_context(tensorboard(opened.directory, after=after)),
+        jsonl(opened.directory / "metrics.jsonl", resume_step=after),
+        stack.enter_context(tensorboard(opened.directory, resume_step=after)),
         opened.ledger.adding(trackers),
     )
 

@@ -50,12 +50,12 @@ def run_engine(
     """Train, and continue from the newest checkpoint in the run directory, if there is one. Collective."""
     started = time.monotonic() if settings.started is None else settings.started
     with contextlib.ExitStack() as stack:
-        stack.enter_context(processes.sharing_errors())
+        stack.enter_context(processes.broadcasting_errors())
         watch = stack.enter_context(_watched(settings, PhaseClock(started)))
         training = make(stack, watch)
         processes.compare("the state and the examples", training.facts)
         processes.compare("the step to go back to", lambda: str(settings.from_step))
-        if processes.only_compiles():
+        if processes.is_compile_only():
             only_compile(settings, training, watch)
         opened = stack.enter_context(open_run(settings, training, watch, started, kept_open))
         with explaining_out_of_memory(settings, training):

@@ -162,8 +162,9 @@ class Compile:
     one kind of device with `mesh_rules`."""
     cache: bool | str = True
     """The folder that keeps compiled programs, so that a run that continues, and any other run of the same
-    program, need not compile again. True means the user's folder (see `mw.training.user_compile_cache`) or,
-    if JAX already has a cache, as set by `JAX_COMPILATION_CACHE_DIR`, that one. False keeps no programs."""
+    program, need not compile again. True means `meshwright/compile_cache` below `$XDG_CACHE_HOME` or
+    `~/.cache` or, if JAX already has a cache, as set by `JAX_COMPILATION_CACHE_DIR`, that one. False keeps no
+    programs."""
     late: Literal["tell", "refuse"] = "tell"
     """What happens if a batch comes in the middle of a run for whose shape the step is not compiled: it is
     compiled, and the log tells how long that took and what differs ("tell"), or the run ends ("refuse"). With

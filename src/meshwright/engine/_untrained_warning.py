@@ -115,8 +115,9 @@ def _stacks_as_matrices(
             origin = origins.get(tie.source, tie.source)
             scanned.update([origin] if tie.source_stacked else ())
             origins[tie.target] = origin
-        if operation.kind == "convert_element_type":
-            origins[operation.outputs[0]] = origins.get(operation.inputs[0], operation.inputs[0])
+        if operation.primitive.is_same:
+            operands = (origins.get(value, value) for value in operation.inputs)
+            origins.update(zip(operation.outputs, operands, strict=True))
     for state in states:
         optimizer, field, remedy = _OF_MATRICES[type(state)]
         taken = [name for name, x in tree.named_leaves({"params": getattr(state, field)}).items() if x.size]

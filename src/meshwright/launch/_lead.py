@@ -79,7 +79,8 @@ class Leader:
 def on_status(leader: Leader, status: Status, current_time: float) -> Leader:
     """Return the state of the leader after a status.
 
-    One that is older than the newest is ignored, and so is that of another program, which `order` refuses.
+    One that is older than the newest is ignored, and so is that of another program, which `order_for`
+    refuses.
     """
     view = leader.views.get(status.agent)
     if status.job != leader.job or (view and view.status.sent >= status.sent):

@@ -2,7 +2,7 @@
 
 The processes find each other by the environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
 JAX_PROCESS_ID. Meanwhile the launcher reads the board of the run, and so sees processes that cannot speak.
-Temporary directories are named `meshwright-launch-MACHINE-PID-BIRTH-…`, which says whose each is.
+Temporary directories are named `meshwright-launch-MACHINE-PID-BIRTH-…`, after the launcher that owns them.
 """
 
 import contextlib
@@ -26,7 +26,16 @@ from meshwright.errors import UsageError
 from meshwright.launch._precompile import at_lowest_priority, compiling_ahead
 from meshwright.launch._process import Child, News, Show
 from meshwright.launch._supervise import check, say, supervise
-from meshwright.processes._internal import Entry, LookOut, Seen, birth_of, here, look, read_entries, verdict
+from meshwright.processes._internal import (
+    Entry,
+    ProcessStatus,
+    StallMonitor,
+    birth_of,
+    look,
+    process_identity,
+    read_entries,
+    verdict,
+)
 
 GRACE_SECONDS = 12
 """Default time from SIGTERM to SIGKILL. With the killing it is below 15 s; most platforms allow 30 s."""
@@ -177,12 +186,9 @@ def read_progress(path: Path) -> int | None:
 
 
 def free_port() -> int:
-    """Return a port of this machine at which nothing listens.
-
-    It is below those that systems give to outgoing connections, Linux from 32,768 on: one of these could be
-    taken before process 0 has started, and listens.
-    """
-    # Ports above belong to outgoing connections: one could be taken before process 0 listens.
+    """Return a port of this machine at which nothing listens."""
+    # Systems give the ports above to outgoing connections, Linux from 32,768 on. One of these could be taken
+    # before process 0 has started, and listens.
     for port in random.SystemRandom().sample(_PORTS, _TRIED_PORTS):
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             return port
@@ -215,7 +221,7 @@ def looking_out(progress: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event) -> None:
-    watched, seconds = LookOut(), _LOOK_SECONDS
+    watched, seconds = StallMonitor(), _LOOK_SECONDS
     pointer = progress.with_name(f"{progress.name}.board")
     while not over.wait(seconds):
         with contextlib.suppress(OSError):
@@ -228,19 +234,17 @@ def _look_out(progress: Path, say: Callable[[str], None], over: threading.Event)
                     say(f"the run stands still:\n{verdict(observed)}")
 
 
-def _is_still(late: Mapping[int, Entry], observed: Seen) -> bool:
+def _is_still(late: Mapping[int, Entry], observed: ProcessStatus) -> bool:
     """Return whether a process that was late has not gone on since."""
     previous = late.get(observed.process)
     return previous is not None and observed.entry is not None and observed.entry.turns == previous.turns
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """Return a new temporary directory, after those of this user's launchers that were killed are removed.
-
-    A process of another machine or container, which may share the temporary directory, cannot be seen from
-    here, so those of others stay.
-    """
-    host, pid, birth, namespace = here()
+    """Return a new temporary directory, after those of this user's launchers that were killed are removed."""
+    # The name has a digest of machine and container. Processes of others, which may share the temporary
+    # directory, cannot be seen from here, so their directories stay.
+    host, pid, birth, namespace = process_identity()
     mine = f"meshwright-launch-{hashlib.sha256(f'{host} {namespace}'.encode()).hexdigest()[:8]}-"
     for path in Path(tempfile.gettempdir()).glob(f"{mine}*"):
         owner = re.match(r"(\d+)-(\d+)-", path.name.removeprefix(mine))

@@ -97,10 +97,11 @@ def causes(ended: Sequence[Outcome], silent: Sequence[Outcome] = (), stop: int =
 
     If a signal stopped the run, those that ended by it, or for another process, have not failed.
 
-    The order alone does not tell which was first: a process that dies closes its connections before the
-    launcher can notice its end, so another one that loses the connection may be seen to end before it. One of
-    the `silent`, which did not end by themselves, is a cause if the others say that they ended because of it.
+    One of the `silent`, which did not end by themselves, is a cause if the others say that they ended because
+    of it.
     """
+    # The order alone does not tell which was first: a process that dies closes its connections before the
+    # launcher can notice its end, so another one that loses the connection may be seen to end before it.
     failed = [process for process in ended if has_failed(process)]
     if not failed:
         return []

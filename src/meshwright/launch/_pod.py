@@ -109,9 +109,9 @@ def leave_end(ends: EndFiles, end: End) -> None:
 
 
 def print_summary(ends: EndFiles, number: int, total: int, name: str) -> None:
-    """Wait until all have ended, or for a while; then print the summary, if this process is the one to.
+    """Wait until all have ended, or for a while; then print the summary, if this process is to print it.
 
-    It is the one with the lowest number of those that failed. `name` is that of the JobSet.
+    The process with the lowest number of those that failed prints it. `name` is the name of the JobSet.
     """
     # Pods that are killed with their node leave nothing, so the wait is bounded.
     until = time.monotonic() + _OTHERS_SECONDS

@@ -17,7 +17,7 @@ from meshwright.nn._ring import ring
 from meshwright.nn._sequence_parallel import FORMS as _OF_PARTS
 from meshwright.nn._sequence_parallel import check_lengths, chosen_of_parts, exchanged, why_not_exchanged
 from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
-from meshwright.parallel._internal import sequence_ways
+from meshwright.parallel._internal import SEQUENCE, sequence_ways
 
 _LARGEST_DENSE = 512 * 512
 """The largest number of queries × keys for which all scores of a head are held at once: one block of the
@@ -105,7 +105,7 @@ def _of_parts(form: str | None, given: AttentionInputs, with_lse: bool, ways: in
     check_lengths(given, ways)
     reason = why_not_exchanged(given, ways) if form == "all-to-all" else None
     if form not in _OF_PARTS:
-        reason = f"the mesh axis 'sequence' of size {ways} splits rows"
+        reason = f"the mesh axis {SEQUENCE!r} of size {ways} splits rows"
     if reason is not None:
         raise UsageError(f"form={form!r} is not possible: {reason}.\n  Leave form out, or take 'ring'.")
     if form == "all-to-all":
@@ -150,7 +150,7 @@ def why_not(form: str, given: AttentionInputs, with_lse: bool, hardware: Hardwar
 def _checked(form: str, given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
     if form not in _FORMS:
         if form in _OF_PARTS:
-            raise UsageError(f"form={form!r} needs a mesh with the axis 'sequence'.\n  Leave form out.")
+            raise UsageError(f"form={form!r} needs a mesh with the axis {SEQUENCE!r}.\n  Leave form out.")
         hint = did_you_mean(str(form), _FORMS)
         raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
     if reason := why_not(form, given, with_lse, hardware):

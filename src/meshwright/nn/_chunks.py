@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from meshwright.parallel._internal import SEQUENCE, axes_splitting, sequence_ways
+from meshwright.parallel._internal import axes_splitting, feature_axes, position_axes, sequence_ways
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Split:
         sizes = jax.sharding.get_abstract_mesh().shape
         num_split = math.prod(sizes[axis] for axis in axes)
         groups = num_split * parts if static.gathers_once else 1
-        axes = (*axes, SEQUENCE) if parts > 1 else axes
+        axes = (*axes, *position_axes()) if parts > 1 else axes
         return cls(B, T, parts, size, axes, num_split, groups, static.gathers_once)
 
     def chunks(self, x: jax.Array) -> jax.Array:
@@ -147,7 +147,7 @@ class _Split:
 
     def gathered(self, head: jax.Array) -> jax.Array:
         """Return the head as each group of devices holds it: all features of a part of the vocabulary."""
-        return self.placed(head, None, _vocabulary_axis(head.shape[1])) if self.gathers_once else head
+        return self.placed(head, None, feature_axes(head.shape[1]) or None) if self.gathers_once else head
 
     def here(self, x: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return features and head; keep XLA from gathering the head before the loop."""
@@ -155,11 +155,6 @@ class _Split:
 
     def placed(self, x: jax.Array, *spec: Any) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, P(*spec)) if jax.sharding.get_abstract_mesh().shape else x
-
-
-def _vocabulary_axis(size: int) -> str | None:
-    ways = jax.sharding.get_abstract_mesh().shape.get("tensor")
-    return "tensor" if ways and size % ways == 0 else None
 
 
 def _gradients(
@@ -173,7 +168,7 @@ def _gradients(
     """Return the losses, and the gradients of their weighted sum; the head's has the dtype of sums."""
     split = _Split.of(static, hidden)
     whole = split.gathered(head)
-    vocabulary = _vocabulary_axis(head.shape[1])
+    vocabulary = feature_axes(head.shape[1]) or None
 
     def placed(d_head: jax.Array) -> jax.Array:
         return split.placed(d_head, split.axes, None, vocabulary) if static.gathers_once else d_head

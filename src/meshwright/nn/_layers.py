@@ -7,7 +7,8 @@ import jax
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import UsageError
-from meshwright.parallel._internal import PIPELINE, STACK
+from meshwright.parallel._internal import stage_ways
+from meshwright.program._internal import jaxprs
 
 
 def layers(
@@ -53,8 +54,8 @@ def layers(
     def stack_of_layers(stacked: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
         return jax.lax.scan(one, x, stacked)
 
-    stack_of_layers.__name__ = STACK
-    is_split = jax.sharding.get_abstract_mesh().shape.get(PIPELINE, 1) > 1
+    stack_of_layers.__name__ = jaxprs.STACK
+    is_split = stage_ways() > 1
     out, aux = (jax.jit(stack_of_layers) if is_split else stack_of_layers)(stacked, x)
     return (out, aux) if has_aux else out
 

@@ -25,7 +25,14 @@ from meshwright.nn._gradient_carriers import seen, with_shadows
 from meshwright.nn._grouped import Arranged
 from meshwright.nn._inputs import result_without_draws
 from meshwright.nn._routing import Routing, Score, room_of, routed
-from meshwright.parallel._internal import APART, EXPERT, PIPELINE, SEQUENCE, axes_dividing, in_microbatch
+from meshwright.parallel._internal import (
+    APART,
+    EXPERT,
+    axes_dividing,
+    in_microbatch,
+    microbatch_axes,
+    position_axes,
+)
 
 
 def moe(
@@ -146,24 +153,21 @@ class _Over:
         """Return the axes that split experts, and tokens [..., D] by example and position."""
         mesh = jax.sharding.get_abstract_mesh()
         sizes = {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes}
-        length = x.shape[1] if x.ndim > 2 else 1
-        has_parts = sizes.get(SEQUENCE, 1) > 1 and length % sizes[SEQUENCE] == 0
-        return cls(sizes.get(EXPERT, 1), axes_dividing(x.shape[0]), (SEQUENCE,) if has_parts else ())
+        positions = position_axes(x.shape[1]) if x.ndim > 2 else ()
+        return cls(sizes.get(EXPERT, 1), axes_dividing(x.shape[0]), positions)
 
     @property
     def manual(self) -> tuple[str, ...]:
         """The axes of the `shard_map`."""
         of_experts = (EXPERT,) if self.ways > 1 else ()
-        # As in `mw.nn.attention`: the microbatches of a pipeline are a dimension that `vmap` adds.
-        of_stages = (PIPELINE,) if in_microbatch() else ()
         found = tuple(dict.fromkeys((*self.axes, *self.positions, *of_experts)))
-        return (*found, *of_stages) if found else ()
+        return (*found, *microbatch_axes()) if found else ()
 
     def check(self, count: int) -> None:
         """Raise an `AxisError` if the axis `expert` does not split so many experts into equal parts."""
         if count % self.ways:
             raise AxisError(
-                f"mesh axis 'expert' of size {self.ways} does not divide {count} experts.\n"
+                f"mesh axis {EXPERT!r} of size {self.ways} does not divide {count} experts.\n"
                 "  Use a size of the axis that divides them, or another number of experts.",
                 EXPERT,
             )

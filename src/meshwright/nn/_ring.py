@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.base._internal import PyTree
 from meshwright.nn._blockwise import BLOCK, Starts, part, part_gradients
 from meshwright.nn._inputs import AttentionInputs, Bias
-from meshwright.parallel._internal import PIPELINE, SEQUENCE, in_microbatch
+from meshwright.parallel._internal import SEQUENCE, microbatch_axes
 
 _SPLIT = P(None, SEQUENCE)
 _LSE = P(None, None, SEQUENCE)
@@ -80,9 +80,7 @@ def ring(given: AttentionInputs, ways: int, block: int = BLOCK) -> tuple[jax.Arr
         num_turns(given, ways),
         2 if is_zigzag else 1,
         block,
-        # The microbatches of a pipeline are a dimension that `vmap` adds, split over its axis: JAX splits it
-        # by an axis of the `shard_map` only.
-        frozenset({SEQUENCE, PIPELINE} if in_microbatch() else {SEQUENCE}),
+        frozenset({SEQUENCE, *microbatch_axes()}),
     )
     exchange = _exchanged(_to_zigzag, static) if is_zigzag else lambda x: x
     back = _exchanged(_from_zigzag, static) if is_zigzag else lambda x: x

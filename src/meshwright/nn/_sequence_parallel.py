@@ -15,9 +15,8 @@ from jax.sharding import PartitionSpec as P
 from meshwright.errors import AxisError
 from meshwright.nn._inputs import AttentionInputs
 from meshwright.nn._ring import is_balanced, num_turns
-from meshwright.parallel._internal import SEQUENCE
+from meshwright.parallel._internal import SEQUENCE, TENSOR, feature_axes
 
-_TENSOR = "tensor"
 FORMS = ("ring", "all-to-all")
 """The forms that keep rows split."""
 
@@ -39,7 +38,7 @@ def check_lengths(given: AttentionInputs, ways: int) -> None:
             causal = ", two for each device, as the mask is causal" if divisor > ways else ""
             longer = "" if not isinstance(length, int) else f" of {-(-length // divisor) * divisor} positions"
             raise AxisError(
-                f"mesh axis 'sequence' of size {ways} does not split rows of {length} {things} into "
+                f"mesh axis {SEQUENCE!r} of size {ways} does not split rows of {length} {things} into "
                 f"{divisor} equal parts{causal}.\n"
                 f"  Pad or pack rows so that the model sees rows{longer}, or use a smaller axis. A loss that "
                 "predicts tokens[:, 1:] from tokens[:, :-1] needs rows of one token more.",
@@ -49,10 +48,10 @@ def check_lengths(given: AttentionInputs, ways: int) -> None:
 
 def why_not_exchanged(given: AttentionInputs, ways: int) -> str | None:
     """Return the reason why heads cannot be exchanged for positions; None if they can."""
-    tensor = jax.sharding.get_abstract_mesh().shape.get(_TENSOR, 1)
+    tensor = jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1)
     heads = given.k.shape[2]
     if heads % (ways * tensor):
-        return f"sequence={ways} times tensor={tensor} does not divide {heads} heads of keys"
+        return f"{SEQUENCE}={ways} times {TENSOR}={tensor} does not divide {heads} heads of keys"
     return None
 
 
@@ -75,7 +74,7 @@ def exchanged_nbytes(given: AttentionInputs, ways: int) -> float:
 
 def exchanged(given: AttentionInputs, compute: Callable[[AttentionInputs], Any]) -> Any:
     """Return the result of `compute`, which is split by heads inside and by positions before and after."""
-    tensor = (_TENSOR,) if jax.sharding.get_abstract_mesh().shape.get(_TENSOR, 1) > 1 else ()
+    tensor = feature_axes(given.k.shape[2])
     heads, alone = (*tensor, SEQUENCE), tensor or None
 
     def moved(x: jax.Array, *places: Any) -> jax.Array:

@@ -17,12 +17,11 @@ from jax.sharding import PartitionSpec as P
 from meshwright.nn._blockwise import blockwise
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
-from meshwright.parallel._internal import SEQUENCE, axes_splitting
+from meshwright.parallel._internal import SEQUENCE, TENSOR, axes_splitting
 
 _BLOCKS = (512, 256, 128)
 """Lengths of blocks, the best first: MaxText's, and what is left for shorter rows."""
 _DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float32"))
-_TENSOR = "tensor"
 
 
 def why_not_splash(given: AttentionInputs, _with_lse: bool, hardware: Hardware) -> str | None:
@@ -46,14 +45,14 @@ def why_not_splash(given: AttentionInputs, _with_lse: bool, hardware: Hardware) 
 def _why_not_over_mesh(given: AttentionInputs, hardware: Hardware) -> str | None:
     """Return the reason why a kernel cannot be mapped over the mesh; None if it can."""
     B, K, mesh = given.q.shape[0], given.k.shape[2], dict(hardware.mesh)
-    heads_over = mesh.get(_TENSOR, 1)
-    is_split = any(size > 1 for axis, size in mesh.items() if axis != _TENSOR)
+    heads_over = mesh.get(TENSOR, 1)
+    is_split = any(size > 1 for axis, size in mesh.items() if axis != TENSOR)
     reasons = {
-        "the axis sequence splits rows": mesh.get(SEQUENCE, 1) > 1,
+        f"the axis {SEQUENCE} splits rows": mesh.get(SEQUENCE, 1) > 1,
         "there are several devices and no mesh to split it over": hardware.num_devices > 1 and not mesh,
         "it is in a shard_map over some axes of the mesh, or axes are explicit": hardware.is_partly_manual,
         f"the mesh does not divide {B} rows": is_split and not axes_splitting(B),
-        f"{_TENSOR}={heads_over} does not divide {K} heads of keys": K % heads_over != 0,
+        f"{TENSOR}={heads_over} does not divide {K} heads of keys": K % heads_over != 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -119,7 +118,7 @@ def _axes_of_mesh(given: AttentionInputs) -> tuple[tuple[str, ...], str | None]:
     sizes = {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes}
     rows = tuple(axis for axis in axes_splitting(given.q.shape[0]) if axis in sizes)
     is_larger = math.prod(sizes.values()) > 1
-    return (rows, _TENSOR if _TENSOR in sizes else None) if is_larger else ((), None)
+    return (rows, TENSOR if TENSOR in sizes else None) if is_larger else ((), None)
 
 
 def _on_one_device(

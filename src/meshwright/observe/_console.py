@@ -1,4 +1,4 @@
-"""Progress of a run on the screen.
+"""The progress of a run on the screen, and a progress bar for other loops.
 
 On a terminal it is a panel (`_panel.py`), redrawn in place. In a notebook it is one line, replaced in place;
 IPython is no dependency, but taken from `sys.modules`, as a notebook's kernel has imported it. In a pipe, a
@@ -11,14 +11,17 @@ has a line, too, as soon as its metrics are known:
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 from meshwright.base._internal import duration, local_time, number, print_line
 from meshwright.errors import printable
 from meshwright.observe._kinds import Values, numbers
 from meshwright.observe._progress import Progress, loss_first
 from meshwright.processes._internal import Tick
+
+T = TypeVar("T")
+
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,6 +61,7 @@ class Console:
         file: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ):
+        # A notebook shows stderr as an error.
         is_cell = file is None and in_notebook()
         self._file = (sys.stdout if is_cell else sys.stderr) if file is None else file
         self._cell = NotebookLine() if is_cell else None
@@ -69,20 +73,20 @@ class Console:
 
     def __call__(self, step: int, values: Values, /) -> None:
         """Show a report: its step, and those of its values that are numbers."""
-        now = self._clock()
-        shown = _shown(values)
-        self._progress.reach(step, now)
-        self._progress.report(step, shown)
+        current_time = self._clock()
+        numbers_shown = _printable_numbers(values)
+        self._progress.reach(step, current_time)
+        self._progress.report(step, numbers_shown)
         if self._live is None:
-            self._newest = self._line(step, shown, self._progress.seconds_left(now))
+            self._newest = self._line(step, numbers_shown, self._progress.seconds_left(current_time))
             if self._cell is None:
                 self.say(self._newest)
-            elif _is_time(self._report_drawn_at, now):
-                self._report_drawn_at = now
+            elif _is_time(self._report_drawn_at, current_time):
+                self._report_drawn_at = current_time
                 self._cell(self._newest)
-        elif _is_time(self._report_drawn_at, now):
-            self._report_drawn_at = now
-            self._redraw(now)
+        elif _is_time(self._report_drawn_at, current_time):
+            self._report_drawn_at = current_time
+            self._redraw(current_time)
 
     def first(self, step: int, values: Values, /) -> None:
         """Show the metrics of the first step alone. They are not a report."""
@@ -91,7 +95,7 @@ class Console:
     def evaluated(self, step: int, scores: Values, /) -> None:
         """Print the scores of an evaluation above the panel. Without a panel, the report's line has them."""
         if self._live is not None:
-            self.say(self._line(step, _shown(scores)))
+            self.say(self._line(step, _printable_numbers(scores)))
 
     def expect(self, max_steps: int | None) -> None:
         """Set the number of steps in all; None if it depends on the data."""
@@ -99,10 +103,10 @@ class Console:
 
     def on_step(self, tick: Tick) -> None:
         """Update the displayed step. Call this after every step, as the loop does with its `on_step`."""
-        now = self._clock()
-        self._progress.reach(tick.step, now)
-        if _is_time(self._drawn_at, now):
-            self._redraw(now)
+        current_time = self._clock()
+        self._progress.reach(tick.step, current_time)
+        if _is_time(self._drawn_at, current_time):
+            self._redraw(current_time)
 
     def say(self, message: "RenderableType") -> None:
         """Print a text, or anything that rich can render, above the panel or, without one, as lines."""
@@ -117,7 +121,8 @@ class Console:
             print_line(_panel.text_of(message, self._file), self._file)
 
     def __enter__(self) -> Self:
-        from meshwright.observe import _panel  # loads rich only if it is needed
+        # Loading the module loads rich.
+        from meshwright.observe import _panel
 
         self._live = None if self._cell or self._file is None else _panel.open_live(self, self._file)
         return self
@@ -135,25 +140,25 @@ class Console:
 
         return _panel.panel(self._progress, self._progress.seconds_left(self._clock()))
 
-    def _redraw(self, now: float) -> None:
-        self._drawn_at = now
+    def _redraw(self, current_time: float) -> None:
+        self._drawn_at = current_time
         if self._live is not None:
             self._live.refresh()
 
-    def _line(self, step: int, values: Mapping[str, float], left: float | None = None) -> str:
+    def _line(self, step: int, values: Mapping[str, float], seconds_left: float | None = None) -> str:
         fields = {"step": self._progress.reached(step)}
         fields |= {name: number(value) for name, value in loss_first(values).items()}
-        fields |= {} if left is None else {"left": duration(left)}
+        fields |= {} if seconds_left is None else {"left": duration(seconds_left)}
         return f"{local_time(self._clock())} {' '.join(f'{name}={text}' for name, text in fields.items())}"
 
 
-def _shown(values: Values) -> dict[str, float]:
+def _printable_numbers(values: Values) -> dict[str, float]:
     return {printable(name, keep=""): value for name, value in numbers(values).items()}
 
 
-def _is_time(drawn_at: float, now: float) -> bool:
+def _is_time(drawn_at: float, current_time: float) -> bool:
     # Written such that a clock that is set back cannot stop the panel.
-    return not 0 <= now - drawn_at < _REDRAW_SECONDS
+    return not 0 <= current_time - drawn_at < _REDRAW_SECONDS
 
 
 def in_notebook() -> bool:
@@ -177,3 +182,44 @@ class NotebookLine:
             self._handle = display.display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
+
+
+T = TypeVar("T")
+
+
+class Bar(Iterator[T]):
+    """An iterator with a progress bar, which is shown on stderr if that is a terminal.
+
+    Example:
+      >>> bar = mw.observe._internal.Bar([0.5, 0.25], total=2, description="evaluating")
+      >>> for loss in bar:
+      ...     bar.set_postfix(loss=loss)
+    """
+
+    def __init__(self, items: Iterable[T], total: int | None, description: str, *, visible: bool = True):
+        self._postfix: dict[str, float] = {}
+        # In a pipe or a file, where nothing can be redrawn, the bar would print a line for each item.
+        self._is_drawn = visible and sys.stderr is not None and sys.stderr.isatty()
+        self._items = _drawn(items, total, description, self._postfix) if self._is_drawn else iter(items)
+
+    def __next__(self) -> T:
+        """Return the next item."""
+        return next(self._items)
+
+    def set_postfix(self, **values: Any) -> None:
+        """Show numbers, such as the newest loss, beside the bar."""
+        if self._is_drawn:
+            self._postfix |= {name: float(value) for name, value in values.items()}
+
+
+# A function, not a method, so that the generator ends as soon as the last reference to the bar is gone.
+def _drawn(items: Iterable[T], total: int | None, description: str, postfix: dict[str, float]) -> Iterator[T]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task(description, total=total)
+        for item in items:
+            yield item
+            beside = "".join(f" {name} {number(value)}" for name, value in postfix.items())
+            progress.update(task, advance=1, description=description + beside)

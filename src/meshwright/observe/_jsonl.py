@@ -22,19 +22,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.base._internal import local_path, open_file, parse_json
 from meshwright.errors import InputError, UsageError
-from meshwright.observe._histogram import EDGES, Histogram
 from meshwright.observe._kinds import Image, Values, as_float
 from meshwright.observe._writers import Writer
 
+if TYPE_CHECKING:
+    from meshwright.observe._metrics import Histogram
+
 _STEPS = 1 << 63
-_SHORT = {edge: float(f"{edge:.4g}") for edge in EDGES.tolist()}
 
 
-def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
+def jsonl(path: str | Path, *, resume_step: int | None = None) -> Writer:
     """Return a writer that appends each report to a file, as one line of JSON.
 
     When the writer returns, the operating system has the line: a killed process loses none. After
@@ -44,8 +45,8 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
     Args:
       path: The file. It is created if missing, with its directory. It cannot be a URL: to report to a
         store, write to a directory that `storage.mirrored` copies there.
-      after: The step that a run continues from. Lines of later steps are removed, as those steps are done
-        again; lines of step 0 and below stay. None keeps every line.
+      resume_step: The step that a run continues from. Lines of later steps are removed, as those steps are
+        done again; lines of step 0 and below stay. None keeps every line.
 
     Raises:
       InputError: The file contains something other than reports.
@@ -60,10 +61,12 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
     path = local_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
-        _keep(path, math.inf if after is None else after)
+        # Later steps are done again. Without this, the file would have two reports of each.
+        _keep(path, math.inf if resume_step is None else resume_step)
 
     def write(step: int, values: Values, /) -> None:
         line = _line(step, time.time(), values)
+        # The file is opened for each report, so that it need not be closed.
         with path.open("ab") as file:
             file.write(line)
 
@@ -76,9 +79,9 @@ def sync_jsonl(path: str | Path) -> None:
     Call this before a checkpoint is committed, so that no checkpoint outlives the reports before it.
     """
     path = local_path(path)
-    for place in (path, path.parent):
+    for entry in (path, path.parent):
         with suppress(FileNotFoundError):
-            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
             finally:
@@ -113,30 +116,32 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
     return [report for _, report in _reports(local_path(path))]
 
 
-def salvage_jsonl(path: str | Path, hear: Callable[[str], None]) -> Iterator[dict[str, float]]:
+def salvage_jsonl(path: str | Path, on_damage: Callable[[str], None]) -> Iterator[dict[str, float]]:
     """Yield the reports in a file one by one, passing over lines that cannot be read."""
     for number, line in enumerate(_whole_lines(local_path(path)), start=1):
         try:
             report = _report(line, f"{path}, line {number}")
         except InputError as error:
-            hear(str(error).partition("\n")[0])
+            on_damage(str(error).partition("\n")[0])
         else:
             yield report
 
 
-def _line(step: int, now: float, values: Values) -> bytes:
+def _line(step: int, current_time: float, values: Values) -> bytes:
     for name in ("step", "time"):
         if name in values:
             raise UsageError(
                 f"a metric may not be called {name!r}: in metrics files that is the report's own {name}."
             )
-    report = {"step": step, "time": round(now, 3)} | {
+    report = {"step": step, "time": round(current_time, 3)} | {
         name: _json(name, value) for name, value in values.items() if not isinstance(value, Image)
     }
     return json.dumps(report, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
 def _json(name: str, value: Any) -> Any:
+    from meshwright.observe._metrics import Histogram  # loads JAX; reading a file does not
+
     match value:
         case Histogram():
             return _json_histogram(value)
@@ -146,12 +151,12 @@ def _json(name: str, value: Any) -> Any:
             return json_number(as_float(name, value))
 
 
-def _json_histogram(histogram: Histogram) -> dict[str, Any]:
+def _json_histogram(histogram: "Histogram") -> dict[str, Any]:
     counts, edges = histogram.bins()
     facts = ("num_not_finite", "sum", "sum_squares", "min", "max")
     return {
         "counts": [int(count) for count in counts.tolist()],
-        "edges": [_SHORT[edge] for edge in edges.tolist()],
+        "edges": [float(f"{edge:.4g}") for edge in edges.tolist()],
         **{fact: json_number(getattr(histogram, fact)) for fact in facts},
     }
 
@@ -176,7 +181,8 @@ def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
 def _whole_lines(path: Path) -> Iterator[bytes]:
     with open_file(path) as file:
         for line in file:
-            if line.endswith(b"\n"):  # otherwise its writer was killed
+            # A line without an end was cut off by a kill, or is being written.
+            if line.endswith(b"\n"):
                 yield line[:-1]
 
 
@@ -198,15 +204,16 @@ def _report(line: bytes, where: str) -> dict[str, float]:
 
 
 def _keep(path: Path, last_step: float) -> None:
-    kept = b"".join(line + b"\n" for line, report in _reports(path) if report["step"] <= last_step)
-    if len(kept) != path.stat().st_size:
-        _replace(path, kept)
+    content = b"".join(line + b"\n" for line, report in _reports(path) if report["step"] <= last_step)
+    if len(content) != path.stat().st_size:
+        _replace(path, content)
 
 
 def _replace(path: Path, content: bytes) -> None:
     """Replace a file atomically: after a kill, and for a reader, it has either the old or the new content."""
     draft = path.with_name(path.name + ".tmp")
-    draft.unlink(missing_ok=True)  # may be left by a killed process, or a link, which must not be followed
+    # A killed process may have left the draft, or it may be a link, which must not be followed.
+    draft.unlink(missing_ok=True)
     with draft.open("xb") as file:
         file.write(content)
         file.flush()

@@ -7,14 +7,15 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from jax.typing import ArrayLike
 
 from meshwright.base._internal import documented
 from meshwright.errors import UsageError
-from meshwright.observe._histogram import Histogram
+
+if TYPE_CHECKING:  # what reads reports does not wait for JAX
+    from jax.typing import ArrayLike
 
 Values = Mapping[str, Any]
 """Values of a report by name: numbers of any dtype, `Histogram`s, texts (`str`) and `Image`s.
@@ -38,7 +39,7 @@ class Image:
     """The colours, uint8[height, width, 3], from the top row down."""
 
     @classmethod
-    def of(cls, pixels: ArrayLike) -> Self:
+    def of(cls, pixels: "ArrayLike") -> Self:
         """Return the image with these pixels, which are fetched if they are on a device.
 
         Args:
@@ -65,8 +66,10 @@ class Image:
     def png(self) -> bytes:
         """Return the image as a PNG file (https://www.w3.org/TR/png-3): a header, rows and an end."""
         height, width, _ = self.pixels.shape
-        header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits of RGB, not interlaced
-        unfiltered = np.pad(self.pixels.reshape(height, 3 * width), ((0, 0), (1, 0)))  # a 0 before each row
+        # 8 bits of RGB, not interlaced.
+        header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+        # Each row begins with a 0: no filter.
+        unfiltered = np.pad(self.pixels.reshape(height, 3 * width), ((0, 0), (1, 0)))
         chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(unfiltered.tobytes())), (b"IEND", b""))
         return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 
@@ -88,6 +91,8 @@ def numbers(values: Values) -> dict[str, float]:
       >>> mw.observe.numbers({"loss": jnp.float32(0.25), "sample": "Once upon"})
       {'loss': 0.25}
     """
+    from meshwright.observe._metrics import Histogram  # loads JAX
+
     return {
         name: as_float(name, value)
         for name, value in values.items()
@@ -97,7 +102,8 @@ def numbers(values: Values) -> dict[str, float]:
 
 def as_float(name: str, value: Any) -> float:
     """Return a scalar of any dtype, or a Python number, as a float."""
-    if isinstance(value, float | int):  # the common case, without the cost of NumPy
+    # Most values are Python numbers: they are spared the cost of NumPy.
+    if isinstance(value, float | int):
         return float(value)
     array = np.asarray(value)
     if array.ndim:

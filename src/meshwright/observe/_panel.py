@@ -36,7 +36,8 @@ def open_live(panel: RenderableType, file: TextIO) -> Live | None:
     live = Live(
         panel,
         console=console,
-        auto_refresh=False,  # otherwise a thread redraws all the time
+        # With `auto_refresh`, a thread redraws all the time.
+        auto_refresh=False,
         # The program's own output goes above the panel, unless it goes into a pipe.
         redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),

@@ -1,4 +1,4 @@
-"""The progress of a run: the numbers that the console shows."""
+"""The progress of a run: the numbers that the console and its panel show."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ class Progress:
         self.losses: deque[float] = deque(maxlen=_SPARKLINE_REPORTS)
         self._first: tuple[int, float] | None = None
 
-    def reach(self, step: int, now: float) -> None:
-        """Record that the run has reached `step` at the time `now`, in seconds."""
+    def reach(self, step: int, current_time: float) -> None:
+        """Record that the run has reached `step` at the time `current_time`, in seconds."""
         if self._first is None:
-            self._first = (step, now)
+            self._first = (step, current_time)
         self.step = max(self.step, step)
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
@@ -36,12 +36,12 @@ class Progress:
         """Return a step as text, with the number of steps in all if it is known: `50/900`."""
         return f"{step}" if self.max_steps is None else f"{step}/{self.max_steps}"
 
-    def seconds_left(self, now: float) -> float | None:
+    def seconds_left(self, current_time: float) -> float | None:
         """Return the seconds left to the last step at the speed so far, all pauses included; or None."""
         if self.max_steps is None or self._first is None or self.step == self._first[0]:
             return None
         step, since = self._first
-        return (self.max_steps - self.step) * (now - since) / (self.step - step)
+        return (self.max_steps - self.step) * (current_time - since) / (self.step - step)
 
 
 def loss_first(values: Mapping[str, T]) -> dict[str, T]:

@@ -12,9 +12,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from meshwright.base._internal import documented, values_of
-from meshwright.observe._histogram import Histogram
 from meshwright.observe._kinds import as_float
-from meshwright.observe._mean import Mean, widened
+from meshwright.observe._metrics import Histogram, Mean, widened
 
 Metrics = Mapping[str, Mean | Histogram | ArrayLike]
 """The metrics of a step by name: scalars, `Mean`s of scalars, or `Histogram`s."""
@@ -52,7 +51,9 @@ class Packed(Mapping[str, Mean | Histogram]):
             _stacked([mean.total for mean in means.values()], [mean.count for mean in means.values()])
             if means
             else None,
-            Histogram(jnp.stack([one.parts for one in histograms.values()])) if histograms else None,
+            Histogram(jnp.stack([histogram.parts for histogram in histograms.values()]))
+            if histograms
+            else None,
             tuple(means),
             tuple(histograms),
         )
@@ -75,10 +76,10 @@ class Packed(Mapping[str, Mean | Histogram]):
         histograms = jax.tree.leaves(self.histograms)
         if means is None or means.ndim != 2 or any(values_of(x) is None for x in histograms):
             return f"<metrics {', '.join(self)}>"  # for example inside `jit`
-        return "{" + ", ".join(f"{name!r}: {_shown(x)}" for name, x in merge([self]).items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {_text(x)}" for name, x in merge([self]).items()) + "}"
 
 
-def _shown(reported: Any) -> str:
+def _text(reported: Any) -> str:
     return repr(reported) if isinstance(reported, Histogram) else f"{reported:.6g}"
 
 
@@ -124,22 +125,26 @@ def _layout(metrics: Metrics) -> object:
 
 
 def _summed(packed: list[Packed]) -> dict[str, Mean | Histogram]:
-    found: dict[str, Mean | Histogram] = {}
+    sums: dict[str, Mean | Histogram] = {}
     first = packed[0]
     if first.means is not None:
-        with np.errstate(invalid="ignore"):  # infinity and minus infinity are NaN together
-            totals, counts = np.stack([np.asarray(one.means) for one in packed]).sum(0, np.float64).tolist()
-        found |= dict(zip(first.mean_names, map(Mean, totals, counts), strict=True))
+        # The sum of infinity and minus infinity is NaN, without a warning.
+        with np.errstate(invalid="ignore"):
+            totals, counts = (
+                np.stack([np.asarray(packed_metrics.means) for packed_metrics in packed])
+                .sum(0, np.float64)
+                .tolist()
+            )
+        sums |= dict(zip(first.mean_names, map(Mean, totals, counts), strict=True))
     if first.histograms is not None:
-        parts = np.stack([one.histograms.parts for one in packed]).astype(np.float64)  # type: ignore[union-attr]
-        found |= dict(
-            zip(first.histogram_names, map(Histogram, Histogram(parts).summed().parts), strict=True)
-        )
-    return found
+        parts = np.stack([packed_metrics.histograms.parts for packed_metrics in packed]).astype(np.float64)  # type: ignore[union-attr]
+        sums |= dict(zip(first.histogram_names, map(Histogram, Histogram(parts).summed().parts), strict=True))
+    return sums
 
 
 def _on_host(name: str, metric: Any) -> Mean | Histogram:
     if isinstance(metric, Histogram):
+        # In float64 on the host, as counts of many steps are not exact in float32.
         return Histogram(np.asarray(metric.parts, np.float64))
     mean = metric if isinstance(metric, Mean) else Mean(metric, 1)
     return Mean(as_float(name, mean.total), as_float(name, mean.count))

@@ -47,6 +47,7 @@ class Tee:
     def __call__(self, step: int, values: Values, /) -> None:
         """Pass the report on."""
         for writer in self.writers:
+            # Each writer gets a copy of its own, which it may change.
             writer(step, dict(values))
 
 
@@ -68,7 +69,7 @@ def screens_of(write: Writer) -> list[Screen]:
     """Return the screens that a writer writes to."""
     if isinstance(write, Screen):
         return [write]
-    return [screen for each in getattr(write, "writers", ()) for screen in screens_of(each)]
+    return [screen for writer in getattr(write, "writers", ()) for screen in screens_of(writer)]
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def behind(write: Writer) -> Generator[Writer, None, None]:
       50 {'loss': 0.25}
     """
     failures: list[Exception] = []
-    room = threading.Semaphore(_MOST_WAITING)
+    free_slots = threading.Semaphore(_MOST_WAITING)
 
     def write_next(step: int, values: Values) -> None:
         try:
@@ -98,12 +99,13 @@ def behind(write: Writer) -> Generator[Writer, None, None]:
         except Exception as error:
             failures.append(error)
         finally:
-            room.release()
+            free_slots.release()
 
     def hand_over(step: int, values: Values, /) -> None:
         if failures:
             raise failures[0]
-        room.acquire()
+        free_slots.acquire()
+        # A copy, as the caller may change the values while they wait.
         thread.submit(write_next, step, dict(values))
 
     try:

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.parallel._layout import BATCH_AXES, MICROBATCH, PIPELINE, SEQUENCE, TENSOR, canonical
+from meshwright.parallel._axes import PIPELINE, SEQUENCE, TENSOR, batch_axes, num_stages
+from meshwright.parallel._layout import MICROBATCH, canonical
 
 
 def shard_batch_dim(x: jax.Array) -> jax.Array:
@@ -108,6 +109,22 @@ def sequence_ways() -> int:
     return 1 if SEQUENCE in mesh.manual_axes else mesh.shape.get(SEQUENCE, 1)
 
 
+def stage_ways() -> int:
+    """Return the number of stages of pipelines on the surrounding step's mesh."""
+    return num_stages(jax.sharding.get_abstract_mesh().shape)
+
+
+def position_axes(length: int | None = None) -> tuple[str, ...]:
+    """Return the axes that split rows along their length, of so many positions if these are given."""
+    ways = sequence_ways()
+    return (SEQUENCE,) if ways > 1 and (length is None or length % ways == 0) else ()
+
+
+def feature_axes(size: int) -> tuple[str, ...]:
+    """Return the axes that split heads, features or words, if they divide so many of them."""
+    return (TENSOR,) if _divides(TENSOR, size) else ()
+
+
 def _divides(axis: str, size: int) -> bool:
     """Return whether an axis of the mesh has several devices and splits a dimension of this size."""
     ways = jax.sharding.get_abstract_mesh().shape.get(axis, 1)
@@ -162,16 +179,25 @@ def axes_dividing(num_examples: int) -> tuple[str, ...]:
 def _batch_axes() -> tuple[str, ...]:
     """Return the axes of the surrounding step's mesh that split its batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    return tuple(axis for axis in BATCH_AXES if axis in sizes and not (axis == PIPELINE and in_microbatch()))
+    return batch_axes([axis for axis in sizes if axis not in microbatch_axes()])
 
 
 def in_microbatch() -> bool:
-    """Return whether one of the microbatches is traced that `pipeline` itself splits."""
+    """Return whether one of the microbatches of a pipeline is traced, which its axis splits."""
     try:
         jax.lax.axis_size(MICROBATCH)
     except NameError:
         return False
     return True
+
+
+def microbatch_axes() -> tuple[str, ...]:
+    """Return the axes that split microbatches, if one of these is traced.
+
+    The microbatches are a dimension that `vmap` adds. JAX splits it by an axis of a `shard_map` only, so one
+    inside of a model needs these axes, too.
+    """
+    return (PIPELINE,) if in_microbatch() else ()
 
 
 def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:

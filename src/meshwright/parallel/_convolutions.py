@@ -9,16 +9,16 @@ dimensions are kept whole, as they are unless something asks for a split.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError
-from meshwright.parallel._layout import PIPELINE, Layout, axes_of
+from meshwright.parallel._layout import Layout, axes_of
 from meshwright.parallel._stages import layer_by_layer
-from meshwright.program._internal import CALLS, bind, equations, evaluate, is_stack, jaxprs_in
+from meshwright.program._internal import Convolution, bind, convolution_of, evaluate, jaxprs, replacing
 
 T = TypeVar("T")
 
@@ -44,26 +44,17 @@ def mended(jaxpr: Any, layout: Layout) -> Any:
     sizes = {name: size for name, size in layout.mesh.shape.items() if size > 1}
     in_order = sorted(sizes, key=lambda name: splitting.index(name) if name in splitting else len(splitting))
     axes = {name: Axis(sizes[name], name in splitting) for name in in_order}
-    if len(axes) > 1 and any(map(_is_convolution, equations(jaxpr))):
-        jaxpr = _mended(jaxpr, axes)
-    if PIPELINE in axes and any(map(is_stack, equations(jaxpr))):
+    if len(axes) > 1 and any(map(_is_convolution, jaxprs.equations(jaxpr))):
+        jaxpr = jaxprs.map_equations(jaxpr, lambda eqn: _mended_equation(eqn, axes))
+    if layout.num_stages > 1 and any(map(jaxprs.is_stack, jaxprs.equations(jaxpr))):
         jaxpr = _unstacked(jaxpr)
     return jaxpr
 
 
 def _unstacked(jaxpr: Any) -> Any:
     """Return a closed jaxpr with the stacks of layers of its calls sent layer by layer."""
-
-    def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-        if is_stack(eqn):
-            return layer_by_layer(eqn)(*operands)
-        within = (each for inner in jaxprs_in(eqn.params) for each in equations(inner))
-        if eqn.primitive.name in CALLS and any(map(is_stack, within)):
-            return evaluate(eqn.params["jaxpr"], operands, results)
-        return bind(eqn, operands)
-
-    avals = [var.aval for var in jaxpr.jaxpr.invars]
-    return jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, results))(*avals)
+    results = replacing(jaxprs.is_stack, lambda eqn, operands: layer_by_layer(eqn)(*operands))
+    return jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, results))(*jaxprs.avals_of(jaxpr))
 
 
 def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]:
@@ -91,67 +82,50 @@ def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
     return called
 
 
-def _mended(jaxpr: Any, axes: Axes) -> Any:
-    """Return a jaxpr mended, closed or not as it was; JAX 0.12 has one class for both."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    eqns = [_mended_equation(eqn, axes) if _has(eqn, _is_convolution) else eqn for eqn in inner.eqns]
-    new = inner.replace(eqns=eqns)
-    return new if inner is jaxpr else jaxpr.replace(jaxpr=new)
-
-
 def _mended_equation(eqn: Any, axes: Axes) -> Any:
-    if _is_convolution(eqn):
-        right = _by_parts(eqn, axes) if _is_grouped_gradient(eqn) else _whole_in_space(eqn)
-        call = jax.make_jaxpr(jax.jit(right))(*(var.aval for var in eqn.invars)).eqns[0]
+    if not jaxprs.holds(eqn, _is_convolution):
+        return eqn
+    if convolution := convolution_of(eqn):
+        is_whole = convolution.batch_groups == 1
+        mended = _whole_in_space(eqn, convolution) if is_whole else _by_parts(eqn, convolution, axes)
+        call = jax.make_jaxpr(jax.jit(mended))(*(var.aval for var in eqn.invars)).eqns[0]
         return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
-    if eqn.primitive.name == "shard_map":  # it splits by itself over the axes that it names
+    if jaxprs.is_mapped(eqn):  # it splits by itself over the axes that it names
         _check_manual(eqn, axes)
         return eqn
-    return eqn.replace(params={name: _mended_within(value, axes) for name, value in eqn.params.items()})
+    return jaxprs.map_inside(eqn, lambda inner: _mended_equation(inner, axes))
 
 
-def _mended_within(value: Any, axes: Axes) -> Any:
-    """Return a parameter of an equation with all jaxprs in it mended."""
-    if hasattr(value, "eqns"):
-        return _mended(value, axes)
-    if not isinstance(value, tuple) or not any(jaxprs_in({"": value})):
-        return value
-    parts = [_mended_within(each, axes) for each in value]
-    return value._make(parts) if hasattr(value, "_make") else tuple(parts)
-
-
-def _whole_in_space(eqn: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _whole_in_space(eqn: Any, dims: Convolution) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return a convolution in which no device has only a part of an image or a window."""
 
-    def whole(x: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-        spec = P(*(P.UNCONSTRAINED if d in dims[:2] else None for d in range(x.ndim)))
+    def whole(x: jax.Array, order: tuple[int, ...]) -> jax.Array:
+        spec = P(*(P.UNCONSTRAINED if d in order[:2] else None for d in range(x.ndim)))
         return jax.lax.with_sharding_constraint(x, spec)
 
     def called(image: jax.Array, kernel: jax.Array) -> jax.Array:
-        of_image, of_kernel, of_out = eqn.params["dimension_numbers"]
-        out = eqn.primitive.bind(whole(image, of_image), whole(kernel, of_kernel), **eqn.params)
-        return whole(out, of_out)
+        (out,) = bind(eqn, (whole(image, dims.image), whole(kernel, dims.kernel)))
+        return whole(out, dims.result)
 
     return called
 
 
-def _by_parts(eqn: Any, axes: Axes) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _by_parts(eqn: Any, dims: Convolution, axes: Axes) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return a convolution in which each device computes a part of the sum, or some of the groups.
 
     In a gradient the sum runs over the examples. These and the channels are split already, so only the sum
     itself moves data.
     """
-    numbers, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
-    (batch, summed, *_), (made, contracted, *_), (_, features, *_) = numbers
+    (batch, summed, *_), (made, contracted, *_), (_, features, *_), groups = dims
     of_sum, of_groups = _dealt_out(axes, eqn.invars[0].aval.shape[summed], groups)
 
     def part(image: jax.Array, kernel: jax.Array) -> jax.Array:
         left = groups // math.prod(axes[axis].size for axis in of_groups)
-        out = eqn.primitive.bind(image, kernel, **{**eqn.params, "batch_group_count": left})
+        (out,) = bind(eqn, (image, kernel), {"batch_group_count": left})
         return jax.lax.psum(out, of_sum)
 
-    def spec(dims: Mapping[int, tuple[str, ...]]) -> P:
-        return P(*(dims.get(d) for d in range(len(numbers.lhs_spec))))
+    def spec(splits: Mapping[int, tuple[str, ...]]) -> P:
+        return P(*(splits.get(d) for d in range(len(dims.image))))
 
     return jax.shard_map(
         part,
@@ -175,8 +149,8 @@ def _dealt_out(axes: Axes, num_summed: int, num_groups: int) -> tuple[tuple[str,
 
 
 def _check_manual(eqn: Any, axes: Axes) -> None:
-    left = [axis for axis in axes if axis not in eqn.params["newly_manual_axes"]]
-    if left and _has(eqn, _is_grouped_gradient):
+    left = [axis for axis in axes if axis not in jaxprs.mapped_of(eqn).axes]
+    if left and jaxprs.holds(eqn, _is_grouped_gradient):
         raise LayoutError(
             "the gradient of a depthwise or grouped convolution is inside a shard_map that leaves mesh axis "
             f"{left[0]!r} to XLA. XLA computes a wrong sum there.\n"
@@ -184,15 +158,10 @@ def _check_manual(eqn: Any, axes: Axes) -> None:
         )
 
 
-def _has(eqn: Any, what: Callable[[Any], bool]) -> bool:
-    """Return whether `what` holds for an equation or for any equation inside it."""
-    within = (each for jaxpr in jaxprs_in(eqn.params) for each in equations(jaxpr))
-    return what(eqn) or any(map(what, within))
-
-
 def _is_convolution(eqn: Any) -> bool:
-    return eqn.primitive.name == "conv_general_dilated"
+    return convolution_of(eqn) is not None
 
 
 def _is_grouped_gradient(eqn: Any) -> bool:
-    return _is_convolution(eqn) and eqn.params["batch_group_count"] > 1
+    convolution = convolution_of(eqn)
+    return convolution is not None and convolution.batch_groups > 1

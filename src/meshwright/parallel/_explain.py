@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 
 from meshwright.base._internal import PyTree, aligned, human_bytes, tree
 from meshwright.errors import printable
+from meshwright.parallel._axes import Use, axis_named
 
 WHOLE = "replicated"
 _NUMBERS = (4, 5)
@@ -124,7 +125,11 @@ def explain(
 def _splits_parameters(shardings: PyTree) -> bool:
     """Return whether the mesh has an axis that parameters can be split over."""
     shapes = (sharding.mesh.shape for sharding in jax.tree.leaves(shardings))
-    return any(shape.get(axis, 1) > 1 for shape in shapes for axis in ("fsdp", "expert", "tensor"))
+    return any(
+        size > 1 and axis_named(axis).state is not Use.NEVER
+        for shape in shapes
+        for axis, size in shape.items()
+    )
 
 
 def left_whole(

@@ -9,18 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree
 from meshwright.errors import AxisError, LayoutError, did_you_mean
-from meshwright.parallel._layout import AXES, BATCH_AXES, EXPERT, PIPELINE, SEQUENCE, Layout, axes_of
-from meshwright.program._internal import equations
-
-_FOR_BATCHES = tuple(axis for axis in BATCH_AXES if axis not in (PIPELINE, EXPERT))
-"""The axes that do nothing but split batches, and states with them."""
-_USED_BY = {
-    SEQUENCE: ("rows along their length", "mw.nn.attention"),
-    EXPERT: ("the experts of a mixture", "mw.nn.moe"),
-}
-"""What an axis splits, and the function that does it."""
-_COLLECTIVE = ("axes", "axis_name")
-"""Parameters of JAX's collectives that name axes."""
+from meshwright.parallel._axes import AXES, Use, axis_named, plain_axes
+from meshwright.parallel._layout import Layout, axes_of
+from meshwright.program._internal import jaxprs
 
 
 def refused(error: LayoutError) -> None:
@@ -39,18 +30,18 @@ def check_axes(
     An axis is used if it splits the batch or an array, or if an equation names it: a constraint, a
     `shard_map` or a collective.
     """
-    # `pipeline` and `expert` also split batches, and `sequence` the state, but that is not what they are for.
     asked = set(layout.batch_axis_names or ())
-    used = {
-        axis for axis in _axes_in(layout.batch_sharding) if axis in asked or axis not in (PIPELINE, EXPERT)
-    }
+    of_batch = _axes_in(layout.batch_sharding.spec)
+    used = {axis for axis in of_batch if axis in asked or axis_named(axis).batch is Use.PURPOSE}
     shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
-    used |= {axis for sharding in shardings for axis in _axes_in(sharding)} - {SEQUENCE}
+    specs = [sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding)]
+    of_state = {axis for spec in specs for axis in _axes_in(spec)}
+    used |= {axis for axis in of_state if axis_named(axis).state is Use.PURPOSE}
     if layout.batch_axis_names == ():  # asked for: batches stay whole, as those of a meta-learner must
-        used |= {*_FOR_BATCHES}
+        used.update(plain_axes())
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
-        named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
+        named = {axis for eqn in jaxprs.equations(trace().jaxpr) for axis in _named_by(eqn)}
         unused = [axis for axis in unused if axis not in named]
     if unused:
         idle(AxisError(_error_text(layout, unused[0]), unused[0]))
@@ -58,17 +49,17 @@ def check_axes(
 
 def _error_text(layout: Layout, axis: str) -> str:
     size, hint = layout.mesh.shape[axis], "" if axis in AXES else did_you_mean(axis, AXES)
-    if axis in _USED_BY:
-        what, function = _USED_BY[axis]
+    row, others = axis_named(axis), " or ".join(plain_axes())
+    if row.call:
         return (
-            f"mesh axis {axis!r} of size {size} only repeats work: it splits {what} in `{function}`, which "
-            f"this program does not call.\n  Call `{function}` in the model, or give the devices to an axis "
-            f"that splits the batch ({' or '.join(_FOR_BATCHES)})."
+            f"mesh axis {axis!r} of size {size} only repeats work: it splits {row.splits} in `{row.call}`, "
+            f"which this program does not call.\n  Call `{row.call}` in the model, or give the devices to an "
+            f"axis that splits the batch ({others})."
         )
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
         f"of the state, and no operation of the program names it.{hint}\n"
-        f"  Give its devices to an axis that splits the batch ({' or '.join(_FOR_BATCHES)}), or use it: in "
+        f"  Give its devices to an axis that splits the batch ({others}), or use it: in "
         "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model. "
         "If all devices are to compute the same, of whole batches, write batch_axis_names=()."
     )
@@ -76,23 +67,10 @@ def _error_text(layout: Layout, axis: str) -> str:
 
 def _named_by(eqn: Any) -> Iterator[str]:
     """Yield the axes of an equation's constraints, and the axes of a collective."""
-    for name, value in eqn.params.items():
-        yield from (x for x in _flat(value) if isinstance(x, str)) if name in _COLLECTIVE else _axes_in(value)
-    for var in eqn.outvars:  # explicit axes are part of the type
-        yield from _axes_in(getattr(var.aval, "sharding", None))
+    yield from jaxprs.exchanged_axes(eqn)
+    for spec in jaxprs.specs_in(eqn):
+        yield from _axes_in(spec)
 
 
-def _axes_in(value: Any) -> Iterator[str]:
-    """Yield the axes in a sharding or a spec, or in a tuple of these."""
-    for each in _flat(value):
-        spec = each.spec if isinstance(each, NamedSharding) else each
-        if isinstance(spec, P):
-            yield from (axis for entry in spec if entry is not P.UNCONSTRAINED for axis in axes_of(entry))
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple) and not isinstance(value, P):
-        for each in value:
-            yield from _flat(each)
-    else:
-        yield value
+def _axes_in(spec: P) -> Iterator[str]:
+    return (axis for entry in spec if entry is not P.UNCONSTRAINED for axis in axes_of(entry))

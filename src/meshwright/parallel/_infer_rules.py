@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import LayoutError
-from meshwright.parallel._layout import PIPELINE
+from meshwright.parallel._axes import EXPERT, FSDP, PIPELINE, TENSOR, num_stages
 from meshwright.parallel._rules import state_axes
 from meshwright.parallel._shapes import shaped_structure
 from meshwright.parallel._structure import GATES, STACKS, Dim, Group, Structure, split_groups
@@ -66,7 +66,7 @@ class InferredRule:
 
     def _tensor(self, entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
         """Split the chosen dimension over the tensor axis if the axis divides it, and return the reason."""
-        ways = mesh.shape.get("tensor", 1)
+        ways = mesh.shape.get(TENSOR, 1)
         if ways == 1:
             return ""
         chosen = [d for d, dim in enumerate(dims) if dim.group in self.split]
@@ -77,7 +77,7 @@ class InferredRule:
             return "gates, which only save sums over the batch's axes"
         if dims[d].pieces % ways or x.shape[d] % ways:
             return self._split_width(entries, dims, d, x, mesh)
-        entries[d] = ("tensor",)
+        entries[d] = (TENSOR,)
         return f"{dims[d].pieces} {dims[d].kind}"
 
     def _split_width(self, entries: Entries, dims: tuple[Dim, ...], d: int, x: Any, mesh: Mesh) -> str:
@@ -85,16 +85,16 @@ class InferredRule:
 
         Return the reason.
         """
-        ways, pieces, kind = mesh.shape["tensor"], dims[d].pieces, dims[d].kind
+        ways, pieces, kind = mesh.shape[TENSOR], dims[d].pieces, dims[d].kind
         advice = "" if kind.startswith("heads") else f"; pad them to {-(-pieces // ways) * ways}"
-        why = f"{pieces} {kind} do not divide by {ways} (tensor){advice}"
-        if dims[d].group not in self.structure.vocabularies or mesh.shape.get("fsdp", 1) > 1:
+        why = f"{pieces} {kind} do not divide by {ways} ({TENSOR}){advice}"
+        if dims[d].group not in self.structure.vocabularies or mesh.shape.get(FSDP, 1) > 1:
             return why  # fsdp splits it already
         others = ((other, dim) for other, dim in enumerate(dims) if other != d)
         wide = [other for other, dim in others if dim.features >= WIDE and x.shape[other] % ways == 0]
         if not wide:
             return why
-        entries[wide[0]] = ("tensor",)
+        entries[wide[0]] = (TENSOR,)
         return f"{dims[wide[0]].features} {dims[wide[0]].kind}, as {why}"
 
     def _why_whole(self, dims: tuple[Dim, ...]) -> str:
@@ -157,17 +157,17 @@ def _experts(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, m
 
     If the last dimension is experts, it is a router's output.
     """
-    ways = mesh.shape.get("expert", 1)
+    ways = mesh.shape.get(EXPERT, 1)
     found = [d for d, dim in enumerate(dims[:-1]) if dim.kind == "experts" and x.shape[d] % ways == 0]
     if ways == 1 or not found:
         return ""
-    entries[found[0]] = ("expert",)
+    entries[found[0]] = (EXPERT,)
     return f"{x.shape[found[0]]} experts"
 
 
 def _stages(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
     """Split stacked layers over the pipeline axis."""
-    ways = mesh.shape.get(PIPELINE, 1)
+    ways = num_stages(mesh.shape)
     if ways == 1 or not dims or dims[0].kind != "layers" or x.shape[0] % ways:
         return ""
     entries[0] = (PIPELINE,)
@@ -181,7 +181,7 @@ def _fsdp(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh
     also split over its axis in the same way, if it divides.
     """
     choices = state_axes(mesh)
-    if mesh.shape.get(PIPELINE, 1) > 1 and all(dim.kind != "layers" for dim in dims):
+    if num_stages(mesh.shape) > 1 and all(dim.kind != "layers" for dim in dims):
         choices = [*((*axes, PIPELINE) for axes in choices or [()]), *choices]
     if not choices or x.size < min_size:
         return ""

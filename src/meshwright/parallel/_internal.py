@@ -9,11 +9,33 @@ if TYPE_CHECKING:
         axes_dividing,
         axes_splitting,
         embedding_lookup,
+        feature_axes,
         gather_sequence_dim,
         in_microbatch,
+        microbatch_axes,
+        position_axes,
         sequence_ways,
         shard_sequence_dim,
         shard_tensor_dim,
+        stage_ways,
+    )
+    from meshwright.parallel._axes import (
+        AXES,
+        DATA,
+        EXPERT,
+        FSDP,
+        PIPELINE,
+        SEQUENCE,
+        SPLITTING_STATE,
+        TENSOR,
+        Axis,
+        Exchange,
+        Use,
+        axis_named,
+        described,
+        elsewhere,
+        num_stages,
+        plain_axes,
     )
     from meshwright.parallel._convolutions import adding_right, as_function, mended
     from meshwright.parallel._copies import compare_given, copy_to, move_to
@@ -22,12 +44,7 @@ if TYPE_CHECKING:
     from meshwright.parallel._idle import check_axes, refused
     from meshwright.parallel._infer_rules import infer_rules
     from meshwright.parallel._layout import (
-        AXES,
-        EXPERT,
         MICROBATCH,
-        PIPELINE,
-        SEQUENCE,
-        STACK,
         Layout,
         axes_of,
         place,
@@ -37,9 +54,9 @@ if TYPE_CHECKING:
     from meshwright.parallel._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
     from meshwright.parallel._mesh_rules import MeshRule, apply_mesh_rules, hardware, mesh_rule
     from meshwright.parallel._optimizer import beside_params, parameter_of
-    from meshwright.parallel._rules import Rule, fsdp, match, stages
+    from meshwright.parallel._rules import Rule, fsdp, match, stages, state_axes
     from meshwright.parallel._sequence import splitting_sequences
-    from meshwright.parallel._stages import indivisible
+    from meshwright.parallel._stages import layers_of_stage, split_over_stages
     from meshwright.parallel._stated import stated
     from meshwright.parallel._user_rules import Rules, as_rules
 else:

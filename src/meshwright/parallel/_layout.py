@@ -15,38 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree, Table, documented, mesh_text, tree
 from meshwright.errors import LayoutError, did_you_mean, listed
+from meshwright.parallel._axes import AXES, batch_axes, num_stages
 from meshwright.parallel._explain import PlacementTable, explain, left_whole
 from meshwright.parallel._rules import Reasoned, Rule, check_rules, fsdp, tables_of
-from meshwright.program import _internal as program
-
-AXES = ("pipeline", "data", "fsdp", "expert", "sequence", "tensor")
-"""The standard mesh axes. A rule may name one that a mesh lacks: it splits nothing there, so that the same
-rules serve every mesh. Any other axis name that the mesh lacks is an error.
-"""
-
-PIPELINE = "pipeline"
-"""The mesh axis that splits a stack of layers into stages. It splits a batch, too: what is before and after
-the stack is computed for other examples by each stage."""
-
-STACK = program.STACK
-"""The name of the call that `mw.nn.layers` makes on a mesh with the axis `pipeline`."""
 
 MICROBATCH = "microbatch"
 """The name of the dimension of microbatches, bound while a loss is traced for one of those in a pipeline."""
-
-EXPERT = "expert"
-"""The mesh axis that splits experts. It splits a batch, too, and `mw.nn.moe` sends tokens to their
-experts.
-"""
-
-BATCH_AXES = (PIPELINE, "data", "fsdp", EXPERT)
-"""The mesh axes that split a batch by default, if the mesh has them."""
-
-TENSOR = "tensor"
-"""The mesh axis that splits products by their features or heads."""
-
-SEQUENCE = "sequence"
-"""The mesh axis that splits rows along their length."""
 
 
 @documented
@@ -96,13 +70,18 @@ class Layout:
         """Sharding of each leaf of a batch: the first dimension is split over the batch axes."""
         axes = self.batch_axis_names
         if axes is None:
-            axes = tuple(axis for axis in BATCH_AXES if axis in self.mesh.shape)
+            axes = batch_axes(self.mesh.shape)
         return NamedSharding(self.mesh, canonical(P(axes)))
 
     @property
     def batch_ways(self) -> int:
         """Number of parts that a batch is split into."""
         return ways_of(self.batch_sharding.spec, self.mesh)[0] if self.batch_sharding.spec else 1
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages into which stacks of layers are split."""
+        return num_stages(self.mesh.shape)
 
     @property
     def replicated(self) -> NamedSharding:

@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError, UsageError, listed, nearest
-from meshwright.parallel._layout import AXES, axes_of
+from meshwright.parallel._axes import AXES, EXPERT, FSDP, TENSOR
+from meshwright.parallel._layout import axes_of
 from meshwright.parallel._rules import AxisEntry
 
 Table = Mapping[str, AxisEntry]
@@ -20,10 +21,10 @@ Table = Mapping[str, AxisEntry]
 LOGICAL_AXES: Table = MappingProxyType(
     {
         **{axis: axis for axis in AXES},
-        "embed": "fsdp",
-        **dict.fromkeys(("mlp", "heads", "q_heads", "kv_heads", "joined_kv", "qkv", "vocab"), "tensor"),
-        **dict.fromkeys(("exp", "experts"), "expert"),
-        "model": "tensor",
+        "embed": FSDP,
+        **dict.fromkeys(("mlp", "heads", "q_heads", "kv_heads", "joined_kv", "qkv", "vocab"), TENSOR),
+        **dict.fromkeys(("exp", "experts"), EXPERT),
+        "model": TENSOR,
         **dict.fromkeys(("kv", "head_dim", "norm", "layers", "stack", "mlp_activations"), None),
         **dict.fromkeys(("relpos_buckets", "abspos_buckets", "length", "conv", "unmodeled"), None),
     }

@@ -17,16 +17,11 @@ from typing import Any
 
 from meshwright.parallel._factors import Product
 from meshwright.parallel._trace import Walk
-from meshwright.program._internal import Operation, Tie, Value, influences, program_of, rule_of
+from meshwright.program._internal import Algebra, Operation, Tie, Value, influences, jaxprs, program_of
 
 APART = "rows_apart"
 """The scope of an operation of rows that sorts them only to compute each by itself, as `mw.nn.moe` does."""
 _FREE, _ROW, _SUM, _QUOTIENT, _MET = range(5)
-_SUMS = ("reduce_sum", "dot_general", "ragged_dot_general", "conv_general_dilated", "scatter_add", "psum")
-_EXTREMES = ("reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin")
-_ALONG = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-_BILINEAR = ("mul", "dot_general", "ragged_dot_general", "conv_general_dilated")
-_CURVED = "abs cos erf exp exp2 expm1 integer_pow log log1p logistic pow rsqrt sign sin sqrt square tanh"
 
 
 def meeting(jaxpr: Any, batch: slice, results: slice) -> str:
@@ -55,7 +50,7 @@ class _Levels:
         for operation in operations:
             if operation.entering or operation.leaving:
                 self._loop(operation)
-            elif operation.kind == "optimization_barrier":
+            elif operation.primitive.is_same:
                 self._pass(map(Tie, operation.inputs, operation.outputs))
             else:
                 level = self._level(operation)
@@ -85,7 +80,7 @@ class _Levels:
         return not self._rows.isdisjoint(self._walk.factors.flat(dim))
 
     def _level(self, operation: Operation) -> int:
-        kind, levels = operation.kind, [self.of[value] for value in operation.inputs]
+        known, levels = operation.primitive, [self.of[value] for value in operation.inputs]
         highest = max(levels, default=_FREE)
         if highest in (_FREE, _MET) or APART in operation.scope:
             return min(highest, _ROW) if APART in operation.scope else highest
@@ -94,29 +89,30 @@ class _Levels:
         if after > max(before, 1):
             return _MET  # pairs of rows
         if highest == _ROW:
-            if after < before and kind in (*_SUMS, *_EXTREMES):
-                return _SUM if kind in _SUMS else _MET
+            if after < before and (known.is_sum or known.algebra is Algebra.EXTREME):
+                return _SUM if known.is_sum else _MET
             return _MET if self._is_along_rows(operation) else _ROW
         return self._level_of_sums(operation, levels, highest)
 
     def _level_of_sums(self, operation: Operation, levels: Sequence[int], highest: int) -> int:
-        kind = operation.kind
+        known = operation.primitive
         has_rows = any(self.of[x] == _ROW and self._num_rows(x) for x in operation.inputs)
-        is_inverse = kind == "integer_pow" and operation.eqn.params["y"] == -1
-        if is_inverse or (kind == "div" and levels[1] >= _SUM):
+        if jaxprs.exponent_of(operation.eqn) == -1 or (
+            known.algebra is Algebra.DIVIDED and levels[1] >= _SUM
+        ):
             return _QUOTIENT
-        if kind in _BILINEAR and min(levels) > _FREE:
-            return _QUOTIENT if kind == "mul" and _QUOTIENT in levels else _MET
-        return _MET if has_rows or kind in _CURVED.split() else highest
+        if known.is_bilinear and min(levels) > _FREE:
+            return _QUOTIENT if _QUOTIENT in levels and not known.product else _MET
+        return _MET if has_rows or known.algebra is Algebra.CURVED else highest
 
     def _is_along_rows(self, operation: Operation) -> bool:
         """Return whether an operation sorts rows or adds them up, or looks them up by values of the batch."""
-        if operation.kind != "gather" and operation.kind not in _ALONG:
+        if not operation.is_lookup and operation.primitive.algebra is not Algebra.ORDERED:
             return False
-        rule, (array, *indices) = rule_of(operation), operation.inputs
+        rule, (array, *indices) = operation.rule, operation.inputs
         dims = zip(rule.inputs[0], self._walk.array(array).dims, strict=True)
         of_rows = {letter for letters, dim in dims if self._counts_rows(dim) for letter in letters}
-        if operation.kind == "gather":
+        if operation.is_lookup:
             is_row = len(rule.summed) == 1  # not x[arange(n), labels]
             return is_row and of_rows >= rule.summed and self.of[array] == self.of[indices[0]] == _ROW
         return not of_rows.isdisjoint(rule.whole)

@@ -25,6 +25,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from meshwright.base._internal import mesh_text
 from meshwright.errors import AxisError, LayoutError, UsageError
+from meshwright.parallel._axes import DATA, EXAMPLE, FSDP
 
 _SPLIT_RINGS = ("TPU v5 lite", "TPU v5e")
 """Device kinds for which `jax.make_mesh` lets two mesh axes share one axis of the torus."""
@@ -222,7 +223,7 @@ def _over_slices(sizes: dict[str, int], slices: list[int]) -> tuple[dict[str, in
         raise LayoutError(
             f"mesh {sizes} does not fit {len(slices)} slices of {slices[0]} devices: the leading axes must "
             f"multiply to a divisor or a multiple of {len(slices)}.\n  Say which axes cross the slow network "
-            f"before a semicolon: data={len(slices)}; fsdp=-1."
+            f"before a semicolon: {DATA}={len(slices)}; {FSDP}=-1."
         )
     return over, {axis: size // over.get(axis, 1) for axis, size in sizes.items()}
 
@@ -244,7 +245,7 @@ def _filled(sizes: dict[str, int], count: int, things: str, has: str) -> dict[st
     if not sizes or len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
         raise LayoutError(
             f"mesh {said!r}: every axis needs a size of at least 1, and at most one may be -1 (the rest of "
-            f"{count} {things}).\n  For example data=-1,fsdp=4,tensor=2."
+            f"{count} {things}).\n  For example {EXAMPLE}."
         )
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if open_axes and count % fixed == 0:
@@ -259,9 +260,7 @@ def _parse(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, equals, size = (word.strip() for word in part.partition("="))
         if not (equals and axis.isidentifier() and size.removeprefix("-").isdigit()):
-            raise LayoutError(
-                f"mesh {text!r}: cannot read {part!r}. Write axis=size, as in data=-1,fsdp=4,tensor=2."
-            )
+            raise LayoutError(f"mesh {text!r}: cannot read {part!r}. Write axis=size, as in {EXAMPLE}.")
         if axis in sizes:
             raise LayoutError(f"mesh {text!r}: axis {axis!r} appears twice. Give each axis one size.")
         sizes[axis] = int(size)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.program._internal import CALLS, bind, evaluate, is_stack
+from meshwright.program._internal import bind, bind_body, evaluate, jaxprs
 
 
 class Place(NamedTuple):
@@ -22,8 +22,6 @@ class Place(NamedTuple):
 
 Places = Mapping[tuple[int, ...], Place]
 """Places by the identities of an equation and of the equations around it, the outermost first."""
-
-_BODIES = ("scan", "checkpoint", "remat", "remat2")
 
 
 def replayed(jaxpr: Any, places: Places) -> Callable[..., list[Any]]:
@@ -51,19 +49,13 @@ class _Replay:
         if place := self._places.get(chain):
             operands[place.operand] = self._bring(operands[place.operand], place.before)
             return [_constrained(x, place.after) for x in bind(eqn, operands)]
-        if chain in self._around and is_stack(eqn):
-            return bind(eqn, operands, {"jaxpr": self._body(eqn.params["jaxpr"], chain)})
-        if chain in self._around and eqn.primitive.name in CALLS:
-            return self.run(eqn.params["jaxpr"], operands, chain)
-        if chain in self._around and eqn.primitive.name in _BODIES:
-            return bind(eqn, operands, {"jaxpr": self._body(eqn.params["jaxpr"], chain)})
+        if chain not in self._around:
+            return bind(eqn, operands)
+        if jaxprs.is_call(eqn) and not jaxprs.is_stack(eqn):
+            return self.run(jaxprs.body_of(eqn), operands, chain)
+        if jaxprs.is_stack(eqn) or jaxprs.is_scan(eqn) or jaxprs.is_checkpoint(eqn):
+            return bind_body(eqn, operands, lambda *inputs: self.run(jaxprs.body_of(eqn), inputs, chain))
         return bind(eqn, operands)
-
-    def _body(self, jaxpr: Any, chain: tuple[int, ...]) -> Any:
-        """Return the body of a scan or a checkpoint with its constraints, closed or not as it was."""
-        avals = [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).invars]
-        made = jax.make_jaxpr(lambda *arguments: self.run(jaxpr, arguments, chain))(*avals)
-        return made if hasattr(jaxpr, "jaxpr") else getattr(made, "jaxpr", made)
 
     def _bring(self, x: Any, specs: tuple[P, ...]) -> Any:
         if (id(x), specs) not in self._brought:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import Table, compiled, judge, optional
+from meshwright.parallel._axes import AXES, FSDP, PIPELINE, Use, num_stages
 
 _ANY = optional("(?!)")
 """Pattern of a rule without a pattern: it matches nothing, and need not."""
@@ -98,7 +99,7 @@ def match(pattern: str, *spec: AxisEntry) -> Rule:
     return Match(pattern, spec)
 
 
-def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
+def fsdp(axis: str = FSDP, *, min_size: int = 2**16) -> Rule:
     """Return a rule that splits the longest dimension divisible by a mesh axis over that axis.
 
     The axis `fsdp` and `sequence` do this together, as if they were one: the parts of a row, like rows, need
@@ -136,12 +137,11 @@ class Fsdp:
         return None
 
 
-def state_axes(mesh: Mesh, axis: str = "fsdp") -> list[tuple[str, ...]]:
+def state_axes(mesh: Mesh, axis: str = FSDP) -> list[tuple[str, ...]]:
     """Return the axes that split arrays by size, the best first: `fsdp` with `sequence`, or one alone."""
-    found = tuple(
-        each for each in (axis, *(["sequence"] if axis == "fsdp" else [])) if mesh.shape.get(each, 1) > 1
-    )
-    return [found, *((each,) for each in found if len(found) > 1)] if found else []
+    joining = (name for name, row in AXES.items() if row.state is Use.BESIDES and axis == FSDP)
+    together = tuple(name for name in (axis, *joining) if mesh.shape.get(name, 1) > 1)
+    return [together, *((name,) for name in together if len(together) > 1)] if together else []
 
 
 def stages(pattern: str = "layers/.*") -> Rule:
@@ -172,4 +172,4 @@ class Stages:
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
         is_stacked = x.ndim > 0 and compiled(self.pattern)(name)
-        return P("pipeline") if is_stacked and mesh.shape.get("pipeline", 1) > 1 else None
+        return P(PIPELINE) if is_stacked and num_stages(mesh.shape) > 1 else None

@@ -19,13 +19,14 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree, tree
-from meshwright.parallel._activations import in_microbatch
+from meshwright.parallel._activations import microbatch_axes
+from meshwright.parallel._axes import DATA, TENSOR
 from meshwright.parallel._factors import Factor
 from meshwright.parallel._infer_rules import InferredRule
-from meshwright.parallel._layout import PIPELINE, TENSOR, Layout, axes_of, canonical
+from meshwright.parallel._layout import Layout, axes_of, canonical
 from meshwright.parallel._replay import Place, replayed
 from meshwright.parallel._trace import Walk
-from meshwright.program._internal import Operation, Rule, known_of, program_of, rule_of
+from meshwright.program._internal import Operation, Rule, jaxprs, program_of
 from meshwright.program._internal import walk as operations_of
 
 
@@ -45,7 +46,7 @@ class Product(NamedTuple):
 
     @property
     def is_lookup(self) -> bool:
-        return self.operation.kind == "gather"
+        return self.operation.is_lookup
 
     @property
     def is_summed(self) -> bool:
@@ -62,7 +63,7 @@ def splitting_sequences(
     `gathered`.
     """
     ways = layout.mesh.shape.get(TENSOR, 1)
-    others = [size for axis, size in layout.mesh.shape.items() if axis not in ("data", TENSOR)]
+    others = [size for axis, size in layout.mesh.shape.items() if axis not in (DATA, TENSOR)]
     is_inferred = any(isinstance(rule, InferredRule) for rule in layout.rules)
     is_gathered = ways in others and layout.mesh.size > ways**2
     if ways == 1 or not (is_inferred or is_gathered):
@@ -93,11 +94,9 @@ class _Places:
     def __init__(self, jaxpr: Any, params: PyTree, batch: slice, layout: Layout) -> None:
         self._layout, self._walk = layout, Walk()
         self._ways = layout.mesh.shape[TENSOR]
-        batch_axes = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
-        if in_microbatch():  # `pipeline` splits the microbatches, and the others the rows of each
-            batch_axes = [axis for axis in batch_axes if axis != PIPELINE]
-        self._batch_axes = tuple(batch_axes)
-        self._batch_ways = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
+        of_batch = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
+        self._batch_axes = tuple(axis for axis in of_batch if axis not in microbatch_axes())
+        self._batch_ways = math.prod(layout.mesh.shape[axis] for axis in self._batch_axes)
         self._program = program_of(jaxpr)
         self._weights = tree.named_leaves(tree.abstract(params))
         inputs = dict(zip(self._weights, self._program.inputs, strict=False))
@@ -139,9 +138,9 @@ class _Places:
 
     def _is_stated(self, operation: Operation) -> bool:
         """Return whether an operation is the author's own split of activations over `tensor`."""
-        if operation.kind != "sharding_constraint" or self._walk.array(operation.inputs[0]).weight:
+        if not operation.is_constraint or self._walk.array(operation.inputs[0]).weight:
             return False
-        spec = operation.eqn.params["sharding"].spec
+        spec = jaxprs.constraint_of(operation.eqn)
         return any(TENSOR in axes_of(entry) for entry in spec if entry is not P.UNCONSTRAINED)
 
     def _split_factor(self, name: str, dims: Sequence[Any]) -> Factor | None:
@@ -153,14 +152,14 @@ class _Places:
 
     def _products(self) -> Iterator[Product]:
         for operation in operations_of(self._program):
-            is_lookup = operation.kind == "gather"
-            if not is_lookup and known_of(operation).product != "dot":
+            is_lookup = operation.is_lookup
+            if not is_lookup and operation.primitive.product != "dot":
                 continue
             arrays = [self._walk.array(value) for value in operation.inputs[: 1 if is_lookup else 2]]
             weights = [i for i, array in enumerate(arrays) if array.weight]
             if len(weights) != 1:
                 continue
-            array, rule = arrays[weights[0]], rule_of(operation)
+            array, rule = arrays[weights[0]], operation.rule
             factor = self._split.get(array.weight or "")
             dims = [d for d, dim in enumerate(array.dims) if self._walk.factors.flat(dim)[:1] == [factor]]
             product = Product(operation, weights[0], dims[0], rule) if dims else None

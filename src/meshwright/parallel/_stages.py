@@ -12,59 +12,62 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import AxisError
-from meshwright.parallel._layout import PIPELINE
-from meshwright.program._internal import bind, evaluate, scan_counts
+from meshwright.parallel._activations import stage_ways
+from meshwright.parallel._axes import PIPELINE
+from meshwright.program._internal import bind, evaluate, jaxprs
 
 
 def layer_by_layer(eqn: Any) -> Callable[..., list[Any]]:
     """Return the call of `mw.nn.layers`, an equation, as a function that sends one layer at a time."""
 
     def results(inner: Any, operands: list[Any]) -> Sequence[Any]:
-        if inner.primitive.name == "scan" and not inner.params["reverse"]:
-            return _scanned(inner, operands)
-        return bind(inner, operands)
+        scan = jaxprs.scan_of(inner) if jaxprs.is_scan(inner) else None
+        return _scanned(scan, operands) if scan and scan.turns.step > 0 else bind(inner, operands)
 
-    return lambda *operands: evaluate(eqn.params["jaxpr"], operands, results)
+    return lambda *operands: evaluate(jaxprs.body_of(eqn), operands, results)
 
 
-def _scanned(eqn: Any, operands: list[Any]) -> list[Any]:
-    (num_consts, num_carry), length = scan_counts(eqn), eqn.params["length"]
-    consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
-    num_stages = jax.sharding.get_abstract_mesh().shape[PIPELINE]
-    if length % num_stages:
-        raise AxisError(indivisible(length, num_stages), PIPELINE)
-    fetched = [_stacked(x, num_stages) for x in operands[num_consts + num_carry :]]
+def _scanned(scan: jaxprs.Scan, operands: list[Any]) -> list[Any]:
+    length, consts = len(scan.turns), operands[: scan.num_consts]
+    stages = stage_ways()
+    layers_of_stage(length, stages)
+    fetched = [_stacked(x, stages) for x in operands[scan.num_whole :]]
 
     def one(carry: list[Any], at: Any) -> tuple[list[Any], list[Any]]:
-        made = evaluate(eqn.params["jaxpr"], [*consts, *carry, *(fetch(at) for fetch in fetched)], bind)
-        return made[:num_carry], made[num_carry:]
+        results = evaluate(scan.body, [*consts, *carry, *(fetch(at) for fetch in fetched)], bind)
+        return results[: scan.num_carry], results[scan.num_carry :]
 
-    carry, aux = jax.lax.scan(one, carry, jnp.arange(length))
+    carry, aux = jax.lax.scan(one, operands[scan.num_consts : scan.num_whole], jnp.arange(length))
     return [*carry, *aux]
 
 
-def _stacked(x: Any, num_stages: int) -> Callable[[Any], Any]:
+def _stacked(x: Any, count: int) -> Callable[[Any], Any]:
     """Return the function of a number that sends one of the layers `x`, [L, ...], to all devices."""
     if not (jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 1):
         return lambda at: jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
-    num_layers = x.shape[0] // num_stages
-    stages = x.reshape(num_stages, num_layers, *x.shape[1:])
-    spec = P(PIPELINE, *(P.UNCONSTRAINED,) * (stages.ndim - 1))
-    stages = jax.lax.with_sharding_constraint(stages, spec)
+    num_layers = x.shape[0] // count
+    stages = split_over_stages(x.reshape(count, num_layers, *x.shape[1:]))
 
     def fetched(at: Any) -> Any:
         mine = jax.lax.dynamic_index_in_dim(stages, at % num_layers, 1, keepdims=False)
-        is_there = (jnp.arange(num_stages) == at // num_layers).reshape(-1, *(1,) * (mine.ndim - 1))
+        is_there = (jnp.arange(count) == at // num_layers).reshape(-1, *(1,) * (mine.ndim - 1))
         return jnp.where(is_there, mine, 0).sum(0, dtype=x.dtype)
 
     return fetched
 
 
-def indivisible(num_layers: int, num_stages: int, rounds: int = 1) -> str:
-    """Return the message about layers that do not divide over the stages."""
-    of_each = f" × {rounds} rounds" if rounds > 1 else ""
-    return (
-        f"{num_layers} layers do not divide into {num_stages * rounds} stages "
-        f"(pipeline={num_stages}{of_each}).\n"
-        "  Change the size of the axis, the rounds or the number of layers."
-    )
+def split_over_stages(x: jax.Array) -> jax.Array:
+    """Return an array whose first dimension is split over the stages, and others as XLA likes."""
+    return jax.lax.with_sharding_constraint(x, P(PIPELINE, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+
+
+def layers_of_stage(num_layers: int, stages: int, rounds: int = 1) -> int:
+    """Return the number of layers of a stage, or raise an `AxisError` if they do not divide."""
+    if num_layers % (stages * rounds):
+        of_each = f" × {rounds} rounds" if rounds > 1 else ""
+        raise AxisError(
+            f"{num_layers} layers do not divide into {stages * rounds} stages ({PIPELINE}={stages}{of_each})."
+            "\n  Change the size of the axis, the rounds or the number of layers.",
+            PIPELINE,
+        )
+    return num_layers // (stages * rounds)

@@ -14,10 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from meshwright.parallel._factors import Factor, Factors, Product
-from meshwright.program._internal import Dims, Operation, Program, Rule, Value, known_of, rule_of
-
-_SAME = ("convert_element_type", "copy", "reduce_precision")
-"""Operations whose result is the array that they are given, perhaps cast."""
+from meshwright.program._internal import Dims, Operation, Program, Rule, Value
 
 
 class Lookup(NamedTuple):
@@ -105,18 +102,18 @@ class Walk:
         self.arrays |= zip(mapped.outputs, map(self.array, body.outputs), strict=True)
 
     def _apply(self, operation: Operation) -> None:
-        rule, arrays = rule_of(operation), [self.array(value) for value in operation.inputs]
+        rule, arrays = operation.rule, [self.array(value) for value in operation.inputs]
         letters, weight = self._letters(rule, arrays), _weight(operation, arrays)
-        lookup = arrays[0].lookup if operation.kind in _SAME else None
-        for value, dims in zip(operation.outputs, rule.outputs, strict=True):
+        is_same = operation.primitive.is_same
+        for i, (value, dims) in enumerate(zip(operation.outputs, rule.outputs, strict=True)):
             sized = zip(dims, value.shape, strict=True)
             found = tuple([self._product(letters, rule, *dim) for dim in sized])
-            self.arrays[value] = Array(found, weight, lookup)
+            self.arrays[value] = Array(found, weight, arrays[i].lookup if is_same else None)
         for whole, piece in rule.pieces:
             self._note_slice(letters[whole], () if piece is None else letters[piece])
-        if operation.kind == "gather":
+        if operation.is_lookup:
             self._note_lookup(operation.outputs[0], rule, arrays[0], letters)
-        elif known_of(operation).product:
+        elif operation.primitive.product:
             self._note_product(operation, rule, arrays, letters)
 
     def _letters(self, rule: Rule, arrays: Sequence[Array]) -> dict[int, Product]:
@@ -179,7 +176,10 @@ class Walk:
         """
         on_left, on_right, made = (set(chain(*dims)) for dims in (*rule.inputs[:2], rule.outputs[0]))
         contracted, groups = rule.summed & on_left & on_right, rule.summed & on_right - on_left
-        batch, is_convolution = on_left & on_right & made, known_of(operation).product == "convolution"
+        batch, is_convolution = (
+            on_left & on_right & made,
+            operation.primitive.product == "convolution",
+        )
         self.marked["experts"].extend(letters[letter] for letter in groups)
         if is_convolution and not contracted:
             return
@@ -218,10 +218,10 @@ def _only(array: Array, dims: Dims, letters: Set[int]) -> list[Product]:
 
 def _weight(operation: Operation, arrays: Sequence[Array]) -> str | None:
     """Return the parameter that the results are: the largest, if all operands but scalars are parameters."""
-    if not any(array.weight for array in arrays) or known_of(operation).product:
+    if not any(array.weight for array in arrays) or operation.primitive.product:
         return None
-    if operation.kind == "gather":
-        return arrays[0].weight if _is_slice(rule_of(operation)) else None
+    if operation.is_lookup:
+        return arrays[0].weight if _is_slice(operation.rule) else None
     sized = [(math.prod(x.shape), of) for x, of in zip(operation.inputs, arrays, strict=True)]
     sized = [(size, array) for size, array in sized if array.dims] or sized
     is_weight = all(array.weight for _, array in sized)

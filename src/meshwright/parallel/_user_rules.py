@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import UsageError, did_you_mean, listed
+from meshwright.parallel._axes import TENSOR
 from meshwright.parallel._rules import Rule, check_rules
 
 Rules = Sequence[Rule] | Mapping[str, Any] | None
@@ -35,7 +36,7 @@ def _flat(given: Rules) -> Iterator[Rule]:
             raise UsageError(
                 f"{rule!r} is not a sharding rule.\n"
                 "  Give what get_sharding_rules returns, or mw.parallel.match('q_proj/kernel', None, "
-                "'tensor')."
+                f"{TENSOR!r})."
             )
         yield rule
 

@@ -9,34 +9,39 @@ import math
 from collections.abc import Iterator, Mapping
 
 from meshwright.base._internal import mesh_text
-from meshwright.parallel._internal import AXES, EXPERT, PIPELINE, SEQUENCE
+from meshwright.parallel._internal import AXES, DATA, FSDP, Axis
 from meshwright.plan._hardware import Hardware
 
 Sizes = Mapping[str, int]
 """The size of each axis that splits a model; those of size 1 are left out."""
-TENSOR = "tensor"
-LONGEST = {TENSOR: 16, EXPERT: 256, SEQUENCE: 64, PIPELINE: 32}
-"""The axes that split models, and the longest of each that is tried."""
+
+
+def model_axes() -> list[Axis]:
+    """Return the axes that split models, in the order in which they are tried: fast links first."""
+    return sorted((axis for axis in AXES.values() if axis.longest), key=lambda x: (not x.is_fast, -x.longest))
 
 
 def alone(hardware: Hardware) -> Iterator[list[Sizes]]:
     """Yield the sizes of each axis by itself, in order.
 
-    The tensor axis stays within devices joined by fast links.
+    A fast axis stays within devices joined by fast links.
     """
-    for axis, longest in LONGEST.items():
-        count = hardware.group if axis == TENSOR else hardware.num_devices
-        yield [{axis: size} for size in divisors(count) if 1 < size <= longest]
+    for axis in model_axes():
+        yield [{axis.name: size} for size in divisors(_reach(axis, hardware)) if 1 < size <= axis.longest]
 
 
 def longer(sizes: Sizes, hardware: Hardware) -> Iterator[tuple[str, Sizes]]:
     """Yield each axis with the sizes in which it is longer by the smallest factor that the devices allow."""
-    for axis, longest in LONGEST.items():
-        count = hardware.group if axis == TENSOR else hardware.num_devices
-        left, size = ways_of(sizes, hardware), sizes.get(axis, 1)
-        factor = next((n for n in divisors(left) if n > 1 and count % (n * size) == 0), None)
-        if factor is not None and size * factor <= longest:
-            yield axis, {**sizes, axis: size * factor}
+    for axis in model_axes():
+        left, size, reach = ways_of(sizes, hardware), sizes.get(axis.name, 1), _reach(axis, hardware)
+        factor = next((n for n in divisors(left) if n > 1 and reach % (n * size) == 0), None)
+        if factor is not None and size * factor <= axis.longest:
+            yield axis.name, {**sizes, axis.name: size * factor}
+
+
+def _reach(axis: Axis, hardware: Hardware) -> int:
+    """Return the number of devices that an axis may span."""
+    return hardware.group if axis.is_fast else hardware.num_devices
 
 
 def ways_of(sizes: Sizes, hardware: Hardware) -> int:
@@ -48,8 +53,8 @@ def mesh_of(sizes: Sizes, hardware: Hardware, fsdp: int | None = None) -> str:
     """Return a mesh as text, with all devices."""
     ways = ways_of(sizes, hardware)
     fsdp = ways if fsdp is None else fsdp
-    whole = {**sizes, "data": ways // fsdp, "fsdp": fsdp}
-    return mesh_text({axis: whole[axis] for axis in AXES if whole.get(axis, 1) > 1}) or "data=1"
+    whole = {**sizes, DATA: ways // fsdp, FSDP: fsdp}
+    return mesh_text({axis: whole[axis] for axis in AXES if whole.get(axis, 1) > 1}) or f"{DATA}=1"
 
 
 def divisors(number: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.engine._internal import Experiment
 from meshwright.errors import LayoutError, UsageError
-from meshwright.plan._axes import TENSOR, alone, mesh_of
+from meshwright.plan._axes import alone, mesh_of
 from meshwright.plan._site import Site
 from meshwright.plan._values import Plan
 from meshwright.training._internal import offload_opt_state
@@ -96,7 +96,7 @@ def _single(site: Site) -> Iterator[Settings]:
     yield from ({"microbatches": times * experiment.microbatches} for times in (2, 4, 8))
     if experiment.compute_dtype is None:
         yield {"compute_dtype": "bfloat16"}
-    sizes = ({}, *(each for chain in alone(site.hardware) for each in chain if TENSOR in each))
+    sizes = ({}, *next(alone(site.hardware)))
     yield from ({"mesh": mesh_of(each, site.hardware)} for each in sizes)
     if site.hardware.chip.target is not None:  # a CPU's memory is the host's
         yield {OFFLOADED: True}

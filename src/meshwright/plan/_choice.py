@@ -9,6 +9,7 @@ import jax
 from meshwright.base._internal import PyTree, human_bytes
 from meshwright.engine._internal import Experiment, Parts, compile_parts
 from meshwright.errors import UsageError
+from meshwright.parallel._internal import SPLITTING_STATE
 from meshwright.plan._changes import Change
 from meshwright.plan._hardware import CPU, Hardware, hardware_here
 from meshwright.plan._roofline import Rates
@@ -62,7 +63,7 @@ def choose(
     raise UsageError(
         f"{asked}: no choice fits into the {human_bytes(available)} of a device. The smallest that was "
         f"compiled, {smallest[1]}, takes {takes}.\n"
-        "  Use more devices, a mesh that splits the state further (fsdp), or a smaller batch or model: "
+        f"  Use more devices, {SPLITTING_STATE}, or a smaller batch or model: "
         "`meshwright plan MODULE:FUNCTION --on HARDWARE --search` tries them."
     )
 

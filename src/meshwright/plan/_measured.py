@@ -87,7 +87,7 @@ def _memory(mesh: Mesh, rates: Rates) -> float:
         rates,
         inside={"data": mesh.size},
         over={},
-        hidden_axes=frozenset(),
+        batch_axes=frozenset(),
     )
 
     def one() -> object:

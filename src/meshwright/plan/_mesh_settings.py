@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 
 from meshwright.errors import UsageError
-from meshwright.parallel._internal import EXPERT, PIPELINE, axes_of, device_bytes
+from meshwright.parallel._internal import AXES, Use, axes_of, device_bytes, num_stages
 from meshwright.plan._axes import Sizes, mesh_of, ways_of
 from meshwright.plan._changes import Settings, changed
 from meshwright.plan._site import Site
@@ -19,17 +19,18 @@ FIRST_QUEUES = (4, 2, 1)
 
 def choices(site: Site, sizes: Sizes) -> Iterator[Settings]:
     """Yield settings besides the mesh; none if the sizes do not divide the batch."""
-    stages, microbatches = sizes.get(PIPELINE, 1), int(site.experiment.microbatches)
+    stages, microbatches = num_stages(sizes), int(site.experiment.microbatches)
     numbers = [stages * n for n in FIRST_QUEUES] if stages > 1 else [microbatches]
     number = next((number for number in numbers if divides(site, sizes, number)), None)
     if number is None:
         return
     choice: Settings = {"microbatches": number} if stages > 1 else {}
-    is_free = EXPERT in sizes and site.experiment.batch_axis_names is None
-    if not is_free or divides(site, sizes, number, sizes[EXPERT]):
+    optional = [size for axis, size in sizes.items() if AXES[axis].batch is Use.CHOICE]
+    is_free = bool(optional) and site.experiment.batch_axis_names is None
+    if not is_free or divides(site, sizes, number, math.prod(optional)):
         yield choice
     if is_free:
-        yield {**choice, "batch_axis_names": ()}  # those of the mesh but `expert`: see `settings_of`
+        yield {**choice, "batch_axis_names": ()}  # those of the mesh that are no choice: see `settings_of`
 
 
 def divides(site: Site, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
@@ -37,7 +38,7 @@ def divides(site: Site, sizes: Sizes, microbatches: int, ways: int = 1) -> bool:
     if site.experiment.batch_axis_names is not None:
         return True
     ways *= ways_of(sizes, site.hardware)
-    return site.experiment.input.batch_size % (ways * math.lcm(microbatches, sizes.get(PIPELINE, 1))) == 0
+    return site.experiment.input.batch_size % (ways * math.lcm(microbatches, num_stages(sizes))) == 0
 
 
 def settings_of(site: Site, sizes: Sizes, fsdp: int, choice: Settings) -> Settings:
@@ -46,7 +47,7 @@ def settings_of(site: Site, sizes: Sizes, fsdp: int, choice: Settings) -> Settin
     if "batch_axis_names" not in choice:
         return {"mesh": mesh, **choice}
     axes = [part.partition("=")[0] for part in mesh.split(",")]
-    splitting = tuple(axis for axis in axes if axis in (PIPELINE, "data", "fsdp"))
+    splitting = tuple(axis for axis in axes if AXES[axis].batch in (Use.PURPOSE, Use.BESIDES))
     return {"mesh": mesh, **choice, "batch_axis_names": splitting}
 
 

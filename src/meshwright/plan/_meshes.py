@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from meshwright.errors import AxisError, UsageError
-from meshwright.parallel._internal import EXPERT, PIPELINE
+from meshwright.parallel._internal import AXES, FSDP, Use, num_stages, plain_axes
 from meshwright.plan._axes import Sizes, alone, divisors, longer, ways_of
 from meshwright.plan._changes import Change, Settings, least_microbatches, ranked
 from meshwright.plan._mesh_settings import choices, divides, held, is_split, settings_of, state_of
@@ -102,7 +102,7 @@ class Meshes:
 
     def _is_hopeful(self, change: Change) -> bool:
         """Return whether a step may fit with more microbatches, of one example for each device or more."""
-        ways = math.prod(change.plan.mesh.get(axis, 1) for axis in ("data", "fsdp"))
+        ways = math.prod(change.plan.mesh.get(axis, 1) for axis in plain_axes())
         number = change.settings.get("microbatches", self._site.experiment.microbatches)
         return least_microbatches(change.plan, number) <= self._batch_size // ways
 
@@ -124,7 +124,8 @@ class Meshes:
             for fsdp in reversed(divisors(ways))
         )
         whole, state = next(((fsdp, state) for fsdp, state in placed if state is not None), (0, None))
-        if state is None or (EXPERT in sizes and not is_split(state, EXPERT)):
+        optional = [axis for axis in sizes if AXES[axis].batch is Use.CHOICE]
+        if state is None or not all(is_split(state, axis) for axis in optional):
             return
         enough = whole * held(state) / (STATE_SHARE * self._site.hardware.chip.memory_bytes)
         few = min((fsdp for fsdp in divisors(ways) if enough <= fsdp <= whole), default=whole)
@@ -150,7 +151,7 @@ class Meshes:
         if best is None:
             return
         choice = {name: value for name, value in best.settings.items() if name != "mesh"}
-        known = best.plan.mesh.get("fsdp", 1)
+        known = best.plan.mesh.get(FSDP, 1)
         of_ways = divisors(ways_of(sizes, self._site.hardware))
         for others in ([f for f in of_ways if f > known], [f for f in reversed(of_ways) if f < known]):
             last = best
@@ -163,7 +164,7 @@ class Meshes:
 
     def _run_pipelines(self, sizes: Sizes) -> None:
         """Plan a pipeline with other numbers of microbatches, the best of them with rounds or 1F1B."""
-        stages, best = sizes.get(PIPELINE, 1), self._best_of(sizes)
+        stages, best = num_stages(sizes), self._best_of(sizes)
         if stages == 1 or best is None:
             return
         numbers = (stages * n for n in QUEUES if divides(self._site, sizes, stages * n))

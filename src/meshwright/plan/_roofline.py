@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.parallel._internal import SEQUENCE
+from meshwright.parallel._internal import Exchange, axis_named
 from meshwright.plan._chips import Chip, Tpu
 from meshwright.plan._estimate._traced import Work
 from meshwright.program._internal import Collective, peak_flops
@@ -150,6 +150,14 @@ def published_rates(chip: Chip) -> Rates:
     )
 
 
+def _is_hidden(kind: str, axis: str, splits_batch: bool) -> bool:
+    """Return whether computing goes on while devices along an axis send each other arrays."""
+    exchange = axis_named(axis).exchange
+    if exchange is Exchange.RING:
+        return kind != "all-to-all"
+    return splits_batch and exchange is Exchange.OF_BATCH
+
+
 def step_time(
     products: Iterable[Work],
     other_nbytes: float,
@@ -158,7 +166,7 @@ def step_time(
     *,
     inside: Mapping[str, int],
     over: Mapping[str, int],
-    hidden_axes: frozenset[str],
+    batch_axes: frozenset[str],
     kept_on_host: int = 0,
     state_on_host: int = 0,
 ) -> StepTime:
@@ -172,7 +180,7 @@ def step_time(
     behind = sum(
         each.times * _network_seconds(each, rates, inside, over)
         for each in collectives
-        if hidden_axes.issuperset(each.axes) and not (each.kind == "all-to-all" and SEQUENCE in each.axes)
+        if all(_is_hidden(each.kind, axis, axis in batch_axes) for axis in each.axes)
     )
     computing = compute + memory - hidden_memory
     hidden = rates.overlap * min(computing, behind)

@@ -15,13 +15,12 @@ from meshwright.base._internal import PyTree, collector_paused, human_bytes, nby
 from meshwright.engine._internal import Experiment, Parts, as_casts, compile_parts, errors_naming, parts_of
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.parallel._internal import (
-    PIPELINE,
-    SEQUENCE,
     device_bytes,
     group_parts,
     grouped_mesh,
     make_mesh,
     mesh_rule,
+    num_stages,
 )
 from meshwright.plan._chips import Chip, Gpu, Tpu
 from meshwright.plan._estimate._traced import TracedCosts, traced_costs
@@ -210,7 +209,7 @@ class Site:
             self.rates,
             inside=inside,
             over=over,
-            hidden_axes=(self._batch_axes - {PIPELINE}) | {SEQUENCE},  # stages wait for what they are sent
+            batch_axes=self._batch_axes,
             kept_on_host=self.traced.host_nbytes - state_on_host // 2,
             state_on_host=state_on_host,
         )
@@ -297,7 +296,7 @@ def _exchanges(found: Sequence[Collective], over: Mapping[str, int]) -> tuple[Ex
 
 
 def _schedule(experiment: Experiment, mesh: Mesh) -> Ring | OneForwardOneBackward | None:
-    stages = mesh.shape.get(PIPELINE, 1)
+    stages = num_stages(mesh.shape)
     if stages == 1:
         return None
     if experiment.pipeline_schedule == "1f1b":

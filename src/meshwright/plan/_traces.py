@@ -5,6 +5,7 @@ shardings of the state do. So one step is traced for all meshes in which the oth
 search over meshes traces few.
 """
 
+import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -18,11 +19,10 @@ from jax.sharding import AxisType, Mesh
 from meshwright.base._internal import PyTree
 from meshwright.engine._internal import Experiment, Parts, loss_of, parts_of
 from meshwright.errors import AxisError, LayoutError, UsageError
-from meshwright.parallel._internal import grouped_mesh, in_mesh
+from meshwright.parallel._internal import grouped_mesh, in_mesh, plain_axes
 from meshwright.program._internal import bind, evaluate
 from meshwright.training._internal import Init, TrainState, as_init, key_of
 
-_BOTH = ("data", "fsdp")
 _NOT_IN_STATE = ("microbatches", "pipeline_rounds", "pipeline_schedule", "remat")
 """Settings that do not change the state."""
 
@@ -169,16 +169,16 @@ def _common(experiment: Experiment, mesh: Mesh) -> tuple[Experiment, Mesh]:
     batch. The experiment that is returned names the axes of the new mesh.
     """
     sizes, names = dict(mesh.shape), experiment.batch_axis_names
-    data, fsdp = sizes.pop("data", 1), sizes.pop("fsdp", 1)
-    ways = data * fsdp
-    given = [axis for axis in _BOTH if axis in mesh.shape]
+    both = plain_axes()
+    ways = math.prod([sizes.pop(axis, 1) for axis in both])
+    given = [axis for axis in both if axis in mesh.shape]
     in_order = [*given, *sizes] == [*mesh.shape]
     of_both = names is None or [*names[: len(given)]] == given
     if ways % 2 or ways == 2 or not (in_order and _is_auto(mesh) and of_both):
         return experiment, mesh
     if names is not None:
-        experiment = replace(experiment, batch_axis_names=(*_BOTH, *names[len(given) :]))
-    return experiment, grouped_mesh({"data": ways // 2, "fsdp": 2, **sizes}, 1, mesh.size)
+        experiment = replace(experiment, batch_axis_names=(*both, *names[len(given) :]))
+    return experiment, grouped_mesh({**dict(zip(both, (ways // 2, 2), strict=True)), **sizes}, 1, mesh.size)
 
 
 def _is_auto(mesh: Mesh) -> bool:

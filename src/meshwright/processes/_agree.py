@@ -1,4 +1,4 @@
-"""What the processes of a run agree on, by collectives on the devices: values, results, errors, a directory.
+"""Agreement of the processes of a run, by collectives on the devices: values, results, errors, a directory.
 
 All functions except `is_lead` are collective: call them on the main thread only, at the same point of the
 program on every process. Collectives of two threads may start in different orders on different hosts, and
@@ -49,7 +49,7 @@ def gather(value: Any) -> list[Any]:
     rows = multihost_utils.process_allgather(_padded(message, length))
     # Sort by the number that each process sent: devices need not be ordered by process.
     pairs = sorted((json.loads(row.tobytes()) for row in rows), key=lambda pair: pair[0])
-    return [each for _, each in pairs]
+    return [value for _, value in pairs]
 
 
 def barrier(name: str) -> None:
@@ -108,7 +108,7 @@ def on_all(act: Callable[[], T]) -> T:
         result = act()
     except Exception as raised:  # any error must reach the other processes
         failure, error = failure_of(raised), raised
-    failures = {number: each for number, each in enumerate(gather(failure)) if each}
+    failures = {number: remote for number, remote in enumerate(gather(failure)) if remote}
     if not failures:
         return cast(T, result)
     number = min(failures, key=lambda number: (failures[number]["kind"] == "DamagedError", number))
@@ -151,14 +151,9 @@ def is_shared(directory: Path) -> bool:
 
     Process 0 creates a file in it for a moment, and all processes look for it.
     """
-    file = directory / on_lead(lambda: _create_file(directory))
-    seen = gather(file.exists())
+    file = directory / f".seen-by-all-{agree(secrets.token_hex(4))}"
+    on_lead(file.touch)
+    is_visible = gather(file.exists())
     if is_lead():
         file.unlink()
-    return all(seen)
-
-
-def _create_file(directory: Path) -> str:
-    name = f".seen-by-all-{secrets.token_hex(4)}"
-    (directory / name).touch()
-    return name
+    return all(is_visible)

@@ -17,12 +17,11 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PeersError, UsageError
 from meshwright.processes._agree import failure_of
-from meshwright.processes._connect import connect_processes
-from meshwright.processes._differences import describe_difference, lines_of, shortened
+from meshwright.processes._differences import describe_difference, lines_of, program_text, shortened
 from meshwright.processes._environment import hardware
 from meshwright.processes._exchange import DeviceExchange, Exchange
 from meshwright.processes._member import member
-from meshwright.processes._program import program_text
+from meshwright.processes._rendezvous import connect_processes
 
 Text = str | Mapping[str, str]
 """The thing to compare: a text, or settings by name."""
@@ -34,14 +33,10 @@ _MOST_GROUPS = 8
 
 
 def use_exchange(exchange: Exchange) -> None:
-    """Compare by these connections from now on."""
+    """Compare over these connections from now on."""
     member.exchange = exchange
-    exchange.while_waiting = _check_for_difference
-
-
-def _check_for_difference() -> None:
-    if member.watch:
-        member.watch.check_for_difference()
+    # The watch may be set later, so the function reads it at each call.
+    exchange.while_waiting = lambda: member.watch.check_for_difference() if member.watch else None
 
 
 def is_connected() -> bool:
@@ -57,11 +52,11 @@ def compare(about: str, text: Callable[[], Text]) -> None:
     """
     if not _are_several():
         return
-    with sharing_errors():
-        this = text()
+    with broadcasting_errors():
+        own_text = text()
         exchange = _exchange()
         with _noting_error():
-            compare_over(exchange, about, this)
+            compare_over(exchange, about, own_text)
 
 
 def compare_devices() -> None:
@@ -74,16 +69,22 @@ def compare_over(exchange: Exchange, about: str, text: Text) -> None:
 
     First the processes compare digests. Only if these differ, one process of each group sends its text.
     """
-    message = {"about": about, "digest": _digest(text), "order": hash("a string")}
-    found = exchange.all_reduce(about, message, _groups_if_different)
-    if not found:
+    whole = text if isinstance(text, str) else json.dumps(list(text.items()))
+    digest = hashlib.sha256(whole.encode()).hexdigest()
+    # Python seeds the hash of strings by process, and with it the order of sets: equal hashes, equal orders.
+    message = {"about": about, "digest": digest, "order": hash("a string")}
+    difference = exchange.all_reduce(about, message, _groups_if_different)
+    if not difference:
         return
-    groups = {numbers[0]: numbers for numbers in found["groups"]}
-    lines = _lines(text) if exchange.process_id in groups else None
+    groups = {numbers[0]: numbers for numbers in difference["groups"]}
+    lines: Mapping[str, str] | None = None
+    if exchange.process_id in groups:
+        is_program = isinstance(text, str)
+        lines = lines_of(text) if is_program else {x: shortened(value) for x, value in text.items()}
 
     def raise_difference(lines: Sequence[Any]) -> None:
-        sent = {number: each for number, each in enumerate(lines) if each is not None}
-        raise UsageError(describe_difference(about, sent, groups, orders_differ=found["orders differ"]))
+        sent = {number: text for number, text in enumerate(lines) if text is not None}
+        raise UsageError(describe_difference(about, sent, groups, orders_differ=difference["orders differ"]))
 
     exchange.all_reduce(about, lines, raise_difference)
 
@@ -125,7 +126,7 @@ def check_all_failed() -> None:
         exchange.while_waiting = while_waiting
 
 
-class Compared:
+class CheckedProgram:
     """A function that `jax.jit` returned, each program of which is compared before it is compiled.
 
     A program is identified by the shapes of all arguments except the first, the state or parameters. On a
@@ -165,7 +166,7 @@ def spans_all_processes(devices: Iterable[jax.Device]) -> bool:
 
 
 @contextmanager
-def sharing_errors() -> Iterator[None]:
+def broadcasting_errors() -> Iterator[None]:
     """Send an error in the block to the other processes, which raise it where they next compare."""
     try:
         yield
@@ -183,8 +184,8 @@ def share_error(error: BaseException) -> None:
 
 def failed_elsewhere() -> bool:
     """Return whether the last error that all processes know happened on another process."""
-    known, exchange = member.known_error, member.exchange
-    return known is not None and exchange is not None and known is exchange.remote_error
+    known_error, exchange = member.known_error, member.exchange
+    return known_error is not None and exchange is not None and known_error is exchange.remote_error
 
 
 def _are_several() -> bool:
@@ -210,7 +211,7 @@ def _noting_error() -> Iterator[None]:
 
 
 def _is_known(error: BaseException | None) -> bool:
-    """Return whether an error is the one that all processes know, or was raised because of it."""
+    """Return whether all processes know an error, or know the error that caused this one."""
     while error is not None and error is not member.known_error:
         error = error.__cause__ or error.__context__
     return error is not None
@@ -249,17 +250,6 @@ def _groups(values: Sequence[Any]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _digest(text: Text) -> str:
-    whole = text if isinstance(text, str) else json.dumps(list(text.items()))
-    return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def _lines(text: Text) -> Mapping[str, str]:
-    if isinstance(text, str):
-        return lines_of(text)
-    return {name: shortened(value) for name, value in text.items()}
-
-
 T = TypeVar("T")
 
 
@@ -275,11 +265,12 @@ def ending_together(results: Iterator[T], position: Callable[[T], tuple[int, int
         return
     stream, count, epoch = watch.streams.open(), 0, None
     try:
-        with sharing_errors():
+        with broadcasting_errors():
             for count, result in enumerate(results, 1):
-                after = position(result)
-                watch.read(stream, count, [count, *after] if epoch not in (None, after[0]) else None)
-                epoch = after[0]
+                new_epoch, num_examples = position(result)
+                is_end = epoch not in (None, new_epoch)
+                watch.read(stream, count, [count, new_epoch, num_examples] if is_end else None)
+                epoch = new_epoch
                 yield result
             watch.read(stream, count, [count])
             gather_on_hosts("the end of the examples", count)

@@ -27,9 +27,9 @@ from meshwright.processes._cluster import (
     integer,
     kubernetes,
     open_mpi,
+    slurm,
     torchrun,
 )
-from meshwright.processes._slurm import slurm
 
 _LAUNCHERS = (torchrun, open_mpi, slurm, cloud_tpu, kubernetes)
 _VARIABLES = {
@@ -67,23 +67,27 @@ def detect_processes(
       >>> cluster.coordinator, cluster.num_processes, cluster.process_id
       ('n1:29500', 2, 1)
     """
-    arguments = _known(
+    arguments = _without_none(
         coordinator=coordinator,
         num_processes=num_processes,
         process_id=process_id,
         local_device_ids=None if local_device_ids is None else tuple(local_device_ids),
     )
     variables = _jax_variables(environ)
-    given = variables | arguments
+    values = variables | arguments
     sources = {"arguments": arguments, "JAX_* variables": variables}
-    source = " and ".join(name for name, known in sources.items() if known)
-    if given.get("num_processes") == 1 or given.keys() >= _VARIABLES.keys():
-        return _checked(_from_values(source, given))
-    found = next((cluster for launcher in _LAUNCHERS if (cluster := launcher(environ))), None)
-    return _checked(_with_values(found, source, given) if found else _alone(source, given))
+    source = " and ".join(name for name, settings in sources.items() if settings)
+    if values.get("num_processes") == 1:
+        return _checked(Cluster(source, f"one process, from {source}", **{**values, "coordinator": None}))
+    if values.keys() >= _VARIABLES.keys():
+        number, count, address = values["process_id"], values["num_processes"], values["coordinator"]
+        reason = f"process {number} of {count} at {address}, from {source}"
+        return _checked(Cluster(source, reason, **values))
+    launched = next((cluster for launcher in _LAUNCHERS if (cluster := launcher(environ))), None)
+    return _checked(_with_values(launched, source, values) if launched else _alone(source, values))
 
 
-def _known(**fields: Any) -> dict[str, Any]:
+def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -91,7 +95,7 @@ def _jax_variables(environ: Mapping[str, str]) -> dict[str, Any]:
     address, port = environ.get("JAX_COORDINATOR_ADDRESS"), environ.get("JAX_COORDINATOR_PORT")
     if address and port and not _has_port(address):
         address = f"{address}:{port}"
-    return _known(
+    return _without_none(
         coordinator=address or None,
         num_processes=integer(environ, "JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"),
         process_id=_process_id(environ),
@@ -119,32 +123,24 @@ def _device_ids(text: str | None) -> tuple[int, ...] | None:
         ) from None
 
 
-def _from_values(source: str, given: Mapping[str, Any]) -> Cluster:
-    """Return the cluster that the given values describe completely."""
-    if given["num_processes"] == 1:
-        return Cluster(source, f"one process, from {source}", **{**given, "coordinator": None})
-    number, count, address = given["process_id"], given["num_processes"], given["coordinator"]
-    return Cluster(source, f"process {number} of {count} at {address}, from {source}", **given)
-
-
-def _with_values(found: Cluster, source: str, given: Mapping[str, Any]) -> Cluster:
+def _with_values(cluster: Cluster, source: str, values: Mapping[str, Any]) -> Cluster:
     """Return the cluster of a launcher with the given values in place of its own."""
-    if not given:
-        return found
-    reason = f"{found.reason}; {source} change {', '.join(given)}"
-    return replace(found, source=f"{found.source} and {source}", reason=reason, **given)
+    if not values:
+        return cluster
+    reason = f"{cluster.reason}; {source} change {', '.join(values)}"
+    return replace(cluster, source=f"{cluster.source} and {source}", reason=reason, **values)
 
 
-def _alone(source: str, given: Mapping[str, Any]) -> Cluster:
-    known = [f"{name} ({given[name]})" for name in _VARIABLES if name in given]
-    if known:
-        missing = [f"{name} ({variable})" for name, variable in _VARIABLES.items() if name not in given]
+def _alone(source: str, values: Mapping[str, Any]) -> Cluster:
+    settings = [f"{name} ({values[name]})" for name in _VARIABLES if name in values]
+    if settings:
+        missing = [f"{name} ({variable})" for name, variable in _VARIABLES.items() if name not in values]
         raise UsageError(
-            f"{source} give {' and '.join(known)}, but not {' and '.join(missing)}. "
+            f"{source} give {' and '.join(settings)}, but not {' and '.join(missing)}. "
             f"Give all three to every process. {ALONE_HINT}"
         )
     reason = "one process: neither the arguments nor the environment name other processes"
-    return Cluster("nobody", reason, **given)
+    return Cluster("nobody", reason, **values)
 
 
 def _checked(cluster: Cluster) -> Cluster:

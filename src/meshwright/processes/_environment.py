@@ -1,4 +1,4 @@
-"""What compiled programs and logs depend on besides the code: versions, flags, devices, settings, clocks."""
+"""Versions, flags, devices, settings and clocks, on which programs and logs depend besides the code."""
 
 import importlib.metadata
 import os
@@ -38,16 +38,16 @@ _SETTINGS = (
 
 def software() -> dict[str, str]:
     """Return the versions, flags and variables on which programs depend, by name. It uses no device."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            versions[package] = "not installed"
     for name in _FLAGS:
-        found |= {f"{name} {flag}": value for flag, value in _flags(os.environ.get(name, ""))}
-    shown = (name for name in sorted(os.environ) if name.startswith("JAX_") or name in _VARIABLES)
-    return found | {name: os.environ[name] for name in shown if not _MAY_DIFFER.match(name)}
+        versions |= {f"{name} {flag}": value for flag, value in _flags(os.environ.get(name, ""))}
+    names = (name for name in sorted(os.environ) if name.startswith("JAX_") or name in _VARIABLES)
+    return versions | {name: os.environ[name] for name in names if not _MAY_DIFFER.match(name)}
 
 
 def hardware() -> dict[str, str]:
@@ -71,7 +71,7 @@ def _flags(text: str) -> Iterator[tuple[str, str]]:
 
 
 _MOST_SECONDS = 5
-"""Larger differences are told. Nothing that is computed depends on the clocks."""
+"""Larger differences are reported. Nothing that is computed depends on the clocks."""
 
 
 def clock_warning(exchange: Exchange) -> str:

@@ -48,7 +48,7 @@ def _end_process(exit_code: int) -> None:
 
 
 @contextlib.contextmanager
-def shared_work() -> Iterator[None]:
+def collective() -> Iterator[None]:
     """Mark work that all processes do together; use it as a context manager or decorator.
 
     An error in the block that only comes from the loss of another process is raised as a `PeersError`. After

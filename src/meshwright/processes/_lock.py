@@ -27,9 +27,7 @@ from typing import BinaryIO
 
 from meshwright.base._internal import open_ordinary
 from meshwright.errors import UsageError
-from meshwright.processes._agree import on_lead
-from meshwright.processes._lock_owner import LockOwner, is_alive, read_owner, this_machine, this_process
-from meshwright.processes._member import close_in_forks
+from meshwright.processes._proc import is_alive, read_owner, this_machine, this_process
 from meshwright.processes._progress import is_launched
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -47,6 +45,8 @@ class DirectoryLock:
 
     def __init__(self, file: Path, lock: BinaryIO, owner: str):
         self._file, self._lock, self._owner = file, lock, owner
+        from meshwright.processes._member import close_in_forks  # loads JAX; `is_locked` does not
+
         close_in_forks(self)
 
     def close(self) -> None:
@@ -81,7 +81,9 @@ def lock_directory(file: Path) -> DirectoryLock:
     except UsageError:
         if not is_launched():
             raise
-    _tell_of_waiting(file)
+    owner = read_owner(_read(_owner_file(file)) or "") or "another process"
+    waiting = "%s is in use by %s, perhaps of an earlier start that is ending: waiting up to %g s for it"
+    log.warning(waiting, file.parent, owner, WAIT_SECONDS)
     give_up = time.monotonic() + WAIT_SECONDS
     while True:
         time.sleep(_POLL_SECONDS)
@@ -97,7 +99,15 @@ def _lock_now(file: Path) -> DirectoryLock:
         file.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as on_failure:
             lock = on_failure.enter_context(_opened(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-            has_lock = _lock(file, lock)
+            try:
+                has_lock = _flock(lock, fcntl.LOCK_EX)
+            except BlockingIOError:
+                raise _in_use(file, _read(_owner_file(file)) or "") from None
+            if not has_lock:
+                name = _owner_file(file).name
+                log.info(
+                    "%s is locked by the file %s, because its file system has no locks", file.parent, name
+                )
             if not os.fstat(lock.fileno()).st_nlink:  # its owner removed it after it was opened here
                 continue
             with suppress(FileNotFoundError):  # the directory was removed
@@ -111,6 +121,7 @@ def lock_run_directory(directory: Path, stack: ExitStack) -> None:
 
     The directory of the checkpoints, which may be elsewhere, has a lock of its own.
     """
+    from meshwright.processes._agree import on_lead  # loads JAX; `is_locked` does not
 
     def lock() -> None:
         stack.callback(lock_directory(directory / ".run.lock").close)
@@ -125,7 +136,7 @@ def is_locked(file: Path) -> bool:
     """
     try:
         with _opened(file, os.O_RDONLY) as lock:
-            has_lock = _share(lock)
+            has_lock = _flock(lock, fcntl.LOCK_SH)
         owner = _read(_owner_file(file))
     except BlockingIOError:
         return True
@@ -138,28 +149,13 @@ def _opened(file: Path, flags: int) -> BinaryIO:
     return os.fdopen(open_ordinary(file, flags), "wb" if flags & os.O_WRONLY else "rb")
 
 
-def _share(lock: BinaryIO) -> bool:
-    """Take a shared lock on an open file, and return whether the file system has locks."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return False
-    return True
-
-
-def _lock(file: Path, lock: BinaryIO) -> bool:
+def _flock(lock: BinaryIO, kind: int) -> bool:
     """Lock an open file, and return whether the file system has locks."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _in_use(file, _read(_owner_file(file)) or "") from None
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        name = _owner_file(file).name
-        log.info("%s is locked by the file %s, because its file system has no locks", file.parent, name)
         return False
     return True
 
@@ -169,11 +165,11 @@ def _write_owner(file: Path, has_lock: bool) -> str:
 
     The file of a dead owner is removed first.
     """
-    path, this = _owner_file(file), json.dumps(asdict(this_process(has_lock)))
+    path, own_record = _owner_file(file), json.dumps(asdict(this_process(has_lock)))
     while True:
         try:
             with path.open("xb") as new, suppress(OSError):  # on a full disk the file stays empty
-                os.write(new.fileno(), this.encode())
+                os.write(new.fileno(), own_record.encode())
             return _read(path) or ""
         except FileExistsError:
             other = _read(path)
@@ -200,19 +196,16 @@ def _remove_dead(file: Path, text: str, has_lock: bool) -> None:
     try:
         if _read(path) == text:
             path.unlink()
-            _warn_of_other_machine(file, owner)
+            if owner is not None and owner.machine != this_machine():
+                log.warning(
+                    "%s was locked by %s, which did not unlock it. Either that process was killed, or it is "
+                    "still running, and the locks of this file system work on one machine only: then stop "
+                    "one of the two.",
+                    file.parent,
+                    owner,
+                )
     finally:
         permit.unlink(missing_ok=True)
-
-
-def _warn_of_other_machine(file: Path, owner: LockOwner | None) -> None:
-    if owner is not None and owner.machine != this_machine():
-        log.warning(
-            "%s was locked by %s, which did not unlock it. Either that process was killed, or it is still "
-            "running, and the locks of this file system work on one machine only: then stop one of the two.",
-            file.parent,
-            owner,
-        )
 
 
 def _is_dead(text: str, has_lock: bool) -> bool:
@@ -223,15 +216,6 @@ def _is_dead(text: str, has_lock: bool) -> bool:
     if owner.locked and has_lock:
         return True
     return owner.machine == this_machine() and not is_alive(owner)
-
-
-def _tell_of_waiting(file: Path) -> None:
-    log.warning(
-        "%s is in use by %s, perhaps of an earlier start that is ending: waiting up to %g s for it",
-        file.parent,
-        read_owner(_read(_owner_file(file)) or "") or "another process",
-        WAIT_SECONDS,
-    )
 
 
 def _owner_file(file: Path) -> Path:

@@ -65,4 +65,5 @@ def _close_all() -> None:
         opened.close_in_fork()
 
 
-os.register_at_fork(after_in_child=_close_all)  # it cannot be undone, so there is one for all
+# A registration cannot be undone, so one function closes all resources.
+os.register_at_fork(after_in_child=_close_all)

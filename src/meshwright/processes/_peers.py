@@ -30,8 +30,8 @@ import jax
 
 from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_PEERS, EXIT_USAGE, MeshwrightError, PeersError, UsageError
-from meshwright.processes._connections import Connections
 from meshwright.processes._member import close_in_forks, member
+from meshwright.processes._sockets import Connections
 from meshwright.processes._streams import End, Streams
 
 _OWN_END_SECONDS = 3
@@ -100,11 +100,11 @@ def send_to_all(word: str) -> None:
 @contextlib.contextmanager
 def receiving(on_word: Callable[[str], None]) -> Iterator[None]:
     """Receive the texts that other processes send with `send_to_all`, in the block."""
-    before, member.on_word = member.on_word, on_word
+    outer, member.on_word = member.on_word, on_word
     try:
         yield
     finally:
-        member.on_word = before
+        member.on_word = outer
 
 
 def lost_peer(error: BaseException) -> MeshwrightError | None:

@@ -1,4 +1,4 @@
-"""What a launcher and a run tell each other: progress, the board, and starts that only compile.
+"""Messages between a launcher and a run: progress, the folder of heartbeats, and starts that only compile.
 
 A launcher names a file in the environment variable MESHWRIGHT_PROGRESS. It starts a failed run again only
 while the step in this file grows, so that a run that always fails at the same place ends.
@@ -8,8 +8,6 @@ import os
 import tempfile
 import threading
 from pathlib import Path
-
-from meshwright.processes._agree import is_lead
 
 PROGRESS = "MESHWRIGHT_PROGRESS"
 """The environment variable with the path of the file."""
@@ -29,26 +27,27 @@ def report_progress(step: int) -> None:
     Training does not depend on this file: if it cannot be written, the launcher sees no progress.
     """
     with _lock:
-        if step > _reported():
+        try:
+            reported = int(Path(os.environ[PROGRESS]).read_text("utf-8"))
+        except (KeyError, OSError, ValueError):
+            reported = -1
+        if step > reported:
             _report("", f"{step}\n")
 
 
 def report_board(directory: Path) -> None:
-    """Tell the launcher where the processes say where they stand, if there is one and this is process 0."""
+    """Send the folder of heartbeats to the launcher, if there is one and this is process 0."""
     _report(".board", str(directory.absolute()))
 
 
 def report_can_compile_ahead() -> None:
-    """Tell the launcher, if there is one and this is process 0, that it may start this to compile only.
-
-    See `only_compiles`.
-    """
+    """Tell the launcher, if there is one and this is process 0, that it may start this to compile only."""
     _report(".ahead", "")
 
 
 def why_started_again() -> str | None:
-    """Return what the launcher says of the failure after which it started all processes again, and forget it.
-    None if it did not, or if this was asked before.
+    """Return the launcher's text about the failure that made it start all processes again; None if there is
+    none. The text is forgotten.
     """
     try:
         note = Path(f"{os.environ[PROGRESS]}.failed")
@@ -59,16 +58,10 @@ def why_started_again() -> str | None:
     return why
 
 
-def _reported() -> int:
-    """Return the step in the file; -1 if there is none."""
-    try:
-        return int(Path(os.environ[PROGRESS]).read_text("utf-8"))
-    except (KeyError, OSError, ValueError):
-        return -1
-
-
 def _report(suffix: str, content: str) -> None:
     path = os.environ.get(PROGRESS)
+    from meshwright.processes._agree import is_lead  # loads JAX; `is_launched` does not
+
     if not path or not is_lead():
         return
     path += suffix
@@ -81,10 +74,6 @@ def _report(suffix: str, content: str) -> None:
         return
 
 
-_ASKED_BY = "MESHWRIGHT_ONLY_COMPILE"
-"""The environment variable in which the launcher asks for it."""
-
-
-def only_compiles() -> bool:
-    """Return whether this process shall only compile."""
-    return bool(os.environ.get(_ASKED_BY))
+def is_compile_only() -> bool:
+    """Return whether this process shall only compile, by the environment variable that the launcher sets."""
+    return bool(os.environ.get("MESHWRIGHT_ONLY_COMPILE"))

@@ -6,10 +6,18 @@
 
 With several processes, all stop after the same step, whichever of them got the signal. JAX catches SIGTERM
 then (its preemption notice) and chooses a step that no process has reached yet. Ctrl-C is sent on as SIGTERM.
+
+SIGTERM before the first step, when there is nothing to save, ends the process even while XLA compiles.
+Python calls signal handlers between two of its instructions, and XLA may compile for an hour in one. But
+Python's own handler in C writes the number of each signal to a file descriptor at once (the wake-up
+descriptor). A thread that reads it can end the process, because JAX releases Python's lock while it
+compiles.
 """
 
+import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,10 +27,11 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
+from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, Interrupted
 from meshwright.processes._agree import gather
-from meshwright.processes._exit_on_sigterm import exiting_on_sigterm, replacing_jax_handler
 from meshwright.processes._member import member
+from meshwright.processes._peers import announce_exit
 
 _NOTE = b"meshwright: finishing this step and saving; press Ctrl-C again to stop now\n"
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -53,7 +62,15 @@ class Signals:
 
         Call it after every step, on the thread that runs the steps.
         """
-        if self.interruption is None and self._is_agreed():
+        # The number that JAX gets counts the calls; it is not the step. JAX chooses one more than the
+        # highest number that any process has passed, starting with 0. A run that continues at step 1000,
+        # and gets the signal before its first call, would never pass 1.
+        is_agreed = (
+            multihost_utils.reached_preemption_sync_point(next(member.sync_calls))
+            if self.interruption is None and jax.distributed.is_initialized()
+            else self.terminated or self.ctrl_c
+        )
+        if self.interruption is None and is_agreed:
             ctrl_c = any(gather(self.ctrl_c))
             cause, exit_code = ("Ctrl-C", EXIT_CTRL_C) if ctrl_c else ("SIGTERM", EXIT_AGAIN)
             self.interruption = Interrupted(
@@ -62,11 +79,6 @@ class Signals:
             )
             member.exit_code = exit_code
         return self.interruption is not None
-
-    def _is_agreed(self) -> bool:
-        if jax.distributed.is_initialized():
-            return _reached_sync_point()
-        return self.terminated or self.ctrl_c
 
     @contextmanager
     def exiting_on_sigterm(self) -> Iterator[None]:
@@ -79,8 +91,8 @@ class Signals:
             return
         with ExitStack() as stack:
             if jax.distributed.is_initialized():
-                stack.enter_context(replacing_jax_handler(self.on_sigterm, lambda: self.terminated))
-            stack.enter_context(exiting_on_sigterm())
+                stack.enter_context(_replacing_jax_handler(self.on_sigterm, lambda: self.terminated))
+            stack.enter_context(_exiting_on_sigterm())
             yield
 
     def on_sigterm(self, number: int, frame: FrameType | None) -> None:
@@ -136,10 +148,63 @@ def _handlers(received: Signals) -> dict[int, Callable[[int, FrameType | None], 
     return {signal.SIGINT: on_ctrl_c, signal.SIGTERM: received.on_sigterm}
 
 
-def _reached_sync_point() -> bool:
-    """Ask JAX whether the processes stop here. The number passed to JAX counts the calls; it is not the step.
+_GRACE_SECONDS = 2
+"""The seconds that the main thread has to end the run itself."""
+_PRINT_SECONDS = 1
+_OVER = b"\0"
+"""Wakes the thread at the end of the block; no signal has the number 0."""
+_NOTHING_TO_SAVE = (
+    "stopped by SIGTERM before the first step: there is nothing new to save. Run the same command again."
+)
 
-    JAX chooses one more than the highest number that any process has passed, starting with 0. A run that
-    continues at step 1000, and gets the signal before its first call, would never pass 1.
+
+@contextmanager
+def _exiting_on_sigterm() -> Iterator[None]:
+    """End this process with exit code 75, soon after SIGTERM in the block.
+
+    Call it on the main thread, with a Python handler of SIGTERM.
     """
-    return multihost_utils.reached_preemption_sync_point(next(member.sync_calls))
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(reader, over), name="meshwright-signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(previous)
+        writer.send(_OVER)
+        thread.join()
+        reader.close()
+        writer.close()
+
+
+def _watch(reader: socket.socket, over: threading.Event) -> None:
+    while not over.is_set():
+        if signal.SIGTERM in reader.recv(64) and not over.wait(_GRACE_SECONDS):
+            _end()
+
+
+def _end() -> None:
+    announce_exit(EXIT_AGAIN)
+    # Print on a thread: the main thread may hold the lock of stderr, and a full pipe would block forever.
+    note = threading.Thread(target=lambda: print_line(_NOTHING_TO_SAVE, sys.stderr), daemon=True)
+    note.start()
+    note.join(_PRINT_SECONDS)
+    os._exit(EXIT_AGAIN)
+
+
+@contextmanager
+def _replacing_jax_handler(handler: Callable[..., None], is_terminated: Callable[[], bool]) -> Iterator[None]:
+    """Replace JAX's handler of SIGTERM in the block."""
+    libc, previous = ctypes.CDLL(None), ctypes.create_string_buffer(1024)  # larger than a `struct sigaction`
+    libc.sigaction(signal.SIGTERM, None, previous)
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, previous, None)
+        if is_terminated():
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -76,7 +76,11 @@ def start_processes(
         local_device_ids=local_device_ids,
     )
     if cluster.num_processes == 1:
-        _show_only(cluster.local_device_ids)
+        if cluster.local_device_ids is not None:
+            # Hide the machine's other GPUs from this process, as `initialize` does among several processes.
+            visible = ",".join(map(str, cluster.local_device_ids))
+            jax.config.update("jax_cuda_visible_devices", visible)
+            jax.config.update("jax_rocm_visible_devices", visible)
         return cluster
     _refuse_when_late()
     exit_after_uncaught_errors(cluster.process_id)
@@ -85,21 +89,13 @@ def start_processes(
         compare(_VERSIONS, software)
         cluster = _as_initialised(cluster)
     else:
-        known = cluster.coordinator, cluster.num_processes, cluster.process_id
-        _join(cluster, *known, timeout_seconds, heartbeat_timeout_seconds)
+        address = cluster.coordinator, cluster.num_processes, cluster.process_id
+        _join(cluster, *address, timeout_seconds, heartbeat_timeout_seconds)
     return cluster
 
 
 def _as_initialised(cluster: Cluster) -> Cluster:
     return replace(cluster, num_processes=jax.process_count(), process_id=jax.process_index())
-
-
-def _show_only(local_device_ids: tuple[int, ...] | None) -> None:
-    """Hide the machine's other GPUs from this process, as `initialize` does among several processes."""
-    if local_device_ids is not None:
-        visible = ",".join(map(str, local_device_ids))
-        jax.config.update("jax_cuda_visible_devices", visible)
-        jax.config.update("jax_rocm_visible_devices", visible)
 
 
 def _refuse_when_late() -> None:

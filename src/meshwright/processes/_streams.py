@@ -62,7 +62,7 @@ class Streams:
             return _difference(stream)
 
     def take(self, number: int, process_id: int, end: End) -> str | None:
-        """Note an end on another process, and return a text or None as `read` does."""
+        """Record that another process's stream ended. Returns a text if the streams differ, else None."""
         with self._lock:
             if number > self._num_opened:
                 self._streams.setdefault(number, _Stream())
@@ -75,22 +75,22 @@ class Streams:
 
 
 def _difference(stream: _Stream) -> str | None:
-    """Return how this process differs from another, if it does. Ends that are equal are forgotten."""
+    """Return the difference of this process and another, or None. Ends that are equal are forgotten."""
     for process_id, ends in list(stream.ends_of_others.items()):
         for i, end in list(ends.items()):
-            here = stream.ends[i] if i < len(stream.ends) else None
+            own_end = stream.ends[i] if i < len(stream.ends) else None
             is_past = stream.count > end[0] or (stream.count == end[0] and len(end) > 1)
-            if here == end:
+            if own_end == end:
                 del ends[i]
-            elif here or is_past:
+            elif own_end or is_past:
                 subject = "the examples end" if len(end) == 1 else "an epoch of the examples ends"
-                return f"{subject} {_place(end)} on process {process_id}, and {_place(here)}"
+                return f"{subject} {_position(end)} on process {process_id}, and {_position(own_end)}"
         if not ends:
             del stream.ends_of_others[process_id]
     return None
 
 
-def _place(end: End | None) -> str:
+def _position(end: End | None) -> str:
     if end is None:
         return "later"
     if len(end) == 1:

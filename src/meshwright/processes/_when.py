@@ -251,24 +251,24 @@ class WheneverFree:
     def __call__(self, step: int) -> bool:
         return step > 0 and step % self.asked_every == 0 and agree(self._look(self.clock()))
 
-    def _look(self, now: float) -> bool:
+    def _look(self, time_now: float) -> bool:
         """Note the time since the last look, and return whether a save is due now."""
-        before, self._looked = self._looked, now
-        if before is None:
+        previous, self._looked = self._looked, time_now
+        if previous is None:
             return False
         if not self._is_after_save:
-            self._usual.append(now - before)
+            self._usual.append(time_now - previous)
         elif self._saved_at is not None:
-            self._costs.append(max(0.0, now - before - statistics.median(self._usual)))
-        self._is_after_save = len(self._usual) >= _FEWEST_TIMES and self._is_free(now)
+            self._costs.append(max(0.0, time_now - previous - statistics.median(self._usual)))
+        self._is_after_save = len(self._usual) >= _FEWEST_TIMES and self._is_free(time_now)
         if self._is_after_save:
-            self._saved_at = now
+            self._saved_at = time_now
         return self._is_after_save
 
-    def _is_free(self, now: float) -> bool:
+    def _is_free(self, time_now: float) -> bool:
         if self._saved_at is None:
             return True
-        return now - self._saved_at >= statistics.median(self._costs) / self.share
+        return time_now - self._saved_at >= statistics.median(self._costs) / self.share
 
 
 class Due:

@@ -6,20 +6,14 @@ from typing import Any
 
 import jax
 
-CALLS = ("jit", "pjit")
-"""Primitives that call the jaxpr in their parameter `jaxpr`, and do no more."""
-STACK = "stack_of_layers"
-"""The name of the call that `mw.nn.layers` makes on a mesh with the axis `pipeline`."""
+from meshwright.program import _jaxprs as jaxprs
+from meshwright.program._jaxprs import Equation, Jaxpr
+
+Results = Callable[[Equation, list[Any]], Sequence[Any]]
+"""A function of an equation and its operands that returns its results."""
 
 
-def is_stack(eqn: Any) -> bool:
-    """Return whether an equation is the call of `mw.nn.layers`, whose jaxpr contains the scan over layers."""
-    return eqn.primitive.name in CALLS and eqn.params.get("name") == STACK
-
-
-def evaluate(
-    jaxpr: Any, arguments: Sequence[Any], results: Callable[[Any, list[Any]], Sequence[Any]]
-) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, arguments: Sequence[Any], results: Results) -> list[Any]:
     """Return the results of a jaxpr; each equation keeps its named scope.
 
     Example:
@@ -28,22 +22,51 @@ def evaluate(
       1
       [None]
     """
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    known = dict(zip(getattr(inner, "constvars", ()), getattr(jaxpr, "consts", ()), strict=False))
-    known |= zip(inner.invars, arguments, strict=True)
+    inner, values = jaxprs.opened(jaxpr), jaxprs.constants(jaxpr)
+    values |= zip(inner.invars, arguments, strict=True)
 
     def value(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else known[atom]
+        return atom.val if jaxprs.is_literal(atom) else values[atom]
 
     for eqn in inner.eqns:
         scope = str(eqn.source_info.name_stack)
         with jax.named_scope(scope) if scope else nullcontext(), eqn.ctx.manager:
-            made = results(eqn, list(map(value, eqn.invars)))
-        known |= zip(eqn.outvars, made, strict=True)
+            computed = results(eqn, list(map(value, eqn.invars)))
+        values |= zip(eqn.outvars, computed, strict=True)
     return list(map(value, inner.outvars))
 
 
-def bind(eqn: Any, operands: Sequence[Any], changes: Mapping[str, Any] | None = None) -> Sequence[Any]:
+def bind(eqn: Equation, operands: Sequence[Any], changes: Mapping[str, Any] | None = None) -> Sequence[Any]:
     """Return the results of one equation on other operands."""
-    made = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params({**eqn.params, **(changes or {})}))
-    return made if eqn.primitive.multiple_results else [made]
+    params = eqn.primitive.get_bind_params({**eqn.params, **(changes or {})})
+    results = eqn.primitive.bind(*operands, **params)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def bind_body(eqn: Equation, operands: Sequence[Any], body: Callable[..., Any]) -> Sequence[Any]:
+    """Return the results of a call or a loop with another body, a function of the inputs of its own."""
+    jaxpr = jaxprs.body_of(eqn)
+    traced = jax.make_jaxpr(body)(*jaxprs.avals_of(jaxpr))
+    return bind(eqn, operands, {"jaxpr": jaxprs.opened(traced) if jaxprs.opened(jaxpr) is jaxpr else traced})
+
+
+def replacing(is_replaced: jaxprs.Test, results: Results) -> Results:
+    """Return the function for `evaluate` that computes some equations by `results`, the others as they are.
+
+    Calls that hold such an equation are inlined.
+    """
+
+    def computed(eqn: Equation, operands: list[Any]) -> Sequence[Any]:
+        if is_replaced(eqn):
+            return results(eqn, operands)
+        if jaxprs.is_call(eqn) and jaxprs.holds(eqn, is_replaced):
+            return evaluate(jaxprs.body_of(eqn), operands, computed)
+        return bind(eqn, operands)
+
+    return computed
+
+
+without_checkpoints: Results = replacing(
+    jaxprs.is_checkpoint, lambda eqn, operands: evaluate(jaxprs.body_of(eqn), operands, without_checkpoints)
+)
+"""Return the results of an equation; a `jax.checkpoint`, also inside calls, is left out."""

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from meshwright.program._primitives import UNKNOWN, known_of, rule_of
+from meshwright.program import _jaxprs as jaxprs
+from meshwright.program._primitives import UNKNOWN
 from meshwright.program._products import Work, dtype_of
-from meshwright.program._program import Operation, Program, jaxprs_in, program_of
+from meshwright.program._program import Operation, Program, program_of
 
 
 class Product(NamedTuple):
@@ -118,20 +119,22 @@ def program_flops(program: Program) -> Flops:
 
 
 def _of_operation(operation: Operation) -> Flops:
-    known = known_of(operation)
-    if known.work is not None:
-        return _of_product(operation, known.product, known.work(operation.eqn, rule_of(operation)))
+    known = operation.primitive
+    if work := operation.work:
+        return _of_product(operation, known.product, work)
     if operation.kind == "pallas_call" and operation.eqn.params["name"] in _NEEDED_OF_SPLASH:
         return _of_splash(operation)
-    if known.uncounted or (known is UNKNOWN and any(jaxprs_in(operation.eqn.params))):
+    if known.uncounted or (known is UNKNOWN and any(jaxprs.inside(operation.eqn))):
         return Flops(not_counted=Counter({operation.kind: 1}))
     if not operation.bodies:
         return _NONE
     bodies = [program_flops(body) for body in operation.bodies]
-    if operation.kind == "cond":
+    if operation.is_condition:
         return max(bodies, key=lambda branch: branch.hardware)
-    open_loops = Flops(open_loops=int(operation.kind == "while"))
-    return sum(bodies, open_loops).times(_repetitions(operation))
+    open_loops = Flops(open_loops=int(operation.is_while))
+    # The body of a shard_map is the work of one device.
+    times = jaxprs.mapped_of(operation.eqn).ways if operation.is_mapped else operation.turns
+    return sum(bodies, open_loops).times(times)
 
 
 def _of_product(operation: Operation, kind: str, work: Work) -> Flops:
@@ -145,21 +148,14 @@ def _of_product(operation: Operation, kind: str, work: Work) -> Flops:
 
 def _of_splash(operation: Operation) -> Flops:
     """Count the products of a kernel, each block in full, for all blocks that its grid visits."""
-    params = operation.eqn.params
-    whole = program_flops(program_of(params["jaxpr"])).times(math.prod(params["grid_mapping"].grid))
+    params, body = operation.eqn.params, jaxprs.body_of(operation.eqn)
+    whole = program_flops(program_of(body)).times(math.prod(params["grid_mapping"].grid))
     products: Counter[Product] = Counter()
     for product, count in whole.products.items():
         needed = 0 if operation.is_recomputed else int(count * _NEEDED_OF_SPLASH[params["name"]])
         products[Product("attention", product.dtype, False)] += needed
         products[Product("attention", product.dtype, True)] += count - needed
     return Flops(+products)
-
-
-def _repetitions(operation: Operation) -> int:
-    if operation.kind == "shard_map":  # its body is the work of one device
-        params = operation.eqn.params
-        return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
-    return operation.turns
 
 
 # The kernels of `jax.experimental.pallas.ops.tpu.splash_attention` by name, with the share of their products

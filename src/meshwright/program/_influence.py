@@ -39,7 +39,7 @@ def _operands(operation: Operation, needed: set[Value]) -> set[Value]:
     if not operation.bodies or not operation.entering:
         return set(operation.inputs)
     inside = {tie.source for tie in operation.leaving if tie.target in needed}
-    if operation.kind == "while":  # how often it runs
+    if operation.is_while:  # how often it runs
         inside.update(operation.bodies[0].outputs)
     num_inside = -1
     while num_inside != len(inside):  # until an iteration asks the one before for nothing more
@@ -48,4 +48,4 @@ def _operands(operation: Operation, needed: set[Value]) -> set[Value]:
             inside |= influences(body, inside)
         inside.update(tie.source for tie in operation.carried if tie.target in inside)
     operands = {tie.source for tie in operation.entering if tie.target in inside}
-    return operands | ({operation.inputs[0]} if operation.kind == "cond" else set())
+    return operands | ({operation.inputs[0]} if operation.is_condition else set())

@@ -17,9 +17,10 @@ from jax.lax import GatherScatterMode
 
 from meshwright.base._internal import tree
 from meshwright.errors import UsageError
+from meshwright.program import _jaxprs as jaxprs
 from meshwright.program._evaluate import bind, evaluate
+from meshwright.program._primitives import Algebra, primitive_of
 
-_SAME = ("sharding_constraint", "reshard", "optimization_barrier", "copy")
 _MOST_TURNS = 8
 """The number of turns of a loop over the batch, such as microbatches, that are followed."""
 
@@ -28,7 +29,7 @@ def check_lookups(jaxpr: Any, state: Any, batch: Any, rows: Any) -> None:
     """Check that the first batch looks up no row that a table of the state does not have."""
     names, leaves = tree.leaf_names(state), zip(*map(jax.tree.leaves, (batch, rows)), strict=True)
     known = [cache(partial(_whole, struct, some)) for struct, some in leaves]
-    others = [None] * (len(_inner(jaxpr).invars) - len(names) - len(known))
+    others = [None] * (len(jaxprs.opened(jaxpr).invars) - len(names) - len(known))
     missing, masks = [], []
     evaluate(jaxpr, [*names, *known, *others], partial(_followed, missing, masks))
     for is_missing, row, table, size in missing:
@@ -51,27 +52,25 @@ def _followed(missing: list, masks: list, eqn: Any, operands: list[Any]) -> Sequ
     An operand or result is a function that computes it, if it is made from the batch alone; the name of the
     state's array that it is made from; or None if both have a part in it. A constant may be an array.
     """
-    kind, num_results, follow = eqn.primitive.name, len(eqn.outvars), partial(_followed, missing, masks)
-    is_mixed = [x is None for x in operands]
+    num_results, follow = len(eqn.outvars), partial(_followed, missing, masks)
+    kind = eqn.primitive.name
+    known, is_mixed = primitive_of(kind), [x is None for x in operands]
     if kind == "gather" and isinstance(operands[0], str) and callable(operands[1]):
         with suppress(Exception):  # an index that cannot be computed here is not known
             missing += _missing(eqn, operands[0], np.asarray(operands[1]()))
     elif kind == "select_n" and callable(operands[0]) and any(is_mixed):
         masks.append(lambda: ~np.array(is_mixed[1:])[np.asarray(operands[0]()).astype(int)])
-    elif kind in ("mul", "dot_general") and any(is_mixed):
+    elif known.is_bilinear and any(is_mixed):
         masks += [lambda x=x: np.asarray(x()) == 0 for x in operands if callable(x)]
-    bodies = [x for x in eqn.params.values() if hasattr(_inner(x), "eqns")]
-    if kind == "scan":
-        _follow_turns(eqn, bodies[0], operands, follow)
-    elif bodies and kind not in ("while", "cond", "shard_map", "pallas_call"):
-        body = _inner(bodies[0])
-        if (len(body.invars), len(body.outvars)) == (len(operands), num_results):
-            return evaluate(bodies[0], operands, follow)
+    if jaxprs.is_scan(eqn):
+        _follow_turns(eqn, operands, follow)
+    elif call := jaxprs.called(eqn):
+        return evaluate(call.jaxpr, [operands[i] for i in call.operands], follow)
     elif all(map(_is_known, operands)):
-        if kind in _SAME:
+        if known.algebra is Algebra.SAME:
             return operands
-        made = cache(lambda: bind(eqn, [x() if callable(x) else x for x in operands]))
-        return [lambda i=i: made()[i] for i in range(num_results)]
+        values = cache(lambda: bind(eqn, [x() if callable(x) else x for x in operands]))
+        return [lambda i=i: values()[i] for i in range(num_results)]
     names = [x for x in operands if isinstance(x, str)]
     is_of_batch = any(is_mixed) or any(map(callable, operands))
     return [None if is_of_batch or not names else names[0]] * num_results
@@ -81,23 +80,15 @@ def _is_known(operand: Any) -> bool:
     return operand is not None and not isinstance(operand, str)
 
 
-def _inner(jaxpr: Any) -> Any:
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _follow_turns(scan: Any, body: Any, operands: list[Any], follow: Callable[..., Any]) -> None:
+def _follow_turns(eqn: Any, operands: list[Any], follow: Callable[..., Any]) -> None:
     """Follow the turns of a loop, as many as the arrays of the batch in it differ in."""
-    entering = zip(scan.invars, _inner(body).invars, strict=True)
-    leaving = zip(scan.outvars, _inner(body).outvars, strict=True)
-    num_whole, num_carried = (
-        sum(len(x.aval.shape) == len(y.aval.shape) for x, y in ties) for ties in (entering, leaving)
-    )
-    begin = [x if i < num_whole - num_carried else None for i, x in enumerate(operands[:num_whole])]
-    sliced = operands[num_whole:]
-    turns = min(scan.params["length"], _MOST_TURNS) if any(map(callable, sliced)) else 1
+    scan = jaxprs.scan_of(eqn)
+    begin = [x if i < scan.num_consts else None for i, x in enumerate(operands[: scan.num_whole])]
+    sliced = operands[scan.num_whole :]
+    turns = min(len(scan.turns), _MOST_TURNS) if any(map(callable, sliced)) else 1
     for i in range(turns):
         now = [cache(lambda x=x, i=i: (x() if callable(x) else x)[i]) if _is_known(x) else x for x in sliced]
-        evaluate(body, [*begin, *now], follow)
+        evaluate(scan.body, [*begin, *now], follow)
 
 
 def _missing(eqn: Any, table: str, indices: np.ndarray) -> Iterator[Any]:

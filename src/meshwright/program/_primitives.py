@@ -6,6 +6,7 @@ default:
     dimensions   the correspondence between the dimensions of operands and results, a rule of
                  `_dimensions.py`; by default they stay in place
     memory       the storage of results; by default XLA fuses the operation with others
+    algebra      the elements of results as a function of those of operands; by default any function
     product      the name of a matrix product in `Flops`, with `work`, its FLOPs, a formula of `_products.py`
     uncounted    the work is not elementwise, and its FLOPs are not known
     exchange     the collective that it is, inside `shard_map`
@@ -14,7 +15,7 @@ A primitive that is missing from the table is treated as elementwise, and `plan`
 this is wrong. Calls, which hold a jaxpr for all of their operands and results, are inlined and need no line.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from typing import Any, NamedTuple
 from meshwright.program import _dimensions as dims
 from meshwright.program import _products as products
 from meshwright.program._dimensions import Dimensions, Rule, Shapes
+from meshwright.program._jaxprs import Equation
 from meshwright.program._products import Work
-from meshwright.program._program import Equation, Operation
 
 
 class Memory(Enum):
@@ -31,7 +32,7 @@ class Memory(Enum):
 
     Example:
       >>> add = mw.program._internal.program_of(jax.make_jaxpr(jnp.add)(1.0, 2.0)).operations[0]
-      >>> mw.program._internal.known_of(add).memory.name
+      >>> add.primitive.memory.name
       'FUSED'
     """
 
@@ -42,7 +43,33 @@ class Memory(Enum):
     WRITTEN = "stored; the operations that make its operands may be fused into it"
     REDUCED = "as WRITTEN; results may not overwrite the reduced operands"
     WHOLE = "stored; nothing is fused into the operation"
-    IN_PLACE = "as WHOLE, in the memory of its first operand"
+    IN_PLACE = "as WHOLE, in the memory of its first operand, of which it changes a part by the last"
+    OVERWRITTEN = "as IN_PLACE, and the second operand replaces the part"
+
+    @property
+    def is_whole(self) -> bool:
+        """True if XLA fuses nothing into the operation."""
+        return self is Memory.WHOLE or self.is_in_place
+
+    @property
+    def is_in_place(self) -> bool:
+        return self in (Memory.IN_PLACE, Memory.OVERWRITTEN)
+
+
+class Algebra(Enum):
+    """What an operation makes of the elements of its operands."""
+
+    ANY = "any function of elements at one place"
+    SAME = "each operand as it is, or rounded"
+    CAST = "the operand, of another dtype"
+    MOVED = "elements of the first operand, at other places"
+    ADDED = "the sum of the operands"
+    MULTIPLIED = "the product of two operands"
+    DIVIDED = "the quotient of two operands"
+    CURVED = "a function f of one operand, with f(a + b) other than f(a) + f(b)"
+    SUMMED = "sums of elements"
+    EXTREME = "one of several elements, or their product"
+    ORDERED = "each element by all others along a dimension"
 
 
 class Primitive(NamedTuple):
@@ -52,6 +79,8 @@ class Primitive(NamedTuple):
     """Function that makes the rule of its dimensions."""
     memory: Memory = Memory.FUSED
     """Storage of its results."""
+    algebra: Algebra = Algebra.ANY
+    """The elements of its results, as a function of those of operands."""
     product: str = ""
     """Kind of matrix product; empty for other work."""
     work: Callable[[Equation, Rule], Work] | None = None
@@ -61,24 +90,41 @@ class Primitive(NamedTuple):
     exchange: str = ""
     """Kind of collective; empty for other work."""
 
+    @property
+    def is_same(self) -> bool:
+        """True if each result is an operand, perhaps cast."""
+        return self.algebra in (Algebra.SAME, Algebra.CAST)
+
+    @property
+    def is_sum(self) -> bool:
+        """True if results are sums of elements, or of products of elements."""
+        return self.algebra is Algebra.SUMMED or bool(self.product)
+
+    @property
+    def is_bilinear(self) -> bool:
+        return self.algebra is Algebra.MULTIPLIED or bool(self.product)
+
 
 def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
     return dict.fromkeys(names.split(), Primitive(*known, **more))
 
 
-_W = Memory.WHOLE
+_W, _A = Memory.WHOLE, Algebra
+_M = _A.MOVED
 TABLE: dict[str, Primitive] = {
     # Matrix products. Attention is cuDNN's, behind jax.nn.dot_product_attention.
-    "dot_general": Primitive(products.dot, _W, "dot", products.every_pair),
-    "ragged_dot_general": Primitive(products.ragged_dot, _W, "ragged_dot", products.every_pair),
-    "conv_general_dilated": Primitive(products.convolution, _W, "convolution", products.convolution_work),
+    "dot_general": Primitive(products.dot, _W, product="dot", work=products.every_pair),
+    "ragged_dot_general": Primitive(products.ragged_dot, _W, product="ragged_dot", work=products.every_pair),
+    "conv_general_dilated": Primitive(
+        products.convolution, _W, product="convolution", work=products.convolution_work
+    ),
     **_each(
         "dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd_wrapper",
-        products.attention, _W, "attention", products.attention_work,
+        products.attention, _W, product="attention", work=products.attention_work,
     ),
     **_each(
         "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper",
-        products.attention_gradient, _W, "attention", products.attention_gradient_work,
+        products.attention_gradient, _W, product="attention", work=products.attention_gradient_work,
     ),
     # Other work that is not elementwise.
     **_each("pallas_call ffi_call scaled_matmul_wrapper", dims.elementwise, _W, uncounted=True),
@@ -90,55 +136,65 @@ TABLE: dict[str, Primitive] = {
     # Bodies.
     **_each("scan while cond shard_map", memory=_W),
     # Rearranged dimensions.
-    "broadcast_in_dim": Primitive(dims.broadcast),
-    "reshape": Primitive(dims.reshape, Memory.VIEW),
-    "squeeze": Primitive(dims.squeeze, Memory.VIEW),
+    "broadcast_in_dim": Primitive(dims.broadcast, algebra=_M),
+    "reshape": Primitive(dims.reshape, Memory.VIEW, _M),
+    "squeeze": Primitive(dims.squeeze, Memory.VIEW, _M),
     "stack": Primitive(dims.stack),
-    "transpose": Primitive(dims.transpose, Memory.VIEW),
-    "unstack": Primitive(dims.unstack),
+    "transpose": Primitive(dims.transpose, Memory.VIEW, _M),
+    "unstack": Primitive(dims.unstack, algebra=_M),
     # Dimensions that are gone, or of another size.
-    **_each("argmax argmin", dims.arg_reduction, Memory.WRITTEN),
-    **_each(
-        "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
-        dims.reduction, Memory.REDUCED,
-    ),
-    **_each("concatenate dynamic_slice slice split", dims.sliced),
-    **_each("iota pad rev tile", dims.resized),
-    "dynamic_update_slice": Primitive(dims.resized, Memory.IN_PLACE),
-    "top_k": Primitive(dims.resized, _W),
+    **_each("argmax argmin", dims.arg_reduction, Memory.WRITTEN, _A.EXTREME),
+    **_each("reduce_and reduce_or reduce_xor", dims.reduction, Memory.REDUCED),
+    **_each("reduce_max reduce_min reduce_prod", dims.reduction, Memory.REDUCED, _A.EXTREME),
+    "reduce_sum": Primitive(dims.reduction, Memory.REDUCED, _A.SUMMED),
+    "concatenate": Primitive(dims.sliced),
+    **_each("dynamic_slice slice split", dims.sliced, algebra=_M),
+    **_each("iota pad", dims.resized),
+    **_each("rev tile", dims.resized, algebra=_M),
+    "dynamic_update_slice": Primitive(dims.resized, Memory.OVERWRITTEN),
+    **_each("top_k approx_top_k", dims.resized, _W),
     "reduce": Primitive(),
     "reduce_window": Primitive(memory=_W),
     **_each("reduce_window_max reduce_window_min reduce_window_sum", memory=Memory.REDUCED),
     **_each("select_and_gather_add select_and_scatter select_and_scatter_add"),
     # Lookups, and work along a dimension.
     "gather": Primitive(dims.gather, Memory.WRITTEN),
-    **_each("scatter scatter_add", dims.scatter, Memory.IN_PLACE),
-    **_each("scatter_max scatter_min scatter_mul scatter_sub", dims.scatter, Memory.IN_PLACE),
-    "sort": Primitive(dims.along("dimension"), _W),
-    **_each("cumlogsumexp cummax cummin cumprod cumsum", dims.along("axis"), _W),
+    **_each("scatter scatter_max scatter_min scatter_mul scatter_sub", dims.scatter, Memory.IN_PLACE),
+    "scatter_add": Primitive(dims.scatter, Memory.IN_PLACE, _A.SUMMED),
+    "sort": Primitive(dims.along("dimension"), _W, _A.ORDERED),
+    **_each("cumlogsumexp cummax cummin cumprod cumsum", dims.along("axis"), _W, _A.ORDERED),
     # Random numbers.
     "random_bits": Primitive(dims.resized, _W),
     **_each("random_fold_in random_unwrap random_wrap threefry2x32 random_seed random_split", dims.resized),
     # Costly ones: of activations between two products, XLA for H100s (jax 0.10.2) keeps no other than these.
-    "erf": Primitive(memory=Memory.COSTLY),
-    "tanh": Primitive(memory=Memory.COSTLY_NARROW),
+    "erf": Primitive(memory=Memory.COSTLY, algebra=_A.CURVED),
+    "tanh": Primitive(memory=Memory.COSTLY_NARROW, algebra=_A.CURVED),
     "one_minus_square": Primitive(memory=Memory.COSTLY_NARROW),  # of tanh in its derivative, since jax 0.12
     # Elementwise. `jax.checkpoint` puts a reduce_precision where it keeps a value.
-    "copy": Primitive(memory=Memory.VIEW),
-    "optimization_barrier": Primitive(dims.one_by_one, Memory.VIEW),
-    "reduce_precision": Primitive(memory=Memory.REDUCED),
+    "copy": Primitive(memory=Memory.VIEW, algebra=_A.SAME),
+    "optimization_barrier": Primitive(dims.one_by_one, Memory.VIEW, _A.SAME),
+    "reduce_precision": Primitive(memory=Memory.REDUCED, algebra=_A.SAME),
+    **_each("sharding_constraint reshard stop_gradient", algebra=_A.SAME),
+    "convert_element_type": Primitive(algebra=_A.CAST),
+    **_each("add add_any", algebra=_A.ADDED),
+    "mul": Primitive(algebra=_A.MULTIPLIED),
+    "div": Primitive(algebra=_A.DIVIDED),
     **_each(
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
-        "clz complex conj convert_element_type cos cosh device_put digamma div empty empty2 eq eq_to "
-        "erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log "
-        "log1p logistic lt lt_to max min mul name ne neg nextafter not or population_count "
-        "pow real rem round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic "
-        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan xor"
+        "abs acos acosh asin asinh atan atanh cbrt cos cosh digamma erf_inv erfc exp exp2 expm1 integer_pow "
+        "lgamma log log1p logistic pow rsqrt sign sin sinh sqrt square tan",
+        algebra=_A.CURVED,
+    ),
+    **_each(
+        "and atan2 bitcast_convert_type ceil clamp clz complex conj device_put empty empty2 eq eq_to "
+        "floor ge gt igamma imag is_finite le le_to lt lt_to max min name ne neg nextafter not or "
+        "population_count real rem round select_n shift_left shift_right_arithmetic shift_right_logical "
+        "sub xor"
     ),
     # What devices send each other.
     **_each("all_gather all_gather_invariant", memory=_W, exchange="all-gather"),
     "all_to_all": Primitive(memory=_W, exchange="all-to-all"),
-    **_each("pmax pmin psum psum2 psum_invariant", memory=_W, exchange="all-reduce"),
+    **_each("pmax pmin", memory=_W, exchange="all-reduce"),
+    **_each("psum psum2 psum_invariant", memory=_W, algebra=_A.SUMMED, exchange="all-reduce"),
     "ppermute": Primitive(memory=_W, exchange="collective-permute"),
     "reduce_scatter": Primitive(memory=_W, exchange="reduce-scatter"),
     **_each("axis_index pbroadcast pvary pcast"),
@@ -147,43 +203,25 @@ TABLE: dict[str, Primitive] = {
 UNKNOWN = Primitive()
 
 
-def known_of(operation: Operation) -> Primitive:
-    """Return the properties of an operation's primitive.
+def primitive_of(kind: str) -> Primitive:
+    """Return the properties of a primitive, by its name.
 
     JAX's versions differ in - or _ within names; both find the same line.
     """
-    return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), UNKNOWN)
+    return TABLE.get(kind) or TABLE.get(kind.replace("-", "_"), UNKNOWN)
 
 
-def rule_of(operation: Operation) -> Rule:
-    """Return the correspondence between the dimensions of an operation without bodies.
-
-    Example:
-      >>> jaxpr = jax.make_jaxpr(jnp.transpose)(jnp.ones((8, 4)))
-      >>> rule = mw.program._internal.rule_of(mw.program._internal.program_of(jaxpr).operations[0])
-      >>> rule.inputs, rule.outputs
-      ([((0,), (1,))], [((1,), (0,))])
-    """
-    dimensions, params = known_of(operation).dimensions, operation.eqn.params
-    shapes = tuple([x.shape for x in operation.inputs]), tuple([x.shape for x in operation.outputs])
+def rule_of(kind: str, params: Mapping[str, Any], inputs: Shapes, outputs: Shapes) -> Rule:
+    """Return the correspondence between the dimensions of operands and results of these shapes."""
+    dimensions = primitive_of(kind).dimensions
     try:
-        return _rule(dimensions, () if dimensions is dims.elementwise else tuple(params.items()), *shapes)
+        key = () if dimensions is dims.elementwise else tuple(params.items())
+        return _rule(dimensions, key, inputs, outputs)
     except TypeError:  # a parameter has no hash
-        return dimensions(params, *shapes)
+        return dimensions(params, inputs, outputs)
 
 
 @lru_cache(1024)
 def _rule(dimensions: Dimensions, params: tuple[tuple[str, Any], ...], *shapes: Shapes) -> Rule:
     """Return a rule from a cache, as layers repeat it."""
     return dimensions(dict(params), *shapes)
-
-
-def product_flops(operation: Operation) -> tuple[int, str] | None:
-    """Return the FLOPs of a matrix product, with recomputation, and its dtype; None for other operations.
-
-    Those of rows that are not used count, too.
-    """
-    work = known_of(operation).work
-    if work is None:
-        return None
-    return sum(work(operation.eqn, rule_of(operation))), products.dtype_of(operation.eqn)

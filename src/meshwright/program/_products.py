@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.program import _jaxprs as jaxprs
 from meshwright.program._dimensions import Dims, Letters, Rule, Shapes, blanks, letters_of, no_letters
-from meshwright.program._program import Equation
+from meshwright.program._jaxprs import Equation
 
 # First number of the letters that only the right operand has, and the number of the groups of rows.
 RIGHT, GROUPS = 100, 300
@@ -24,6 +25,37 @@ def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     left, right, out = _product([len(shape) for shape in inputs[:2]], contracted, batch)
     summed = frozenset(left[d] for d in contracted[0])
     return Rule([letters_of(left), letters_of(right)], [letters_of(out)], summed)
+
+
+class Ragged(NamedTuple):
+    """The groups of rows of a ragged product: the tokens of each expert."""
+
+    count: int
+    has_matrices: bool
+    """True if each group meets a matrix of its own; False for the gradient of these matrices."""
+
+
+def ragged(eqn: Equation) -> Ragged:
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    return Ragged(jaxprs.shape_of(eqn.invars[2])[-1], bool(numbers.rhs_group_dimensions))
+
+
+class Convolution(NamedTuple):
+    """The dimensions of a convolution: of the image, the kernel and the result, those of space last."""
+
+    image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    result: tuple[int, ...]
+    batch_groups: int
+    """The groups of the batch, each of which meets features of its own; 1 but in gradients of kernels."""
+
+
+def convolution_of(eqn: Equation) -> Convolution | None:
+    """Return the dimensions of a convolution; None for all else."""
+    if eqn.primitive.name != "conv_general_dilated":
+        return None
+    image, kernel, result = eqn.params["dimension_numbers"]
+    return Convolution(image, kernel, result, eqn.params["batch_group_count"])
 
 
 def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:

@@ -8,14 +8,27 @@ Values inside a body differ from those outside; ties connect two values that are
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Jaxpr = Any
-Equation = Any
-"""A `jax.extend.core.JaxprEqn`, whose type does not state the shapes of arrays."""
+from meshwright.program._dimensions import Rule
+from meshwright.program._jaxprs import (
+    Equation,
+    Jaxpr,
+    body_of,
+    branches_of,
+    called,
+    is_literal,
+    num_turns,
+    opened,
+    scan_of,
+    shape_of,
+    while_of,
+)
+from meshwright.program._primitives import Primitive, primitive_of, rule_of
+from meshwright.program._products import Ragged, Work, ragged
+
 _TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
 """The scope of a pipeline's stages, as `mw.make_step` names it."""
 _USED = re.compile(r"used_(\d+)_of_(\d+)_rows")
@@ -26,7 +39,6 @@ _FUSED_ATTENTION = "fused_attention"
 """Name of the scope (`jax.named_scope`) of attention in blocks, which hardware may run as one kernel."""
 _SELDOM = "seldom"
 """Name of the scope of a condition whose second branch, that for True, is seldom taken: it is left out."""
-_NOT_INLINED = ("scan", "while", "cond", "shard_map", "pallas_call")
 
 
 @dataclass(eq=False, slots=True)
@@ -102,10 +114,65 @@ class Operation:
     """Ties from the outputs of its bodies to its own outputs."""
     carried: Sequence[Tie] = ()
     """Ties from the outputs of one iteration to the inputs of the next."""
+    primitive: Primitive = field(init=False)
+    """The row of its primitive in the table."""
+
+    def __post_init__(self) -> None:
+        self.primitive = primitive_of(self.kind)
+
+    @property
+    def rule(self) -> Rule:
+        """The correspondence between the dimensions of operands and results, if it has no bodies.
+
+        Example:
+          >>> jaxpr = jax.make_jaxpr(jnp.transpose)(jnp.ones((8, 4)))
+          >>> rule = mw.program._internal.program_of(jaxpr).operations[0].rule
+          >>> rule.inputs, rule.outputs
+          ([((0,), (1,))], [((1,), (0,))])
+        """
+        inputs, outputs = (tuple([x.shape for x in values]) for values in (self.inputs, self.outputs))
+        return rule_of(self.kind, self.eqn.params, inputs, outputs)
+
+    @property
+    def work(self) -> Work | None:
+        """Floating-point operations of a matrix product, unused rows included; None for all else."""
+        count = self.primitive.work
+        return None if count is None else count(self.eqn, self.rule)
+
+    @property
+    def ragged(self) -> Ragged | None:
+        """The groups of a ragged product; None for all else."""
+        return ragged(self.eqn) if self.primitive.product == "ragged_dot" else None
 
     @property
     def turns(self) -> int:
-        return self.eqn.params["length"] if self.kind == "scan" else 1
+        return num_turns(self.eqn)
+
+    @property
+    def is_while(self) -> bool:
+        return self.kind == "while"
+
+    @property
+    def is_condition(self) -> bool:
+        return self.kind == "cond"
+
+    @property
+    def is_mapped(self) -> bool:
+        """True for a `shard_map`."""
+        return self.kind == "shard_map"
+
+    @property
+    def is_constraint(self) -> bool:
+        """True for a constraint on the sharding of its operand."""
+        return self.kind == "sharding_constraint"
+
+    @property
+    def is_copy_to_host_or_back(self) -> bool:
+        return self.kind == "device_put" and self.inputs[0].on_host != self.outputs[0].on_host
+
+    @property
+    def is_lookup(self) -> bool:
+        return self.kind == "gather"
 
     @property
     def values(self) -> list[Value]:
@@ -150,41 +217,6 @@ def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
     return _needed(program)
 
 
-def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """Return the jaxprs among the parameters of an equation, such as the body of a loop."""
-    return _finder()(params)
-
-
-@cache
-def _finder() -> Callable[[Mapping[str, Any]], Iterator[Jaxpr]]:
-    from jax.extend.core import jaxprs_in_params  # here, as it loads Pallas, which takes some 40 ms
-
-    return jaxprs_in_params
-
-
-def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
-    """Yield all equations of a jaxpr; those inside another follow it.
-
-    A jaxpr that several equations call is looked into once.
-
-    Example:
-      >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0)
-      >>> [eqn.primitive.name for eqn in mw.program._internal.equations(jaxpr.jaxpr)]
-      ['jit', 'sin']
-    """
-    return _new_equations(jaxpr, set())
-
-
-def _new_equations(jaxpr: Jaxpr, met: set[int]) -> Iterator[Equation]:
-    """Yield the equations of a jaxpr, and of those inside that are not yet met."""
-    for eqn in _open(jaxpr).eqns:
-        yield eqn
-        for inner in jaxprs_in(eqn.params):
-            if id(_open(inner)) not in met:
-                met.add(id(_open(inner)))
-                yield from _new_equations(inner, met)
-
-
 def walk(program: Program) -> Iterator[Operation]:
     """Yield all operations of a program; those of bodies follow the operation that holds them.
 
@@ -212,7 +244,7 @@ class _Callers(NamedTuple):
 
 
 def _program(jaxpr: Jaxpr, callers: _Callers) -> Program:
-    inputs, operations = [_value(var) for var in _open(jaxpr).invars], list[Operation]()
+    inputs, operations = list(map(_value, opened(jaxpr).invars)), list[Operation]()
     return Program(inputs, _inlined(jaxpr, inputs, operations, callers), operations)
 
 
@@ -220,44 +252,24 @@ def _inlined(
     jaxpr: Jaxpr, inputs: Iterable[Value], operations: list[Operation], callers: _Callers
 ) -> list[Value]:
     """Append the operations of `jaxpr` on `inputs`, and return its results."""
-    jaxpr = _open(jaxpr)
-    known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+    jaxpr = opened(jaxpr)
+    values: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+    values |= {var: _value(var) for var in getattr(jaxpr, "constvars", ())}
 
     def value(atom: Any) -> Value:
-        is_literal = hasattr(atom, "val")
-        return _value(atom) if is_literal or atom not in known else known[atom]
+        return _value(atom) if is_literal(atom) or atom not in values else values[atom]
 
-    known |= {var: _value(var) for var in getattr(jaxpr, "constvars", ())}
     for eqn in jaxpr.eqns:
-        arguments = [value(atom) for atom in eqn.invars]
-        call = _call(eqn, arguments)
+        arguments = list(map(value, eqn.invars))
+        call = called(eqn)
         if call is None:
-            results = [_value(var) for var in eqn.outvars]
+            results = list(map(_value, eqn.outvars))
             operations += _operations(eqn, arguments, results, callers)
         else:
-            results = _inlined(*call, operations, callers.inside(eqn))
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [value(atom) for atom in jaxpr.outvars]
-
-
-def _call(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]] | None:
-    """Return the jaxpr that an equation calls, with the arguments; None if it is not a call."""
-    if not eqn.params or eqn.primitive.name in _NOT_INLINED:
-        return None
-    if eqn.primitive.name == "custom_linear_solve":
-        return _solve(eqn, arguments)
-    for jaxpr in map(_open, jaxprs_in(eqn.params)):
-        if _shapes(jaxpr.invars) == _shapes(eqn.invars) and _shapes(jaxpr.outvars) == _shapes(eqn.outvars):
-            return jaxpr, arguments
-    return None
-
-
-def _solve(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]]:
-    """Return the jaxpr that solves a linear system. The equation also holds the jaxprs of its gradient."""
-    lengths = eqn.params["const_lengths"]
-    start = lengths.matvec + lengths.vecmat
-    constants, right = arguments[start : start + lengths.solve], arguments[sum(lengths) :]
-    return eqn.params["jaxprs"].solve, [*constants, *right]
+            arguments = [arguments[i] for i in call.operands]
+            results = _inlined(call.jaxpr, arguments, operations, callers.inside(eqn))
+        values.update(zip(eqn.outvars, results, strict=True))
+    return list(map(value, jaxpr.outvars))
 
 
 def _operations(
@@ -270,39 +282,41 @@ def _operations(
 
 
 def _operation(eqn: Equation, inputs: list[Value], outputs: list[Value], callers: _Callers) -> Operation:
-    inside = callers.inside(eqn)
-    operation = Operation(eqn, eqn.primitive.name, inputs, outputs, callers.equations, inside.scope)
-    if operation.kind == "scan":
-        _tie_scan(operation)
-    elif operation.kind == "while":
-        _tie_while(operation)
-    elif operation.kind == "cond":
-        is_seldom = _SELDOM in str(eqn.source_info.name_stack)
-        for branch in eqn.params["branches"][: 1 if is_seldom else None]:
-            _tie_body(operation, branch, inputs[1:], outputs)
-    elif operation.kind == "shard_map":
-        operation.bodies = (_program(eqn.params["jaxpr"], inside),)
+    kind, scope = eqn.primitive.name, callers.inside(eqn).scope
+    operation = Operation(eqn, kind, inputs, outputs, callers.equations, scope)
+    if kind in _TIES:
+        _TIES[kind](operation)
     return operation
 
 
-def _tie_scan(scan: Operation) -> None:
-    """Tie the values of a scan.
-
-    Shapes show what is carried and what is sliced: JAX's parameters for it change.
-    """
-    body = _tie_body(scan, scan.eqn.params["jaxpr"], scan.inputs, scan.outputs)
-    num_whole = sum(not tie.source_stacked for tie in scan.entering)
-    num_carried = sum(not tie.target_stacked for tie in scan.leaving)
-    again = body.inputs[num_whole - num_carried : num_whole]
-    scan.carried = tuple(map(Tie, body.outputs[:num_carried], again))
+def _tie_scan(operation: Operation) -> None:
+    scan = scan_of(operation.eqn)
+    body = _tie_body(operation, scan.body, operation.inputs, operation.outputs)
+    again = body.inputs[scan.num_consts : scan.num_whole]
+    operation.carried = tuple(map(Tie, body.outputs[: scan.num_carry], again))
 
 
-def _tie_while(loop: Operation) -> None:
-    params, inputs = loop.eqn.params, loop.inputs
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    _tie_body(loop, params["cond_jaxpr"], [*inputs[:num_cond], *inputs[num_cond + num_body :]], [])
-    body = _tie_body(loop, params["body_jaxpr"], inputs[num_cond:], loop.outputs)
-    loop.carried = tuple(map(Tie, body.outputs, body.inputs[num_body:]))
+def _tie_while(operation: Operation) -> None:
+    loop, inputs = while_of(operation.eqn), operation.inputs
+    num_consts = loop.num_of_condition + loop.num_of_body
+    _tie_body(operation, loop.condition, [*inputs[: loop.num_of_condition], *inputs[num_consts:]], [])
+    body = _tie_body(operation, loop.body, inputs[loop.num_of_condition :], operation.outputs)
+    operation.carried = tuple(map(Tie, body.outputs, body.inputs[loop.num_of_body :]))
+
+
+def _tie_branches(operation: Operation) -> None:
+    is_seldom = _SELDOM in str(operation.eqn.source_info.name_stack)
+    for branch in branches_of(operation.eqn)[: 1 if is_seldom else None]:
+        _tie_body(operation, branch, operation.inputs[1:], operation.outputs)
+
+
+def _add_mapped(operation: Operation) -> None:
+    callers = _Callers((*operation.callers, operation.eqn), operation.scope)
+    operation.bodies = (_program(body_of(operation.eqn), callers),)
+
+
+_TIES = {"scan": _tie_scan, "while": _tie_while, "cond": _tie_branches, "shard_map": _add_mapped}
+"""The functions that add the bodies of an operation, and tie them to its operands and results."""
 
 
 def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: list[Value]) -> Program:
@@ -359,18 +373,4 @@ def _value(atom: Any) -> Value:
     aval = atom.aval
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     on_host = getattr(getattr(aval, "memory_space", None), "name", "") == "Host"
-    return Value(_shape(atom), itemsize, on_host=on_host)
-
-
-def _shapes(atoms: Iterable[Any]) -> list[tuple[int, ...]]:
-    return list(map(_shape, atoms))
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    """Return the shape of an array; tokens and similar values have none."""
-    return tuple(getattr(atom.aval, "shape", ()))
-
-
-def _open(jaxpr: Jaxpr) -> Jaxpr:
-    """Return the jaxpr inside a closed one; JAX 0.12 has one class for both."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
+    return Value(shape_of(atom), itemsize, on_host=on_host)

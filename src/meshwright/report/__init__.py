@@ -7,7 +7,8 @@ from meshwright._lazy import lazy_names
 if TYPE_CHECKING:
     from meshwright.report._page import inline_page
     from meshwright.report._run import read_run
+    from meshwright.report._summary import list_runs, sort_runs
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
-__all__ = ["inline_page", "read_run"]
+__all__ = ["inline_page", "list_runs", "read_run", "sort_runs"]

@@ -60,6 +60,7 @@ def _apart(positions: Sequence[float], height: float, bottom: float) -> list[flo
     moved: list[float] = []
     for position in positions:
         moved.append(max(position, moved[-1] + height) if moved else position)
+    # From below, labels are moved up again, so that none is under the plot.
     limit = bottom
     for i in reversed(range(len(moved))):
         moved[i] = min(moved[i], limit)
@@ -163,6 +164,7 @@ def _axes(x: Scale, y: Scale) -> Iterator[Html]:
         y_position = y(value)
         yield tag("line", x1=LEFT, x2=RIGHT, y1=_r(y_position), y2=_r(y_position), class_="grid")
         yield tag("text", short(value), x=LEFT - 6, y=_r(y_position + 3.5), class_="axis", text_anchor="end")
+    # There are no fractions of steps.
     ticks = [value for value in x.ticks() if value == int(value)]
     for value in ticks:
         yield tag("text", short(value), x=_r(x(value)), y=BOTTOM + 16, class_="axis", text_anchor="middle")

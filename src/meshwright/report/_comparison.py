@@ -30,6 +30,7 @@ def varied(runs: Sequence[Run], described: Mapping[str, Values]) -> dict[str, Va
         {name: [run.typed.get(name, plain(run.settings.get(name))) for run in runs] for name in names}
     )
     rest = {path: values for path, values in described.items() if path not in typed}
+    # A difference that follows from a typed setting is shown once, as that setting.
     rest = {path: values for path, values in rest.items() if not _follows(values, list(typed.values()))}
     return typed | _shortly({path: list(map(plain, values)) for path, values in rest.items()}, typed)
 
@@ -119,6 +120,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     """Return the comparison of two or more runs."""
     if len(runs) < 2:
         raise UsageError(f"a comparison needs two runs or more; found {len(runs)}.")
+    # The first run that has a main score decides for all.
     main_score = next((run.main_score for run in runs if run.main_score), None)
     ordered = sorted(runs, key=lambda run: _rank(run.best.get(main_score or "")))
     # Each run has a workdir of its own.

@@ -234,8 +234,10 @@ def _quantities(comparison: Comparison) -> list[Quantity]:
             for i, (label, run) in enumerate(comparison.named())
             if name in run.series
         ]
+        # A number of one run has nothing to be compared with.
         if len(curves) > 1 and (not slash or first in evaluations):
             charts.append((name, Quantity(score_title(name, comparison.chosen), curves, section_of(name))))
+    # The loss and the main score come first, then scores, then the rest.
     first_of_all = ("loss", comparison.main_score)
     charts.sort(key=lambda chart: (chart[0] not in first_of_all, "/" not in chart[0], chart[0]))
     return [chart for _, chart in charts]

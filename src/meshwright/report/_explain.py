@@ -174,6 +174,7 @@ def _device_shares(summary: Summary) -> Iterator[tuple[float, float, float]]:
     for device in summary.devices:
         busy = device.busy_seconds / len(summary.steps)
         exposed = device.exposed_seconds / len(summary.steps)
+        # A profile of one step has no time between steps.
         whole = max(busy, device.step_seconds or 0.0)
         if busy:
             yield (busy - exposed) / whole, exposed / whole, (whole - busy) / whole
@@ -186,7 +187,8 @@ def _gains(run: Run, ledger: Ledger | None, inside: _InStep | None) -> dict[str,
     if ledger is not None:
         shares = {part: seconds / ledger.total for part, seconds in ledger.seconds.items()}
         gains |= {part: share for part, share in shares.items() if part in _ADVICE}
-        gains["compile"] = shares.get("compile", 0.0) * (1 - 1 / max(1, ledger.attempts))  # once it must
+        # Each program must be compiled once; only the compilations of later attempts can be saved.
+        gains["compile"] = shares.get("compile", 0.0) * (1 - 1 / max(1, ledger.attempts))
         of_steps = shares.get("step", 0.0)
     elif (waited := _mean(run, "input_wait")) is not None:
         gains["input"] = waited

@@ -65,6 +65,7 @@ def _escaped(part: str) -> str:
 
 def _printable(text: str) -> str:
     """Replace the characters that HTML must not contain: control characters and lone surrogates."""
+    # The common case, in one call.
     if text.isprintable():
         return text
     characters = (c if c.isprintable() or c in "\n\t " else "\N{REPLACEMENT CHARACTER}" for c in text)

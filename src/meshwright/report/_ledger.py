@@ -125,6 +125,7 @@ class Ledger:
     def saved(self, step: int) -> "Ledger":
         """Return the ledger after a save of the state after `step`."""
         work = {part: self.seconds.get(part, 0.0) for part in WORK}
+        # The file stays small, however long the run is.
         newest = sorted({*self.marks, step})[-_MOST_MARKS:]
         marks = {marked_step: self.marks.get(marked_step, work) for marked_step in newest} | {step: work}
         return replace(self, marks=marks, saves=self.saves + 1)
@@ -136,6 +137,7 @@ class Ledger:
         from elsewhere, nothing is known to be lost; at step 0 everything is.
         """
         earlier = [marked_step for marked_step in self.marks if marked_step <= step]
+        # A checkpoint from elsewhere has no mark, so the work before it is unknown.
         if not earlier and step > 0:
             return self
         work = self.marks[max(earlier)] if earlier else {}

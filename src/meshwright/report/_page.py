@@ -62,6 +62,7 @@ def section(title: str, *parts: Part) -> Html:
 
 def _sections(run: Run) -> Iterator[tuple[str, Html | None]]:
     charted = quantities(run.series, run.evaluations, run.best)
+    # The first attempt is a start, and no restart.
     restarts = [attempt.first_step for attempt in run.attempts[1:]]
     profile_part, trouble = profile(run.directory)
     for title in SECTIONS:

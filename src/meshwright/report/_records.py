@@ -185,6 +185,7 @@ def samples_in(directory: Path) -> Samples | None:
     files = sorted((directory / "outputs/samples").glob("step_*.jsonl"))
     if not files:
         return None
+    # At most 20: the page contains the samples.
     lines = [parse_object(line) for line in read_file(files[-1]).splitlines()[:_MOST_ROWS]]
     rows = [{name: _value(files[-1], value) for name, value in line.items()} for line in lines]
     names = dict.fromkeys(name for row in rows for name in row)

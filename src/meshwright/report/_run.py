@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshwright.base._internal import description, documented, local_path, parse_object, read_file
-from meshwright.checkpoints._internal import Contents, contents, mode_of
+from meshwright.checkpoints._internal import mode_of
 from meshwright.errors import InputError
 from meshwright.observe._internal import salvage_jsonl
 from meshwright.processes._internal import is_locked
@@ -37,6 +37,9 @@ from meshwright.report._records import (
     spikes_in,
     times_back,
 )
+
+if TYPE_CHECKING:
+    from meshwright.checkpoints._internal import Contents
 
 T = TypeVar("T")
 
@@ -72,8 +75,6 @@ class Run:
     """The run's reports, as curves and attempts."""
     ledger: Ledger | None
     """The seconds of all attempts by their use, from `ledger.json`; None if the run has no such file."""
-    checkpoints: Contents | None
-    """The checkpoints that exist; None if their directory cannot be read."""
     checkpoints_path: str | None
     """Directory or URL of the checkpoints; None if it is not known."""
     settings_from: Mapping[int, str]
@@ -92,6 +93,16 @@ class Run:
     """Names of the files that every run has and this one does not."""
     damage: Sequence[str]
     """Descriptions of the files that exist and cannot be read."""
+
+    @cached_property
+    def checkpoints(self) -> "Contents | None":
+        """The checkpoints that exist; None if their directory cannot be read."""
+        from meshwright.checkpoints._internal import (
+            contents,  # loads JAX, for which lists of runs do not wait
+        )
+
+        path = self.checkpoints_path
+        return contents(path) if path and Path(path).is_dir() else None
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -199,6 +210,7 @@ def _run_in(directory: Path, location: str | None) -> Run:
     damage: list[str] = []
     read_history = lambda path: history_of(salvage_jsonl(path, damage.append))  # noqa: E731
     history = files.read("metrics.jsonl", read_history) or history_of(())
+    # A damaged file may have thousands of such lines.
     files.damage += damage[:_MOST_DAMAGE]
     path = str(environment.get("checkpoints") or directory / "checkpoints") if settings else None
     return Run(
@@ -213,7 +225,6 @@ def _run_in(directory: Path, location: str | None) -> Run:
         parameters=files.read("state.txt", _text) or "",
         history=history,
         ledger=files.read(LEDGER, read_ledger) if LEDGER in files else None,
-        checkpoints=contents(path) if path and Path(path).is_dir() else None,
         checkpoints_path=path,
         settings_from=_settings_from(directory / "attempts"),
         backs=times_back(directory),
@@ -284,6 +295,7 @@ def _ending(files: _Files, checkpoints: str | None, history: History) -> Ending:
     # A run in rounds does not hold its checkpoints' lock.
     if is_locked(files.directory / ".run.lock"):
         return Ending("running")
+    # A store has no locks: the time since the last report tells whether the run goes on.
     silent = None if history.last is None else time.time() - history.last.get("time", 0.0)
     return ending_of(None, checkpoints, silent)
 

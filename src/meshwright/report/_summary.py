@@ -31,7 +31,7 @@ def sort_runs(runs: Sequence[Document], by: str) -> list[Document]:
 
     Example:
       >>> runs = [{"run": name, "newest": {"loss": loss}} for name, loss in (("a", 0.5), ("b", 0.25))]
-      >>> [run["run"] for run in mw.report._internal.sort_runs(runs, "loss")]
+      >>> [run["run"] for run in mw.report.sort_runs(runs, "loss")]
       ['b', 'a']
     """
     name, mode = score_and_mode(by)
@@ -45,6 +45,7 @@ def sort_runs(runs: Sequence[Document], by: str) -> list[Document]:
             f"nothing tells whether lower or higher values of {name!r} are better.\n"
             f"  Write --sort {name}:min or --sort {name}:max."
         )
+    # The best comes first.
     sign = -1 if mode == "max" else 1
     values = {id(run): score(run, name) for run in runs}
     return sorted(runs, key=lambda run: _rank(values[id(run)], sign))
@@ -211,7 +212,7 @@ def list_runs(directory: str | Path, location: str | None = None) -> list[Docume
     A run that cannot be read at all has the state `damaged`, and a message.
 
     Example:
-      >>> mw.report._internal.list_runs(".")
+      >>> mw.report.list_runs(".")
       []
     """
     documents = [_document_of(path, _location_of(path, directory, location)) for path in find_runs(directory)]
@@ -230,6 +231,7 @@ def runs_table(
         rows = [(*row[:_NEEDED], *cells) for row, cells in zip(rows, zip(*more, strict=True), strict=True)]
     rows = [tuple(printable(cell, keep="") for cell in row) for row in rows]
     needed = _NEEDED + len(columns)
+    # Columns are left out from the right, until the table fits.
     while width is not None and len(rows[0]) > needed and max(map(len, aligned(rows))) > width:
         rows = [row[:-1] for row in rows]
     lines = aligned(rows, right=(*_NUMBERS, *range(_NEEDED, needed)), width=width)

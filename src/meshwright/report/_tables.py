@@ -59,6 +59,7 @@ def evaluations(run: Run) -> Html | None:
         [rows[step] for step in steps if step in shown_steps],
         caption=f"{caption}: the newest, best and first",
     )
+    # All rows are there, folded.
     whole = table(heads, rows.values(), caption=caption)
     return tag("div", some, tag("details", tag("summary", f"all {len(steps)}"), whole))
 
@@ -270,6 +271,7 @@ def profile(directory: Path) -> tuple[Html | None, str | None]:
         file = find_profiles(directory)[0]
     except InputError:
         return None, None
+    # The page is also written at the end of a run, which must not wait for it.
     if file.stat().st_size > _LARGEST_NBYTES:
         return None, f"{file.name} is too large for this page: `meshwright trace {directory}` reads it"
     try:

@@ -66,15 +66,15 @@ def _parts(rules: ByPath[optax.GradientTransformation]) -> Any:
     numbers = [(pattern, str(i)) for i, (pattern, _) in enumerate(rules)]
 
     def labels(params: PyTree) -> PyTree:
-        found = tree.map_named(lambda name, _: value_of(numbers, f"params/{name}", ""), params)
-        missed = [f"params/{name}" for name, label in tree.named_leaves(found).items() if not label]
+        labelled = tree.map_named(lambda name, _: value_of(numbers, f"params/{name}", ""), params)
+        missed = [f"params/{name}" for name, label in tree.named_leaves(labelled).items() if not label]
         if missed:
             raise UsageError(
                 f"by_path: no optimizer for {', '.join(missed)}.\n  The patterns are "
                 f"{', '.join(repr(pattern) for pattern, _ in rules)}. Add one that matches, or a last "
                 "('.*', optimizer) for all others."
             )
-        return found
+        return labelled
 
     return optax.partition({str(i): optimizer for i, (_, optimizer) in enumerate(rules)}, labels)
 
@@ -126,10 +126,10 @@ def decay_by_path(decays: ByPath[float]) -> optax.GradientTransformation:
         return Table.of("decay_by_path", decays)
 
     def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
-        def one(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
-            by = value_of(decays, f"params/{name}", 0.0)
-            return update + by * param if by else update
+        def decayed(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
+            decay = value_of(decays, f"params/{name}", 0.0)
+            return update + decay * param if decay else update
 
-        return tree.map_named(one, updates, params), state
+        return tree.map_named(decayed, updates, params), state
 
     return optax.GradientTransformation(init, update)

@@ -11,9 +11,8 @@ from meshwright.errors import DivergedError, listed
 from meshwright.observe._internal import Values, Writer
 from meshwright.parallel._internal import parameter_of
 from meshwright.training._loop import at_most_ahead
-from meshwright.training._offload import on_devices
 from meshwright.training._state import TrainState
-from meshwright.training._trainable import Tx, as_trainable
+from meshwright.training._trainable import Tx, as_trainable, on_devices
 
 Newest = Callable[[], int | None]
 """A function that returns the step of the checkpoint that a restart would use, or None.
@@ -81,11 +80,11 @@ def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], N
 
 def not_finite(optimizer: Tx, state: TrainState) -> list[str]:
     """Return the names of the arrays that `check_finite` would refuse. Collective, on the devices."""
-    arrays, wait, found = _trained(optimizer, state), at_most_ahead(), {}
+    arrays, wait, flags = _trained(optimizer, state), at_most_ahead(), {}
     for name, x in arrays.items():
-        found[name] = _is_finite(x)
-        wait(found[name])
-    return [name for name, is_finite in jax.device_get(found).items() if not is_finite]
+        flags[name] = _is_finite(x)
+        wait(flags[name])
+    return [name for name, is_finite in jax.device_get(flags).items() if not is_finite]
 
 
 @jax.jit
@@ -102,8 +101,8 @@ def _trained(optimizer: Tx, state: TrainState) -> dict[str, jax.Array]:
         parameter = parameter_of(name, params)
         return parameter is not None and (x.ndim > 0 or params[parameter].ndim == 0)
 
-    kept = {name: x for name, x in tree.named_leaves(state.opt_state).items() if is_beside(name, x)}
-    return _inexact("params", params) | _inexact("opt_state", kept)
+    beside_params = {name: x for name, x in tree.named_leaves(state.opt_state).items() if is_beside(name, x)}
+    return _inexact("params", params) | _inexact("opt_state", beside_params)
 
 
 def _inexact(prefix: str, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -111,15 +110,15 @@ def _inexact(prefix: str, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {f"{prefix}/{name}".rstrip("/"): x for name, x in floating.items()}
 
 
-def _diverged(what: str, newest: int | None, step: int | None = None) -> DivergedError:
+def _diverged(problem: str, newest: int | None, step: int | None = None) -> DivergedError:
     if newest is not None and newest == step:
         return DivergedError(
-            f"{what}.\n  The newest checkpoint contains this state: delete the checkpoint, and the run "
+            f"{problem}.\n  The newest checkpoint contains this state: delete the checkpoint, and the run "
             "continues from the one before."
         )
     saved = "none" if newest is None else f"step {newest}"
     return DivergedError(
-        f"{what}; it is not saved.\n  The newest checkpoint: {saved}. `meshwright nan RUN` finds the "
+        f"{problem}; it is not saved.\n  The newest checkpoint: {saved}. `meshwright nan RUN` finds the "
         "operation and the examples, if this is a run of an Experiment. Lower the learning rate, clip the "
         "gradients, or look at the data since then. If a parameter is infinite on purpose, freeze it with "
         "`mw.training.Trainable`."

@@ -8,7 +8,7 @@ import optax
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import UsageError
-from meshwright.training._offload import on_devices
+from meshwright.training._trainable import on_devices
 
 
 class EmaState(NamedTuple):
@@ -55,7 +55,7 @@ def keep_ema(
 
     def init(params: PyTree) -> EmaState:
         mass = jnp.float32(0 if bias_correction else 1)
-        return EmaState(jnp.zeros((), jnp.int32), mass, jax.tree.map(_kept, params))
+        return EmaState(jnp.zeros((), jnp.int32), mass, jax.tree.map(_as_average, params))
 
     def update(updates: PyTree, state: Any, params: PyTree = None, **_: Any) -> tuple[PyTree, EmaState]:
         old = decay(state.count) if callable(decay) else decay
@@ -78,7 +78,8 @@ def check_averages_are_last(opt_state: optax.OptState) -> None:
     while nodes:
         node = nodes.pop()
         if type(node) is tuple:  # the state of a chain
-            has_average = [_contains_average(each) for each in node]
+            leaves = [jax.tree.leaves(part, is_leaf=_is_average) for part in node]
+            has_average = [any(map(_is_average, part)) for part in leaves]
             if has_average != sorted(has_average):
                 raise UsageError(
                     "keep_ema must come last in the optimizer: a part after it changes the updates, and the "
@@ -120,8 +121,8 @@ def ema_params(state: Any) -> PyTree:
             "the optimizer keeps no average of the parameters.\n  Put `mw.training.keep_ema(0.999)` last in "
             "it: `optax.chain(optax.adam(1e-3), mw.training.keep_ema(0.999))`."
         )
-    found = on_devices({name: x for average in averages for name, x in average.items()})
-    return tree.map_named(lambda name, x: found.get(name, x).astype(x.dtype), state.params)
+    averaged = on_devices({name: x for average in averages for name, x in average.items()})
+    return tree.map_named(lambda name, x: averaged.get(name, x).astype(x.dtype), state.params)
 
 
 def eval_params(state: Any) -> PyTree:
@@ -150,15 +151,11 @@ def _averages(state: Any) -> list[dict[str, jax.Array]]:
     return [tree.named_leaves(node.ema) for node in nodes if _is_average(node)]
 
 
-def _contains_average(tree: Any) -> bool:
-    return any(map(_is_average, jax.tree.leaves(tree, is_leaf=_is_average)))
-
-
 def _is_average(x: Any) -> TypeGuard[EmaState]:
     return isinstance(x, EmaState)
 
 
-def _kept(x: jax.Array) -> jax.Array:
+def _as_average(x: jax.Array) -> jax.Array:
     """Return a copy of `x` in a dtype wide enough for an average. The original may be donated."""
     return jnp.array(x, jnp.promote_types(x.dtype, jnp.float32) if _is_averaged(x) else x.dtype)
 

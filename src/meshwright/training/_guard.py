@@ -151,20 +151,22 @@ class MeanPlus:
         return jnp.where(norms.count < self.after, jnp.inf, norms.mean + self.stds * std)
 
 
-def with_skipped(metrics: Metrics, updates: PyTree, before: optax.OptState, after: optax.OptState) -> Metrics:
+def with_skipped(
+    metrics: Metrics, updates: PyTree, old_state: optax.OptState, new_state: optax.OptState
+) -> Metrics:
     """Return `metrics` with the metric `skipped` if the optimizer may skip updates.
 
     In a skipped step, metrics that are not finite get the weight 0, so that reports show the other steps. If
     the guard is for some parameters only, and the `updates` of other parameters are not finite, the step does
     not count as skipped.
     """
-    counts = [now - then for now, then in zip(_skipped(after), _skipped(before), strict=True)]
+    counts = [new - old for new, old in zip(_skipped(new_state), _skipped(old_state), strict=True)]
     if not counts:
         return metrics
     is_harmless = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(updates)]).all()
     total = jnp.where(is_harmless, jnp.float32(sum(counts)), 0)
-    kept = {name: _harmless(metric, total > 0) for name, metric in metrics.items()}
-    return {**kept, "skipped": Mean(total, jnp.float32(len(counts)))}
+    harmless = {name: _harmless(metric, total > 0) for name, metric in metrics.items()}
+    return {**harmless, "skipped": Mean(total, jnp.float32(len(counts)))}
 
 
 def _skipped(state: optax.OptState) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Make a training state from arrays given by name, and initialise the rest."""
+"""Make a training state from arrays by name, and initialise the rest."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -35,9 +35,9 @@ All processes call it.
 
 
 def state_around(
-    given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int, layout: Layout
+    arrays: InitialArrays, init: Init | Model, optimizer: Tx, seed: int, layout: Layout
 ) -> TrainState:
-    """Return a state with the arrays in `given`. The rest has the values that `init_state` computes.
+    """Return a state with the given `arrays`. The rest has the values that `init_state` computes.
 
     The given arrays do not change the values of the rest: `init` is traced completely, but only the missing
     arrays are computed. The optimizer's state is made for all parameters together. Collective.
@@ -46,7 +46,7 @@ def state_around(
     array has several names, all but one of them get a copy, because a step donates each array.
 
     Args:
-      given: The arrays to start from, by name.
+      arrays: The arrays to start from, by name.
       init: The function that initialises the model, as for `init_state`.
       optimizer: The optimizer.
       seed: The seed of the initialisation and of the training.
@@ -64,74 +64,73 @@ def state_around(
       >>> print(state.params["body"], state.params["head"])
       [1. 1.] [0. 0.]
     """
-    return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
+    return fill_state(abstract_state(init, optimizer, layout), arrays, init, optimizer, seed)
 
 
 def fill_state(
-    target: TrainState, given: InitialArrays, init: Init | Model, optimizer: Tx, seed: int
+    target: TrainState, initial: InitialArrays, init: Init | Model, optimizer: Tx, seed: int
 ) -> TrainState:
     """Return the same state as `state_around`, for an abstract state that exists already."""
-    check_given(given, target)
-    wanted = tree.named_leaves(target)
-    arrays = {name: x for name, x in given.items() if not callable(x)}
+    check_given(initial, target)
+    targets = tree.named_leaves(target)
+    arrays = {name: x for name, x in initial.items() if not callable(x)}
     compare_given(tree.nested(arrays), [target.step.sharding])
-    here, mesh = _moved(arrays, wanted), cast(Any, target.step.sharding).mesh
+    placed, mesh = _moved(arrays, targets), cast(Any, target.step.sharding).mesh
 
     def put(fresh: Mapping[str, Any]) -> None:
-        """Store initialised arrays. If a function is given for a name, store its result instead."""
-        made = {name: given[name](x) if name in given else x for name, x in fresh.items()}
-        here.update({name: move_to(x, wanted[name].sharding) for name, x in made.items()})
+        """Store initialised arrays. If a name has a function, store the result of the function instead."""
+        values = {name: initial[name](x) if name in initial else x for name, x in fresh.items()}
+        placed.update({name: move_to(x, targets[name].sharding) for name, x in values.items()})
 
     def fill(parts: tuple[str, ...], make: Callable[[Any], dict[str, Any]], argument: Any) -> None:
         """Compute the missing arrays of these parts of the state, and no others."""
         whole = tree.named_leaves({part: getattr(target, part) for part in parts})
-        missing = [name for name in whole if name not in here]
+        missing = [name for name in whole if name not in placed]
         if not missing:
             return
-        shardings = tree.nested({name: wanted[name].sharding for name in missing})
+        shardings = tree.nested({name: targets[name].sharding for name in missing})
 
-        def made(argument: Any) -> PyTree:
+        def missing_arrays(argument: Any) -> PyTree:
             named = tree.named_leaves(make(argument))
             return tree.nested({name: named[name] for name in missing})
 
-        put(tree.named_leaves(computed(made, shardings, mesh, argument)))
+        put(tree.named_leaves(computed(missing_arrays, shardings, mesh, argument)))
 
     plain = {"step": np.int32(0), "seed": np.uint32(seed)}
     put({name: x for name, x in plain.items() if name not in arrays})
-    fill(("params", "model_state"), lambda seed: vars(fresh_variables(init, seed)), here["seed"])
-    params = tree.map_named(lambda name, _: here[f"params/{name}"], target.params)
+    fill(("params", "model_state"), lambda seed: vars(fresh_variables(init, seed)), placed["seed"])
+    params = tree.map_named(lambda name, _: placed[f"params/{name}"], target.params)
     fill(("opt_state",), lambda params: {"opt_state": fresh_opt_state(optimizer, params)}, params)
-    return tree.map_named(lambda name, _: here[name], target)
+    return tree.map_named(lambda name, _: placed[name], target)
 
 
-def check_given(given: InitialArrays, target: TrainState) -> None:
-    """Check that the arrays in `given` match the names, shapes and dtypes of the state `target`."""
-    wanted = tree.named_leaves(target)
-    unknown = [name for name in given if name not in wanted]
-    problems = [f"{name}: the state has no such array.{did_you_mean(name, wanted)}" for name in unknown]
-    outcomes = {name: _outcome(x, wanted[name]) for name, x in given.items() if name in wanted}
+def check_given(initial: InitialArrays, target: TrainState) -> None:
+    """Check that the initial arrays match the names, shapes and dtypes of the state `target`."""
+    targets = tree.named_leaves(target)
+    unknown = [name for name in initial if name not in targets]
+    problems = [f"{name}: the state has no such array.{did_you_mean(name, targets)}" for name in unknown]
+    outcomes = {
+        name: jax.eval_shape(x, targets[name]) if callable(x) else x
+        for name, x in initial.items()
+        if name in targets
+    }
     problems += [
-        f"{name}: expected shape {wanted[name].shape}, {wanted[name].dtype}; "
+        f"{name}: expected shape {targets[name].shape}, {targets[name].dtype}; "
         f"found shape {np.shape(x)}, {_dtype(x)}"
         for name, x in outcomes.items()
-        if (np.shape(x), _dtype(x)) != (wanted[name].shape, wanted[name].dtype)
+        if (np.shape(x), _dtype(x)) != (targets[name].shape, targets[name].dtype)
     ]
     if problems:
         raise UsageError("these arrays do not match the training state:\n  " + "\n  ".join(problems))
 
 
-def _moved(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `arrays` with the wanted shardings. No two of the results share memory."""
+def _moved(arrays: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `arrays` with the shardings of the targets. No two of the results share memory."""
     movable = {id(x): name for name, x in arrays.items()}
     return {
-        name: (move_to if movable[id(x)] == name else copy_to)(x, wanted[name].sharding)
+        name: (move_to if movable[id(x)] == name else copy_to)(x, targets[name].sharding)
         for name, x in arrays.items()
     }
-
-
-def _outcome(given: Any, wanted: jax.ShapeDtypeStruct) -> Any:
-    """Return a given array, or the shape and dtype that a given function returns."""
-    return jax.eval_shape(given, wanted) if callable(given) else given
 
 
 def _dtype(x: Any) -> np.dtype:

@@ -50,14 +50,18 @@ def learning_rates(optimizer: Tx) -> Callable[[optax.OptState], Rates]:
       >>> mw.training.learning_rates(optimizer)(optimizer.init({"w": jnp.ones(())}))
       {'learning_rate': 0.001}
     """
-    scheduled = functools.cache(_scheduled)
+
+    # The factor of a schedule, by the number of earlier updates. Each schedule is compiled once.
+    @functools.cache
+    def scheduled(update: Update) -> Callable[[np.int32], jax.Array]:
+        return jax.jit(lambda count: update(jnp.float32(1), optax.ScaleByScheduleState(count))[0])
 
     def rates(opt_state: optax.OptState) -> Rates:
         factors = _factors(as_trainable(optimizer).optimizer.update, opt_state, scheduled, ())
-        found = {name: -factor for name, factor in factors.items() if _is_negative(factor)}
-        if len(found) == 1:
-            return {"learning_rate": next(iter(found.values()))}
-        return {f"learning_rate/{name}" if name else "learning_rate": rate for name, rate in found.items()}
+        rates_by_name = {name: -factor for name, factor in factors.items() if _is_negative(factor)}
+        if len(rates_by_name) == 1:
+            return {"learning_rate": next(iter(rates_by_name.values()))}
+        return {f"learning_rate/{x}" if x else "learning_rate": rate for x, rate in rates_by_name.items()}
 
     return rates
 
@@ -66,21 +70,25 @@ def _factors(update: Update, state: Any, scheduled: Callable[..., Any], outer: t
     """Return the factors by which a transformation multiplied the newest updates."""
     if update in outer:
         return {}
-    shown = _variables(update)
+    variables = _variables(update)
     find = functools.partial(_factors, scheduled=scheduled, outer=(*outer, update))
     if _is_made_by(optax.scale, update):
         return {"": float(update(1.0, state)[0])}
     if _is_made_by(optax.scale_by_schedule, update) and isinstance(state, optax.ScaleByScheduleState):
         return {"": float(scheduled(update)(np.int32(max(np.asarray(state.count).item() - 1, 0))))}
     if _is_made_by(scale_by_path, update):
-        return {"": 1.0, **dict(shown["factors"])}
+        return {"": 1.0, **dict(variables["factors"])}
     if "learning_rate" in getattr(state, "hyperparams", ()):
         return {"": -float(state.hyperparams["learning_rate"])}
-    if parts := _chained(shown, state):
+    if parts := _chained(variables, state):
         return _chain_factors(parts, find)
-    if branches := _branches(update, shown, state):
-        return _by_name({name: find(*branch) for name, branch in branches.items()})
-    return _wrapped_factors(shown, state, find)
+    if branches := _branches(update, variables, state):
+        return {
+            "/".join(filter(None, (outer, inner))): factor
+            for outer, branch in branches.items()
+            for inner, factor in find(*branch).items()
+        }
+    return _wrapped_factors(variables, state, find)
 
 
 def _chain_factors(parts: Sequence[tuple[Update, Any]], find: FindFactors) -> Factors:
@@ -93,72 +101,63 @@ def _chain_factors(parts: Sequence[tuple[Update, Any]], find: FindFactors) -> Fa
     total: Factors = {}
     num_found, is_plain, has_state_between = 0, False, False
     for update, state in parts:
-        found = find(update, state)
-        if not found:
+        factors = find(update, state)
+        if not factors:
             has_state_between |= bool(total) and bool(jax.tree.leaves(state))
             continue
         num_found, is_plain = num_found + 1, isinstance(state, optax.EmptyState | optax.ScaleByScheduleState)
-        negates = all(map(_is_negative, found.values())) and not any(map(_is_negative, total.values()))
+        negates = all(map(_is_negative, factors.values())) and not any(map(_is_negative, total.values()))
         if negates and is_plain and has_state_between:
             return {}
-        total = found if negates and not is_plain else _product(total, found)
+        total = factors if negates and not is_plain else _product(total, factors)
     return {} if (num_found, is_plain, total) == (1, True, {"": -1.0}) else total
 
 
-def _wrapped_factors(shown: Mapping[str, Any], state: Any, find: FindFactors) -> Factors:
-    """Return the factors of the one transformation inside a wrapper, or no factors if there are several.
+def _wrapped_factors(variables: Mapping[str, Any], state: Any, find: FindFactors) -> Factors:
+    """Return the factors of the only transformation inside a wrapper, or no factors if there are several.
 
     The state of the inner transformation is the state of the wrapper, or a field of it.
     """
-    held = [value for value in shown.values() if _is_transformation(value)]
+    inner = [value for value in variables.values() if _is_transformation(value)]
     places = (state, *state) if hasattr(state, "_fields") else (state,)
-    found = (find(held[0].update, place) for place in places) if len(held) == 1 else ()
-    return next(filter(None, found), {})
+    candidates = (find(inner[0].update, inner_state) for inner_state in places) if len(inner) == 1 else ()
+    return next(filter(None, candidates), {})
 
 
-def _product(one: Factors, other: Factors) -> Factors:
+def _product(factors: Factors, other: Factors) -> Factors:
     """Return the products by name, or no factors if each side has names that the other side lacks."""
-    if one.keys() <= {""}:
-        return {name: one.get("", 1.0) * factor for name, factor in other.items()}
+    if factors.keys() <= {""}:
+        return {name: factors.get("", 1.0) * factor for name, factor in other.items()}
     if other.keys() == {""}:
-        return {name: factor * other[""] for name, factor in one.items()}
-    return {name: factor * other[name] for name, factor in one.items()} if one.keys() == other.keys() else {}
+        return {name: factor * other[""] for name, factor in factors.items()}
+    return (
+        {name: factor * other[name] for name, factor in factors.items()}
+        if factors.keys() == other.keys()
+        else {}
+    )
 
 
-def _chained(shown: Mapping[str, Any], state: Any) -> list[tuple[Update, Any]]:
+def _chained(variables: Mapping[str, Any], state: Any) -> list[tuple[Update, Any]]:
     """Return the parts of an `optax.chain`, each with its state, or an empty list if it is not a chain."""
-    for value in shown.values():
+    for value in variables.values():
         if type(state) is tuple and isinstance(value, tuple) and len(value) == len(state):
             return list(zip(value, state, strict=True)) if all(map(callable, value)) else []
     return []
 
 
-def _branches(update: Update, shown: Mapping[str, Any], state: Any) -> dict[str, tuple[Update, Any]]:
+def _branches(update: Update, variables: Mapping[str, Any], state: Any) -> dict[str, tuple[Update, Any]]:
     """Return the optimizers of different parameters, by pattern or label, each with its state."""
     states = getattr(state, "inner_states", None)
     if isinstance(states, Mapping) and _is_made_by(by_path, update):
-        rules = enumerate(shown["rules"])
+        rules = enumerate(variables["rules"])
         return {pattern: (optimizer.update, states[str(i)].inner_state) for i, (pattern, optimizer) in rules}
-    for value in shown.values():
+    for value in variables.values():
         if isinstance(states, Mapping) and isinstance(value, Mapping) and value.keys() == states.keys():
             return {
                 str(label): (optimizer.update, states[label].inner_state)
                 for label, optimizer in value.items()
             }
     return {}
-
-
-def _by_name(found: Mapping[str, Factors]) -> Factors:
-    return {
-        "/".join(filter(None, (outer, inner))): factor
-        for outer, factors in found.items()
-        for inner, factor in factors.items()
-    }
-
-
-def _scheduled(update: Update) -> Callable[[np.int32], jax.Array]:
-    """Return a function that takes the number of earlier updates and returns the factor of a schedule."""
-    return jax.jit(lambda count: update(jnp.float32(1), optax.ScaleByScheduleState(count))[0])
 
 
 def _is_made_by(factory: Callable[..., Any], function: Update) -> bool:
@@ -176,11 +175,11 @@ def _variables(function: Update) -> Mapping[str, Any]:
         return getattr(owner, "__dict__", {})
     if not isinstance(function, types.FunctionType):
         return {}
-    found = {}
+    variables = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # the variable has no value yet
-            found[name] = cell.cell_contents
-    return found
+            variables[name] = cell.cell_contents
+    return variables
 
 
 def _is_negative(factor: float) -> bool:

@@ -26,18 +26,13 @@ def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
     rules = _rules(compute_dtype)
     Table.of("compute_dtype", rules)
 
-    def one(name: str, x: jax.Array) -> jax.Array:
+    def narrowed_leaf(name: str, x: jax.Array) -> jax.Array:
         dtype = value_of(rules, f"params/{name}", None)
         if dtype is None or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return x.astype(dtype) if x.dtype.itemsize > dtype.itemsize else x
 
-    return lambda params: tree.map_named(one, params)
-
-
-def narrowed(params: PyTree, compute_dtype: ComputeDtype) -> PyTree:
-    """Return `params` in the dtypes that the loss receives; see `narrowing`."""
-    return narrowing(compute_dtype)(params)
+    return lambda params: tree.map_named(narrowed_leaf, params)
 
 
 def check_dtypes(compute_dtype: ComputeDtype, params: PyTree, name: str = "compute_dtype") -> None:
@@ -80,12 +75,12 @@ def _floating(dtype: DTypeLike | None) -> jnp.dtype | None:
     if dtype is None:
         return None
     try:
-        found = jnp.dtype(dtype)
+        floating = jnp.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
+        floating = None
+    if floating is None or not jnp.issubdtype(floating, jnp.floating):
         raise UsageError(
             f"compute_dtype={dtype!r} is not a floating dtype. Use 'bfloat16', 'float16' or 'float32', or "
             "None to compute in the dtypes of the parameters."
         )
-    return found
+    return floating

@@ -1,7 +1,5 @@
 """The training state between two steps. A restart needs only this and the position in the data."""
 
-import re
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,13 +22,13 @@ from meshwright.base._internal import (
     tree,
     values_of,
 )
-from meshwright.errors import UsageError, did_you_mean, listed
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.parallel._internal import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.processes import _internal as processes
 from meshwright.training._ema import check_averages_are_last
 from meshwright.training._keys import key_of
-from meshwright.training._offload import in_memory
-from meshwright.training._trainable import Tx, as_trainable, tables_of
+from meshwright.training._optimizers import init_optimizer
+from meshwright.training._trainable import Tx, as_trainable, in_memory, tables_of
 
 Params = TypeVar("Params", default=Any)
 """The type of the parameters, a pytree of arrays."""
@@ -65,18 +63,15 @@ class Variables(Generic[Params]):
     """State that the loss takes and returns updated, such as batch statistics. It is not differentiated."""
 
     def __repr__(self) -> str:
-        return f"Variables({_shown(self, 'params', 'model_state')})"
+        return f"Variables({_sizes_text(self, 'params', 'model_state')})"
 
-
-_LACKS = "required keyword-only argument"
-"""The words of Python's error if an optimizer is not given what it needs."""
 
 Init = Callable[[jax.Array], Params | Variables[Params]]
 """A function that makes the parameters from a PRNG key, or `Variables` for a model with a state."""
 
 
 class Model(Protocol):
-    """What has an `Init` as its method, such as the value that `mw.functional` returns."""
+    """An object with an `Init` as its method, such as the value that `mw.functional` returns."""
 
     def init(self, key: jax.Array, /) -> Any: ...
 
@@ -118,8 +113,8 @@ class TrainState(Generic[Params]):
 
     def __repr__(self) -> str:
         step = values_of(self.step)
-        known = "?" if step is None or step.shape else step
-        return f"TrainState(step={known}, {_shown(self, 'params', 'opt_state', 'model_state')})"
+        step_text = "?" if step is None or step.shape else step
+        return f"TrainState(step={step_text}, {_sizes_text(self, 'params', 'opt_state', 'model_state')})"
 
 
 def init_state(init: Init[Params] | Model, optimizer: Tx, seed: int, layout: Layout) -> TrainState[Params]:
@@ -150,7 +145,7 @@ def init_state(init: Init[Params] | Model, optimizer: Tx, seed: int, layout: Lay
 
 
 def state_from(
-    made: Params | Variables[Params], optimizer: Tx, seed: int, layout: Layout
+    params: Params | Variables[Params], optimizer: Tx, seed: int, layout: Layout
 ) -> TrainState[Params]:
     """Return a new state with existing parameters: restored, pretrained or made by hand. Collective.
 
@@ -158,7 +153,7 @@ def state_from(
     The errors are those of `init_state`.
 
     Args:
-      made: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays it takes.
+      params: The parameters, or the `Variables` of a model with a state, arrays as `copy_to` takes them.
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       seed: The seed of the steps' random numbers, from 0 to 2**32 - 1.
       layout: The mesh, and the rules that split arrays over it.
@@ -169,19 +164,15 @@ def state_from(
       TrainState(step=0, params: 1 array of 8 B, opt_state: 0 arrays of 0 B, mesh data=8)
     """
     with collector_paused():
-        state = jax.eval_shape(lambda made: _fresh(made, optimizer, jnp.uint32(seed)), made)
+        state = jax.eval_shape(lambda params: _fresh(params, optimizer, jnp.uint32(seed)), params)
     target = _placed(state, optimizer, layout)
     shardings = _shardings(target)
-    given = _variables(made)
-    params = copy_to(given.params, shardings.params)
-    opt_state = computed(partial(fresh_opt_state, optimizer), shardings.opt_state, layout.mesh, params)
-    return TrainState(
-        step=copy_to(np.int32(0), shardings.step),
-        params=params,
-        opt_state=opt_state,
-        seed=copy_to(np.uint32(seed), shardings.seed),
-        model_state=copy_to(given.model_state, shardings.model_state),
-    )
+    variables = _variables(params)
+    copied = copy_to(variables.params, shardings.params)
+    opt_state = computed(partial(fresh_opt_state, optimizer), shardings.opt_state, layout.mesh, copied)
+    step, seed_array = copy_to(np.int32(0), shardings.step), copy_to(np.uint32(seed), shardings.seed)
+    model_state = copy_to(variables.model_state, shardings.model_state)
+    return TrainState(step, copied, opt_state, seed_array, model_state)
 
 
 def abstract_state(init: Init[Params] | Model, optimizer: Tx, layout: Layout) -> TrainState[Params]:
@@ -216,10 +207,10 @@ def _make(init: Init | Model, optimizer: Tx) -> Callable[[jax.Array], TrainState
     return lambda seed: _fresh(fresh_variables(init, seed), optimizer, seed)
 
 
-def _shown(of: TrainState | Variables, *parts: str) -> str:
+def _sizes_text(value: TrainState | Variables, *parts: str) -> str:
     """Return the sizes of the parts of a state, and the mesh that it is on."""
-    sizes = [f"{name}: {size_text(part)}" for name in parts if (part := getattr(of, name)) is not None]
-    mesh = mesh_of(of.params)
+    sizes = [f"{name}: {size_text(part)}" for name in parts if (part := getattr(value, name)) is not None]
+    mesh = mesh_of(value.params)
     return ", ".join(sizes if mesh is None else [*sizes, f"mesh {mesh}"])
 
 
@@ -239,69 +230,14 @@ def fresh_opt_state(optimizer: Tx, params: PyTree) -> optax.OptState:
     return init_optimizer(only.optimizer, only.split(params)[0])
 
 
-def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
-    """Return `optimizer.init(params)`."""
-    try:
-        return optimizer.init(params)
-    except (ValueError, TypeError) as error:
-        kind, expected = _kind_of_masks(error), type(params).__name__
-        if kind in (None, expected):
-            raise
-        raise UsageError(
-            f"the optimizer's mask or labels are a {kind}, but the parameters are a {expected} of arrays by "
-            f"name: {listed(tree.leaf_names(params))}.\n"
-            "  Give a function of the parameters: lambda params: jax.tree.map(lambda x: x.ndim > 1, params). "
-            "Or patterns of names, by mw.training.by_path, decay_by_path or Trainer(trainable='lora/.*'). "
-            "flax.core.unfreeze(labels) makes a plain dict of a FrozenDict."
-        ) from error
+def _fresh(params: PyTree | Variables, optimizer: Tx, seed: jax.Array) -> TrainState:
+    variables = _variables(params)
+    opt_state = fresh_opt_state(optimizer, variables.params)
+    return TrainState(jnp.zeros((), jnp.int32), variables.params, opt_state, seed, variables.model_state)
 
 
-def _kind_of_masks(error: Exception) -> str | None:
-    """Return the type of the masks or labels that optax worked on when it failed, if they are a tree.
-
-    A module is one, although it can be called: optax then calls it, and fails with any error. The optimizer
-    is a closure, so only the frames of the traceback show what it holds.
-    """
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for masks in (frame.f_locals.get(name) for name in ("mask", "param_labels")):
-            if masks is not None and all(isinstance(x, bool | str) for x in jax.tree.leaves(masks)):
-                return type(masks).__name__
-    return None
-
-
-def updated(
-    optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Any
-) -> tuple[PyTree, optax.OptState]:
-    """Return what `optimizer.update` does, which gets `loss`, a `Mean`, and the gradients if it needs
-    them.
-    """
-    update = partial(optimizer.update, grads, opt_state, params)
-    try:
-        try:
-            return update()
-        except TypeError as error:
-            if _LACKS not in str(error):
-                raise
-            # Only now, as some transformations refuse what they do not need.
-            return update(value=loss.value, grad=grads)
-    except (TypeError, ValueError, AttributeError) as error:
-        if not re.search(f"value_fn|obj_fn|grad_fn|{_LACKS}|has no attribute 'fast'", str(error)):
-            raise
-        raise UsageError(
-            "the optimizer asks for more than the gradients, the parameters and the loss, as optax.lbfgs, "
-            f"lookahead, contrib.sophia and an opaque contrib.sam do: {error}\n"
-            "  Make the update yourself: mw.Trainer(train_step=...) or mw.training.Step."
-        ) from error
-
-
-def _fresh(made: PyTree | Variables, optimizer: Tx, seed: jax.Array) -> TrainState:
-    given = _variables(made)
-    opt_state = fresh_opt_state(optimizer, given.params)
-    return TrainState(jnp.zeros((), jnp.int32), given.params, opt_state, seed, given.model_state)
-
-
-def _variables(made: PyTree | Variables) -> Variables:
-    return made if isinstance(made, Variables) else Variables(made, None)
+def _variables(params: PyTree | Variables) -> Variables:
+    return params if isinstance(params, Variables) else Variables(params, None)
 
 
 def _placed(state: TrainState, optimizer: Tx, layout: Layout) -> TrainState:

@@ -29,9 +29,17 @@ from meshwright.parallel._internal import (
 )
 from meshwright.processes import _internal as processes
 from meshwright.program._internal import bind, evaluate
-from meshwright.training._compile._compiler_options import CompilerOptions
-from meshwright.training._compile._kept_programs import compiled_or_kept
-from meshwright.training._complex import kept_complex
+from meshwright.training._arguments import (
+    Shapes,
+    changed,
+    differ_in_shape_only,
+    placed,
+    refuse_donated,
+    shapes_of,
+    shardings_of,
+    undeclared,
+)
+from meshwright.training._compile import CompilerOptions, compiled_or_kept
 from meshwright.training._guard import with_skipped
 from meshwright.training._keys import step_key, with_key
 from meshwright.training._learning_rates import Rates, learning_rates
@@ -45,16 +53,13 @@ from meshwright.training._loss import (
     mean_gradients,
     objective,
 )
-from meshwright.training._multi_steps import check_accumulated_once
 from meshwright.training._norms import global_norm, norms_of
-from meshwright.training._offload import on_devices
+from meshwright.training._optimizers import check_accumulated_once, kept_complex, updated
 from meshwright.training._pipeline._pipelined import has_pipeline, over_pipeline, refuse_stacks
 from meshwright.training._pipeline._schedule import PipelineSchedule
-from meshwright.training._placed import placed, refuse_donated, shardings_of
 from meshwright.training._precision import ComputeDtype, check_dtypes, narrowing
-from meshwright.training._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
-from meshwright.training._state import TrainState, updated
-from meshwright.training._trainable import Tx, as_trainable, joined
+from meshwright.training._state import TrainState
+from meshwright.training._trainable import Tx, as_trainable, joined, on_devices
 
 log = logging.getLogger("meshwright")
 S = TypeVar("S")
@@ -151,13 +156,12 @@ class Step:
         return len(self._programs)
 
     def __call__(self, state: S, batch: PyTree) -> tuple[S, Mapping[str, Any]]:
-        """Return the new state and the metrics by name. The metrics stay on the devices until you read
-        one.
-        """
+        """Return the new state, and the metrics by name, which stay on the devices until you read one."""
         refuse_donated(state)
         new, metrics = self._computed(state, batch)
         if self._rates is not None:
-            self._newest = ref(new)  # a weak reference, because a state takes much memory
+            # A weak reference, because a state takes much memory.
+            self._newest = ref(new)
         return new, metrics
 
     def learning_rates(self) -> Rates:
@@ -192,11 +196,11 @@ class Step:
           LayoutError: The batch does not divide over the devices and microbatches. Or the state is not on the
             mesh. Or an axis of the mesh only repeats work.
         """
-        if (known := self._programs.get(shapes_of(batch))) is not None and self._is_for(state, batch):
-            self._compiled = known
-            return known
+        if (compiled := self._programs.get(shapes_of(batch))) is not None and self._is_for(state, batch):
+            self._compiled = compiled
+            return compiled
         started = time.perf_counter()
-        with processes.sharing_errors(), in_mesh(self._layout.mesh):
+        with processes.broadcasting_errors(), in_mesh(self._layout.mesh):
             traced = self.trace(state, batch)
             with collector_paused():
                 lowered = traced.lower()
@@ -220,25 +224,20 @@ class Step:
 
     def _is_for(self, state: Any, batch: PyTree) -> bool:
         """Return whether the step is compiled for this state and for batches with these arrays and dtypes."""
-        new, known = tree.abstract(state), self._state
-        if jax.tree.structure(new) != jax.tree.structure(known) or jax.tree.leaves(new) != jax.tree.leaves(
-            known
-        ):
+        new = tree.abstract(state)
+        is_same_tree = jax.tree.structure(new) == jax.tree.structure(self._state)
+        if not is_same_tree or jax.tree.leaves(new) != jax.tree.leaves(self._state):
             return False
         batch = placed(batch, self._layout, self._microbatches)
         return not tree.differences(self._batch, batch) or differ_in_shape_only(self._batch, batch)
 
     def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile in the middle of a run, for a batch of a shape that was not declared before the run."""
-        is_of_several = (
-            processes.spans_all_processes(self._layout.mesh.devices.flat) and jax.process_count() > 1
-        )
-        if is_of_several or not self.compiles_late:
+        if processes.spans_all_processes(self._layout.mesh.devices.flat) or not self.compiles_late:
             raise undeclared(self._batch, batch)
-        changes = tree.differences(self._batch, batch)
-        before = self.compile_seconds
+        changes, seconds_before = tree.differences(self._batch, batch), self.compile_seconds
         compiled = self.compile(tree.abstract(state), batch)
-        seconds = self.compile_seconds - before
+        seconds = self.compile_seconds - seconds_before
         self.tell(f"the step was compiled again, in {seconds:.1f} s, for a batch where {changes}")
         return compiled
 
@@ -305,9 +304,9 @@ def make_step(
         update. If the loss uses no randomness and no state, and is a mean over rows that do not meet in it,
         the number does not change the update. A step whose rows meet says so when it is compiled. On a mesh
         with the axis `pipeline` several are computed at a time, each in another stage of `mw.nn.layers`.
-      pipeline_rounds: How often each microbatch goes around the stages of the axis `pipeline`. With more
+      pipeline_rounds: The times that each microbatch goes around the stages of the axis `pipeline`. With more
         rounds each device has more but shorter stages, and idles less.
-      pipeline_schedule: When the stages go back. By "gpipe" they do so when all microbatches have gone
+      pipeline_schedule: The order of the stages. By "gpipe" they go back when all microbatches have gone
         forward, and keep of each what the layers keep. By "1f1b" they keep the inputs of at most 3 p - 1
         microbatches, for p stages, and what the layers keep of one. It needs a loss with one `mw.nn.layers`.
       compute_dtype: The dtype of the parameters that the loss receives, such as "bfloat16", or a table by
@@ -341,7 +340,7 @@ def make_step(
     """
     over_stages = over_pipeline(layout, microbatches, pipeline_rounds, pipeline_schedule)
     only, narrow = as_trainable(optimizer), narrowing(compute_dtype)
-    total_of = objective(loss) if microbatches == 1 else _noting_meeting(objective(loss), lambda: made)
+    total_of = objective(loss) if microbatches == 1 else _noting_meeting(objective(loss), lambda: result)
     minimised = splitting_sequences(total_of, layout, batch_at=2)
     norms_by_name = norms_of(norms)
 
@@ -360,17 +359,17 @@ def make_step(
         grads, metrics, model_state = mean_gradients(
             total, trained, state.model_state, batch, key, microbatches, at_once=is_pipeline
         )
-        before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
+        old_opt_state = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
         with kept_complex(), jax.named_scope("optimizer"):  # a row of `meshwright trace`
-            updates, opt_state = updated(only.optimizer, grads, before, trained, metrics["loss"])
+            updates, opt_state = updated(only.optimizer, grads, old_opt_state, trained, metrics["loss"])
             _check_updates(trained, updates)
             params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(global_norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, with_skipped(metrics, updates, before, opt_state)
+        return new, with_skipped(metrics, updates, old_opt_state, opt_state)
 
-    made = Step(
+    result = Step(
         step,
         layout,
         microbatches=microbatches,
@@ -378,18 +377,18 @@ def make_step(
         optimizer=optimizer,
         compiler_options=compiler_options,
     )
-    made.minimised = "loss"
-    return made
+    result.minimised = "loss"
+    return result
 
 
-def _noting_meeting(objective: Objective, made: Callable[[], Step]) -> Objective:
+def _noting_meeting(objective: Objective, step_of: Callable[[], Step]) -> Objective:
     """Return an objective that notes in the step, when it is traced, whether rows of the batch meet in it."""
 
     def total(*arguments: Any) -> Any:
         jaxpr, out = jax.make_jaxpr(objective, return_shape=True)(*arguments)
         start = len(jax.tree.leaves(arguments[:2]))
         of_batch = slice(start, start + len(jax.tree.leaves(arguments[2])))
-        made().meeting = meeting(jaxpr, of_batch, slice(1))
+        step_of().meeting = meeting(jaxpr, of_batch, slice(1))
         return jax.tree.unflatten(jax.tree.structure(out), evaluate(jaxpr, jax.tree.leaves(arguments), bind))
 
     return total
@@ -407,7 +406,7 @@ def _check_updates(params: PyTree, updates: PyTree) -> None:
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:
-    taken = [name for name in metrics if name in REPORTED]
-    if taken or not metrics:
-        found = f"a metric called {taken[0]!r}, but this name is reserved" if taken else "no metric"
-        raise UsageError(f"the step returned {found}.\n  Return at least one metric, such as 'loss'.")
+    reserved = [name for name in metrics if name in REPORTED]
+    if reserved or not metrics:
+        fault = f"a metric called {reserved[0]!r}, but this name is reserved" if reserved else "no metric"
+        raise UsageError(f"the step returned {fault}.\n  Return at least one metric, such as 'loss'.")

@@ -6,9 +6,11 @@ from typing import Any, Literal, get_args
 
 import jax
 import optax
+from jax.sharding import Mesh, NamedSharding
 
 from meshwright.base._internal import PyTree, Table, compiled, documented, tree, value_of
 from meshwright.errors import UsageError
+from meshwright.parallel._internal import SPLITTING_STATE
 from meshwright.training._by_path import ByPath, tables_in
 
 Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
@@ -73,21 +75,22 @@ class Trainable:
 
 
 UpdateRule = Literal["none", "optimizer", "state", "all"]
-"""What may change an array: nothing, the optimizer, the model state that the loss returns, or both."""
+"""The parts of a step that may change an array: nothing, the optimizer, the model state that the loss
+returns, or both."""
 
 
 @dataclass(frozen=True)
 class AllowedBy:
-    """A function that returns, for each array, whether the rules let `by` change it."""
+    """A function that returns, for each array, whether the rules let `updater` change it."""
 
-    by: UpdateRule
+    updater: UpdateRule
     rules: ByPath[UpdateRule]
 
     def __post_init__(self) -> None:
         self.table()
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct) -> bool:
-        return value_of(self.rules, name, "all") in (self.by, "all")
+        return value_of(self.rules, name, "all") in (self.updater, "all")
 
     def table(self) -> Table:
         return Table.of("update_rules", self.rules)
@@ -180,13 +183,13 @@ def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> di
     """
     only = as_trainable(optimizer)
     trained = tree.leaf_names({"params": only.split(variables["params"])[0]})
-    found = dict.fromkeys(tables_in(opt_state), trained)
+    names = dict.fromkeys(tables_in(opt_state), trained)
     if isinstance(only.trainable, AllowedBy):
-        found[only.trainable.table()] = tree.leaf_names(variables)
+        names[only.trainable.table()] = tree.leaf_names(variables)
     if isinstance(only.updatable, str):
         state = tree.leaf_names({"model_state": variables["model_state"]})
-        found[Table("updatable", (only.updatable,))] = state
-    return found
+        names[Table("updatable", (only.updatable,))] = state
+    return names
 
 
 def joined(trained: PyTree, frozen: PyTree) -> PyTree:
@@ -201,12 +204,12 @@ def _everything(name: str, x: jax.ShapeDtypeStruct) -> bool:
 def _chosen(chosen: Chosen, prefix: str, arrays: PyTree) -> PyTree:
     """Return a tree of booleans with the structure of `arrays`: True where an array is chosen."""
 
-    def one(name: str, x: Any) -> bool:
+    def is_chosen(name: str, x: Any) -> bool:
         if isinstance(chosen, str):
             return compiled(chosen)(f"{prefix}/{name}") is not None
         return chosen(f"{prefix}/{name}", jax.ShapeDtypeStruct(x.shape, x.dtype))
 
-    return tree.map_named(one, arrays)
+    return tree.map_named(is_chosen, arrays)
 
 
 def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:
@@ -229,4 +232,32 @@ def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:
             f"trained parameters must have a floating dtype, but {', '.join(fixed)}.\n"
             "  Use `Trainable(pattern, optimizer)` to train only the others, or move constants out of the "
             "parameters: put them in the batch, or in a closure of the loss."
+        )
+
+
+def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
+    """Return `shardings` in another memory. Scalars stay on the devices, because they need little memory."""
+    if kind is None:
+        return shardings
+
+    def with_memory(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+        if isinstance(sharding.mesh, Mesh):  # an abstract mesh has no devices to check
+            _check_memory(kind, sharding.mesh.local_devices[0])
+        return sharding.with_memory_kind(kind) if x.ndim else sharding
+
+    return jax.tree.map(with_memory, arrays, shardings)
+
+
+def on_devices(arrays: PyTree) -> PyTree:
+    """Return `arrays` in the devices' memory, with the same shardings. Arrays there are not copied."""
+    return jax.device_put(arrays, jax.memory.Space.Device)
+
+
+def _check_memory(kind: str, device: jax.Device) -> None:
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if kinds and kind not in kinds:  # a description of a device that is not here has none
+        raise UsageError(
+            f"the optimizer's state cannot be kept in memory {kind!r}: {device.platform} "
+            f"({device.device_kind}) has {', '.join(kinds)}.\n  Keep it on the devices: leave out "
+            f"`offload_opt_state`. If it does not fit, take {SPLITTING_STATE}."
         )

@@ -21,8 +21,8 @@ from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import Tick
+from meshwright.training._heartbeat import is_waiting
 from meshwright.training._phase_clock import INPUT, REPORT, STEP, PhaseClock
-from meshwright.training._waiting import is_waiting
 
 log = logging.getLogger("meshwright")
 
@@ -95,7 +95,7 @@ def unwatched(clock: PhaseClock | None = None) -> "RunningWatchdog":
 def timeouts(seconds: Timeouts) -> Mapping[str, float]:
     """Return the timeouts by phase."""
     by_phase = seconds if isinstance(seconds, Mapping) else {STEP: seconds}
-    if STEP not in by_phase or not all(each > 0 for each in by_phase.values()):
+    if STEP not in by_phase or not all(timeout > 0 for timeout in by_phase.values()):
         raise UsageError(
             f"a watchdog's timeout is {seconds}: give a number of seconds above 0, at least for 'step'."
         )
@@ -103,18 +103,20 @@ def timeouts(seconds: Timeouts) -> Mapping[str, float]:
 
 
 class _Phase:
-    """A block that is a phase. Each step has two: as a generator, it would take twice as long."""
+    """A context manager for one phase."""
 
-    __slots__ = ("_before", "_name", "_watching")
+    # A class, not `@contextmanager`: each step enters two phases, and a generator would take twice as long.
+
+    __slots__ = ("_name", "_previous", "_watching")
 
     def __init__(self, watching: "RunningWatchdog", name: str):
-        self._watching, self._name, self._before = watching, name, name
+        self._watching, self._name, self._previous = watching, name, name
 
     def __enter__(self) -> None:
-        self._before = self._watching.enter(self._name)
+        self._previous = self._watching.enter(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._watching.enter(self._before)
+        self._watching.enter(self._previous)
 
 
 class RunningWatchdog:
@@ -146,12 +148,12 @@ class RunningWatchdog:
 
     def enter(self, phase: str) -> str:
         """Measure the time from now on as `phase`, until a step is done, and return the phase before."""
-        before = self.clock.enter(phase)
+        previous = self.clock.enter(phase)
         # Each renewal starts a thread. With four renewals per step, that was the largest overhead of a run.
         # The next check corrects a backstop that is later than this phase needs.
         if self._timeouts.get(phase, self._others_seconds) > self._backstop_seconds:
             self.renew_backstop()
-        return before
+        return previous
 
     def hear(self, word: str) -> None:
         """Handle a message of another process, which says that it is waiting or that it is working."""
@@ -185,26 +187,26 @@ class RunningWatchdog:
 
     def _handle_timeout(self, num_timeouts: int) -> None:
         seconds, is_waiting = self._timeout(), self._is_waiting()
-        left = (3 if is_waiting else 2) - num_timeouts
-        if self._kill and left <= 0:
+        num_left = (3 if is_waiting else 2) - num_timeouts
+        if self._kill and num_left <= 0:
             processes.announce_exit(EXIT_HUNG)
             os._exit(EXIT_HUNG)
         if is_waiting:
             processes.send_to_all(_WAITS)
-        what = f"no step has finished for {num_timeouts * seconds:g} s"
+        problem = f"no step has finished for {num_timeouts * seconds:g} s"
         if (phase := self.clock.phase) != STEP:
-            what = f"{phase} has taken {num_timeouts * seconds:g} s and is not over"
+            problem = f"{phase} has taken {num_timeouts * seconds:g} s and is not over"
         step = self.clock.step
         last = "there was no step yet" if step is None else f"the last step was {step}"
         threat = (
-            f" In {left * seconds:g} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
+            f" In {num_left * seconds:g} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
         )
         if is_waiting:
             threat = f" It waits for its devices, and so perhaps for another process.{threat}"
         # A report may block on a full pipe, on source files of a slow file system, or on a lock that the hung
         # thread holds. The watchdog's thread must not block.
-        said = f"process {self._process}: {what}; {last}.{threat}"
-        threading.Thread(target=_report, args=(said,), daemon=True).start()
+        message = f"process {self._process}: {problem}; {last}.{threat}"
+        threading.Thread(target=_report, args=(message,), daemon=True).start()
 
     def _is_waiting(self) -> bool:
         """Return whether the thread that runs the steps may be waiting for another process, which hangs."""
@@ -217,12 +219,12 @@ class RunningWatchdog:
             faulthandler.dump_traceback_later(4 * self._backstop_seconds, file=2, exit=self._kill)
 
 
-def _report(said: str) -> None:
-    said = f"{said}\n{_stacks()}"
+def _report(message: str) -> None:
+    message = f"{message}\n{_stacks()}"
     with suppress(ValueError, OSError):  # stderr may be closed by then
-        print_line(f"meshwright: {said}", sys.stderr)
+        print_line(f"meshwright: {message}", sys.stderr)
     if log.hasHandlers():  # without any, logging would print it on stderr once more
-        log.error(said)
+        log.error(message)
 
 
 def _stacks() -> str:

@@ -17,9 +17,9 @@ from meshwright.cli._settings import read_settings
 from meshwright.errors import UsageError
 from meshwright.launch import _internal as launch
 from meshwright.lm._models import hugging_face
-from meshwright.observe import _events as events
 from meshwright.observe import _internal as metrics
 from meshwright.observe import _internal as profile
+from meshwright.observe import _tensorboard as events
 from meshwright.report import _internal as report
 from meshwright.training import _internal as train
 

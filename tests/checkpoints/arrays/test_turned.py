@@ -11,7 +11,7 @@ import pytest
 import meshwright as mw
 from checkpoints.test_read import DATA_FILE, chunks_of, flip_a_bit
 from meshwright.checkpoints._checkpoints import Checkpoints
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 
 PROGRAM = Path(__file__).parent / "turned.py"
 SHAPE = (2048, 1024)

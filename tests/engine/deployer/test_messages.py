@@ -14,7 +14,7 @@ import pytest
 import meshwright as mw
 from meshwright.base import _unknown_arguments as unknown_arguments
 from meshwright.errors import UsageError
-from meshwright.observe._events import read_scalars
+from meshwright.observe._tensorboard import read_scalars
 
 
 def said(workdir):

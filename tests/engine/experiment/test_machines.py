@@ -10,8 +10,8 @@ import meshwright as mw
 from engine.experiment.runs import experiment
 from meshwright.engine._machines import Machines
 from meshwright.errors import UsageError
-from meshwright.processes._heartbeat._entry import read_entries
-from meshwright.processes._heartbeat._slow import STEP_SECONDS
+from meshwright.processes._heartbeat import read_entries
+from meshwright.processes._slow import STEP_SECONDS
 from processes.heartbeat.test_slow import told
 
 SEEN = []

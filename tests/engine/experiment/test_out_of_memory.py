@@ -85,5 +85,5 @@ def test_other_errors_of_xla_stay_as_they_are(tmp_path, monkeypatch):
 
 def test_an_fft_that_xla_cannot_compute_on_cpus_says_which_mesh_to_try(tmp_path, monkeypatch):
     refusing(monkeypatch, "INTERNAL: RET_CHECK failure (cpu/runtime/fft_thunk.cc:168) IsMonotonic")
-    with pytest.raises(UsageError, match=r"cannot compute this FFT, .*\n.*try a mesh without `tensor`"):
+    with pytest.raises(UsageError, match=r"cannot compute this FFT, .*\n.*try a mesh of data and fsdp alone"):
         mw.run(experiment(tmp_path))

@@ -87,4 +87,4 @@ def test_a_slot_that_was_left_serves_the_next_prompt(pool):
 
 
 def test_a_pool_tells_its_room(pool):
-    assert (pool.slots, pool.vocabulary, pool.room(30), pool.room(32)) == (4, 32, 2, 0)
+    assert (pool.slots, pool.vocabulary, pool.max_new_tokens(30), pool.max_new_tokens(32)) == (4, 32, 2, 0)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.cli._launch import launch_local
 from meshwright.errors import UsageError
+from meshwright.launch._internal import launch_local
 from meshwright.lm._generation._text import Bytes
 from meshwright.lm._models import decoder
 from meshwright.lm._models._with_cache import with_cache

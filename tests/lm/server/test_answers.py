@@ -22,7 +22,7 @@ from meshwright.lm._server._requests import (
     prompts_of,
 )
 
-POOL = SimpleNamespace(vocabulary=256, room=lambda length: 64 - length)
+POOL = SimpleNamespace(vocabulary=256, max_new_tokens=lambda length: 64 - length)
 PIECES = st.lists(st.integers(0, 5), max_size=20)
 
 
@@ -45,7 +45,7 @@ def test_an_event_is_one_line_also_for_clients_that_split_lines_as_unicode_does(
 @example(text="abc", stops=["bc"], sizes=[2])
 @given(text=st.text("abc", max_size=30), stops=st.lists(st.text("abc", min_size=1, max_size=4)), sizes=PIECES)
 def test_a_text_is_cut_before_its_first_end_however_it_comes(text, stops, sizes):
-    answer, found, at = Answer(mw.lm.Bytes(), stops, (), 99), "", 0
+    answer, found, at = Answer(mw.lm.Bytes(), stops, ()), "", 0
     for size in [*sizes, len(text)]:
         piece = np.frombuffer(text[at : at + size].encode(), np.uint8).astype(np.int32)
         at = min(at + size, len(text))
@@ -65,7 +65,7 @@ def test_a_text_is_cut_before_its_first_end_however_it_comes(text, stops, sizes)
 def test_a_stop_sequence_of_the_model_is_not_in_the_text():
     for sizes in ([1] * 6, [6], [2, 4]):
         answer, found, rest = (
-            Answer(mw.lm.Bytes(), [], ((101, 102),), 9),
+            Answer(mw.lm.Bytes(), [], ((101, 102),)),
             "",
             np.array([97, 98, 99, 100, 101, 102]),
         )
@@ -78,7 +78,7 @@ def test_a_stop_sequence_of_the_model_is_not_in_the_text():
 def test_a_special_token_that_a_request_stops_at_ends_the_answer_though_it_is_in_no_text():
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1, "b": 2}, unk_token="a"))
     inner.add_special_tokens(["<end>"])
-    answer = Answer(mw.lm.tokenizer_of(inner), ["<end>"], (), 9)
+    answer = Answer(mw.lm.tokenizer_of(inner), ["<end>"], ())
     text = answer.add(np.array([1, 2]), is_last=False) + answer.add(np.array([1, 0, 2]), is_last=False)
     assert (text, answer.reason) == ("a b a", "stop")
 

@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from flags import QUICK
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 from meshwright.lm._models import hugging_face
 from meshwright.lm._tuning._merged import merged_source
 from meshwright.lm._tuning._peft import read_adapter

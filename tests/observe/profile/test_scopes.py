@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.observe import _internal as profile
-from meshwright.observe._profile._scopes import Place, is_command_buffer, place_of
+from meshwright.observe._profile._scopes import Origin, is_command_buffer, origin_of
 from observe.profile import xplanes
 from observe.profile.test_summary import traced  # noqa: F401
 
@@ -45,12 +45,12 @@ def by_scope(found):
     ],
 )
 def test_an_operation_is_placed_by_the_scopes_in_its_name(source, place):
-    assert place_of(source) == Place(*place)
+    assert origin_of(source) == Origin(*place)
 
 
 def test_scopes_are_told_apart_as_deep_as_one_asks():
     source = "jit(step)/jvp(a)/b/c/d/mul"
-    assert [place_of(source, depth).scope for depth in (1, 2, 3)] == ["a", "a/b", "a/b/c"]
+    assert [origin_of(source, depth).scope for depth in (1, 2, 3)] == ["a", "a/b", "a/b/c"]
 
 
 @pytest.mark.parametrize(

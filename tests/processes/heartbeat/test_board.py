@@ -23,10 +23,17 @@ from meshwright.cli import main
 from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.launch._local import looking_out
 from meshwright.observe._profile._xplane import find_profiles
-from meshwright.processes._heartbeat._entry import Entry, board_directory, read_entries, write_entry
-from meshwright.processes._heartbeat._look import LookOut, compared, look
-from meshwright.processes._heartbeat._verdict import _CHECKPOINTS, blamed, verdict
+from meshwright.processes._heartbeat import (
+    Entry,
+    StallMonitor,
+    board_directory,
+    compared,
+    look,
+    read_entries,
+    write_entry,
+)
 from meshwright.processes._proc import birth_of, namespace
+from meshwright.processes._verdict import _CHECKPOINTS, blamed, verdict
 from meshwright.training._heartbeat import on_board
 from meshwright.training._phase_clock import PhaseClock
 
@@ -68,7 +75,7 @@ def child():
 
 
 def of(child, number=1):
-    host = mw.processes._internal.here()[0]
+    host = mw.processes._internal.process_identity()[0]
     born = birth_of(child.pid)
     return entry(number, host=host, pid=child.pid, born=born, namespace=namespace())
 
@@ -131,7 +138,7 @@ def test_linux_tells_of_a_process_that_was_stopped(child):
     eventually(lambda: compared({1: of(child)}, {1: of(child)})[1].state != "does not answer")
     found = compared({1: of(child)}, {1: of(child)})
     assert found[1].state == "stopped by a signal"
-    assert f"`kill -CONT {child.pid}` on {mw.processes._internal.here()[0]}" in last(found)
+    assert f"`kill -CONT {child.pid}` on {mw.processes._internal.process_identity()[0]}" in last(found)
 
 
 def test_linux_tells_of_a_process_that_is_gone_and_of_another_of_its_number(child):
@@ -144,7 +151,7 @@ def test_linux_tells_of_a_process_that_is_gone_and_of_another_of_its_number(chil
 
 
 def test_a_hang_is_noticed_once_by_the_readers_clock():
-    watched, told = LookOut(), {0: entry(0, still_seconds=1e9)}
+    watched, told = StallMonitor(), {0: entry(0, still_seconds=1e9)}
     assert [watched.late(told, now) for now in (0.0, 29.0, 31.0, 32.0)] == [{}, {}, told, {}]
     later = {0: entry(0, turns=8)}
     assert [watched.late(later, now) for now in (33.0, 60.0, 64.0)] == [{}, {}, later]
@@ -154,7 +161,7 @@ def test_a_process_of_an_attempt_before_is_not_late(child):
     told = {1: of(child)}
     child.kill()
     child.wait()
-    watched = LookOut()
+    watched = StallMonitor()
     assert [watched.late(told, now) for now in (0.0, 100.0)] == [{}, {}]
 
 
@@ -168,7 +175,7 @@ def between(monkeypatch):
         acts.get(len(pauses), lambda: None)()
 
     clock = SimpleNamespace(sleep=pause, monotonic=lambda: sum(pauses))
-    monkeypatch.setattr("meshwright.processes._heartbeat._look.time", clock)
+    monkeypatch.setattr("meshwright.processes._heartbeat.time", clock)
     return acts
 
 

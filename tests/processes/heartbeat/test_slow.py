@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.processes._heartbeat._slow import (
+from meshwright.processes._slow import (
     INPUT_SECONDS,
     REPORT_SECONDS,
     STEP_SECONDS,
@@ -54,7 +54,7 @@ def test_a_process_that_waits_for_more_than_a_step_longer_is_named_soon(kind, nu
     draw, healthy = rng(f"a slow peer among {number} that are {kind}"), DRAWS[kind]
     found = names(60, lambda: told(healthy(draw) + 1.2 * (each == 1) for each in range(number)))
     [[slow]] = [each for each in found.values() if each]
-    assert (slow.process, slow.what) == (1, "input")
+    assert (slow.process, slow.cause) == (1, "input")
     assert min(found) < 30
 
 

@@ -5,10 +5,16 @@ import types
 
 import pytest
 
-from meshwright.processes._sensors._host import busy_share, host_counts, host_shares
-from meshwright.processes._sensors._nvidia import nvidia_gpus
-from meshwright.processes._sensors._reader import _rates, machine_reader, worst
-from meshwright.processes._sensors._tpu import tpu_chips
+from meshwright.processes._sensors import (
+    _rates,
+    busy_share,
+    host_counts,
+    host_shares,
+    machine_reader,
+    nvidia_gpus,
+    tpu_chips,
+    worst,
+)
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 750 kB\n"
 NETWORK = (

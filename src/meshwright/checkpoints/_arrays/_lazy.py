@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from meshwright.checkpoints._arrays._cast import converted
 from meshwright.errors import UsageError
 
 Index = tuple[slice, ...]
@@ -94,6 +93,9 @@ class LazyArray:
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the array in another dtype, lazily. Reading a value that does not fit is a `UsageError`."""
+        # Casts load JAX, for which the list of runs does not wait.
+        from meshwright.checkpoints._arrays._cast import converted
+
         target = np.dtype(dtype)
         return self.with_values(lambda part: converted("an array", part, target), target)
 
@@ -112,7 +114,7 @@ class LazyArray:
 
     def transpose(self) -> Self:
         """Return the array with its dimensions in the opposite order, lazily."""
-        reader = _Derived(self, lambda index: index[::-1], lambda part, _: _turned(part))
+        reader = _Derived(self, lambda index: index[::-1], lambda part, _: _transposed(part))
         return dataclasses.replace(self, shape=self.shape[::-1], read=reader, stored_chunks=None)
 
     def reshape(self, *shape: int) -> Self:
@@ -293,7 +295,7 @@ def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(len(range(size)[part]) for size, part in zip(shape, index, strict=True))
 
 
-def _turned(x: np.ndarray) -> np.ndarray:
+def _transposed(x: np.ndarray) -> np.ndarray:
     """Return the transpose. A matrix is copied in tiles that fit into the cache, in 0.4 of the time."""
     if x.ndim != 2:
         return x.transpose()

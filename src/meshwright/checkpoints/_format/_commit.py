@@ -164,6 +164,7 @@ def _arrays(
 
 
 def _rename(temporary: Path, final: Path, manifest: Manifest) -> None:
+    # The part files were for this process alone.
     for part in temporary.glob("part-*.json"):
         part.unlink()
     # This flushes the directory entries of the data files, too.
@@ -174,11 +175,13 @@ def _rename(temporary: Path, final: Path, manifest: Manifest) -> None:
 
 def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> None:
     keys = set(final.below())
+    # Another run may have removed the attempt as a leftover of a killed one.
     needed = (part.path for file in manifest.files for part in parts_of(final / file.name, file.nbytes))
     if missing := [path.name for path in needed if path.key not in keys]:
         raise MeshwrightError(
             f"{', '.join(missing)} in {final} were removed while the checkpoint was written."
         )
+    # Created only if there is none, so that of two runs one succeeds.
     if not (final / MANIFEST).create(manifest_text(manifest)):
         raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
     # The checkpoint is committed. Part files that remain are removed together with it.

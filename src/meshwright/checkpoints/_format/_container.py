@@ -54,6 +54,7 @@ _VERSION = 45  # the first with ZIP64
 _MADE_ON_UNIX = 3 << 8 | _VERSION
 _UTF8_PATHS = 0x800
 _STORED = 0
+# The epoch of ZIP files: equal contents give equal files, whenever they are written.
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
 # The offset of the CRC-32 in a header.
 LOCAL_CRC, _CENTRAL_CRC = 14, 16

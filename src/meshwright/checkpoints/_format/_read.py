@@ -266,6 +266,7 @@ class NativeSource:
 
     def _read_chunks(self, name: str, array: SavedArray, targets: Mapping[int, list[Target]]) -> None:
         """Fill the targets of each chunk, and verify the chunks that have not been verified yet."""
+        # A chunk is verified once: later reads need only the rows that are asked for.
         due = {number for number in targets if self._verify and (name, number) not in self._verified}
         for numbers, verify in ((targets.keys() - due, False), (due, True)):
             chunks = [self._chunk(name, array, number, targets[number]) for number in sorted(numbers)]
@@ -355,5 +356,6 @@ class _Memory:
 
 def _aligned(nbytes: int) -> np.ndarray:
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    # XLA uses aligned memory without a copy.
     first = -room.ctypes.data % ALIGNMENT
     return room[first : first + nbytes]

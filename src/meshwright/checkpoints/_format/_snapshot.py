@@ -164,6 +164,7 @@ def _owned(leaf: Any, layout: ArrayLayout, process_index: int) -> Iterator[Owned
     if not isinstance(leaf, jax.Array):
         yield OwnedChunk((np.asarray(leaf, layout.dtype),), layout.chunk_nbytes)
         return
+    # On CPU the pieces are views, which count nothing against the budget.
     shards, on_cpu = leaf.addressable_shards, _on_cpu(leaf.sharding)
     for number, members in _members(leaf.sharding, layout.shape, layout.chunk_shape):
         if layout.writers[number] == process_index:
@@ -181,6 +182,7 @@ def _members(
     for member, index in enumerate(indices.values()):
         assert index is not None
         first_row = (index[0].start or 0) if index else 0
+        # Replicas of a shard have the same start; the first one is written.
         starts.setdefault((chunk_number(index, shape, chunk_shape), first_row), member)
     chunks: dict[int, list[int]] = {}
     for (number, _), member in sorted(starts.items()):

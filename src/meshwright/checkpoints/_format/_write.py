@@ -158,6 +158,7 @@ def _chunk_slabs(layout: ArrayLayout, position: tuple[int, ...], read: ReadArray
 
 def _write_file(path: Path, plan: FilePlan, chunks: Snapshot) -> list[int]:
     """Write the data file, flush it to disk, and return the CRC-32 of each chunk. Releases copied chunks."""
+    # Direct writes end at a whole page. The rest and the directory are written through the page cache.
     end = plan.end // _PAGE * _PAGE
     filling = _Filling(plan, chunks)
     with _opened(path) as files:
@@ -242,6 +243,7 @@ class _Filling:
             parts = self._parts.setdefault(number, [])
             parts.append(_Copied(skip, last - first, crc))
             copied = sum(part.nbytes for part in parts)
+        # All windows of the chunk are filled, so its copy can be freed.
         if copied == entry.size:
             self._chunks.release(number)
 

@@ -93,6 +93,7 @@ def export_seqax(
             _refuse_if_there(path)
             _write(path, arrays, source)
             return
+        # On a disk the checkpoint appears when it is complete; in a store `write_completed` tells.
         with staged(path) as staging:
             _refuse_if_there(path)
             _write(staging / path.name, arrays, source)

@@ -61,6 +61,7 @@ def open_source(path: str | Directory, *, step: int | None = None, verify: bool 
         return open_source(run, verify=verify)
     if not ours:
         return _foreign(directory)
+    # An older checkpoint is not opened instead: the caller asked for the newest, and gets it or an error.
     *older, newest = ours
     try:
         return NativeSource(newest, verify=verify)

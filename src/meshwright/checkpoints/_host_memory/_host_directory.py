@@ -85,6 +85,7 @@ def remove(directory: HostDirectory) -> None:
 
 def _drawn(checkpoints: Directory) -> dict[str, str]:
     """Return the name, the number and the attempt of the run, which all processes must use alike."""
+    # Two paths of one directory give the same name.
     where = str(checkpoints) if isinstance(checkpoints, ObjectPath) else os.path.realpath(checkpoints)
     file = checkpoints / RUN_ID
     try:
@@ -153,6 +154,7 @@ def _take(directory: HostDirectory, drawn: dict[str, str], stack: ExitStack) -> 
         return
     stack.callback(_directory.lock_local(directory.path).close)
     run = {key: drawn[key] for key in ("id", "checkpoints")}
+    # Another number means another history: checkpoints of a run whose directory was made again.
     if _read_run(directory.path / _RUN).get("id") != run["id"]:
         _empty(directory, run)
     _directory.remove_temporaries(directory.path)

@@ -1,4 +1,4 @@
-"""The documents of files of any kind, in the order of the files and of what is in them."""
+"""The documents of files of any kind, in the order of the files and of the documents in them."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -19,7 +19,7 @@ from meshwright.data._corpus._files import IN_OBJECT, File
 from meshwright.data._corpus._readers import Record, record_of, without_nulls
 from meshwright.errors import ExamplesError
 
-# Documents by which an object is told from others.
+# The number of documents in the digest of an object, which tells it from others.
 _NUM_DIGESTED = 10_000
 _MOST = 1 << 48
 
@@ -99,7 +99,7 @@ def received(start: int) -> Iterator[Record]:
 
     The process ends where the parent ends before its last document.
     """
-    # Not sys.stdin: its buffer would keep what a later reader waits for.
+    # Not sys.stdin: its buffer would keep lines that a later reader waits for.
     with os.fdopen(0, "rb", closefd=False) as lines:
         number = parse_object(_whole(lines.readline()))["start"]
         while line := _whole(lines.readline()).strip():

@@ -102,10 +102,7 @@ def digest(text: str) -> str:
 
 
 def encoder(text: str) -> Encoder:
-    """Return the functions that make tokens: of many texts at once, on all cores, without special tokens.
-
-    Padding and truncation, which a `tokenizer.json` may ask for, are left out: they would lose tokens.
-    """
+    """Return the functions that make tokens: of many texts at once, on all cores, without special tokens."""
     tokenizer, chat = _tokenizer_from_text(text)
     if not hasattr(tokenizer, "encode_batch_fast"):
         return Encoder(lambda texts: [np.asarray(tokenizer.encode(document), np.int64) for document in texts])
@@ -141,10 +138,11 @@ def _tokenizer_from_text(text: str) -> tuple[Any, Any]:
         package = importlib.import_module("tokenizers")
         tokenizer = package.Tokenizer.from_str(text)
     except ModuleNotFoundError as error:
-        raise not_installed(error.name or "tokenizers", extra="text", what="the tokenizer") from None
+        raise not_installed(error.name or "tokenizers", extra="text", needed_by="the tokenizer") from None
     except Exception as error:
         # The package `tokenizers` raises no class of its own.
         raise InputError(f"the tokenizer is not one of the package tokenizers: {error}.") from None
+    # A `tokenizer.json` may ask for truncation and padding, which would lose tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, None

@@ -37,7 +37,7 @@ def chat(path: str | Path, *, date: str = DATE) -> "Chat":
     Args:
       path: The folder of a tokenizer or of a model with one: `tokenizer.json`, `tokenizer_config.json`, and
         the template in that or in `chat_template.jinja`.
-      date: The day that a template is told if it asks for today's, YYYY-MM-DD. It is a setting, so that the
+      date: The day that a template gets if it asks for today's, YYYY-MM-DD. It is a setting, so that the
         same chat gives the same tokens on any day.
 
     Raises:
@@ -84,7 +84,7 @@ class Chat:
     def from_text(cls, text: str) -> Self:
         """Return the tokenizer whose `to_text` returned this text."""
         made_of = json.loads(text)
-        package = import_extra("tokenizers", extra="text", what="a chat")
+        package = import_extra("tokenizers", extra="text", needed_by="a chat")
         tokenizer = package.Tokenizer.from_str(json.dumps(made_of["tokenizer"]))
         files = Files(Path("the tokenizer"), tokenizer, made_of["special"], made_of["templates"])
         return cls(files, date=made_of["date"])
@@ -102,8 +102,8 @@ class Chat:
     def encode(self, messages: Messages, *, tools: Sequence[Any] | None = None) -> Encoded:
         """Return the tokens of a chat, and their weights: 1 for those that the assistant wrote.
 
-        The template marks these, if it has `{% generation %}`. Otherwise an answer is what the text gains by
-        it after the prompt for an answer.
+        The template marks these, if it has `{% generation %}`. Otherwise an answer is the text that the chat
+        gains by it after the prompt for an answer.
         """
         (encoded,) = self.encode_each([(messages, tools)])
         return encoded

@@ -105,7 +105,7 @@ class Template:
 
     def __init__(self, text: str, where: str, date: datetime.datetime):
         self._about = f"the chat template of {where}"
-        import_extra("jinja2", extra="text", what=self._about)
+        import_extra("jinja2", extra="text", needed_by=self._about)
         self._made_of = {"template": text, "date": date.isoformat()}
         ((head, _),) = self._answers([{"messages": [], "names": {}, "asks": []}])
         self._has_generation: bool = head["has_generation"]
@@ -120,7 +120,7 @@ class Template:
 
         `{% generation %}` encloses them; the template then writes the chat once more, with marks, because a
         macro or `{% set %}` may write a block long before it becomes part of the text. In a template that has
-        none, an answer is what the text gains by it.
+        none, an answer is the text that the chat gains by it.
         """
         if self._has_generation:
             wholes = [_job(messages, names, [(len(messages), False)]) for messages, names in chats]

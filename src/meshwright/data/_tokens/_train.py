@@ -37,7 +37,7 @@ def train_tokenizer(
       vocab_size: The largest number of tokens, special tokens included. "bpe" and "unigram" have at least
         those of the 256 bytes, from which any text can be made, "wordpiece" those of the texts' letters.
       kind: "bpe", pairs of bytes that are merged, as of GPT-2; "unigram", pieces by their probability, as of
-        T5; or "wordpiece", pieces of words, as of BERT, which has a token for what is unknown.
+        T5; or "wordpiece", pieces of words, as of BERT, which has a token for unknown pieces.
       special_tokens: More special tokens, such as the marks of a chat's roles.
       eos_token: The token that ends a text.
       chat_template: A template of Jinja for chats, which is written beside the tokenizer.
@@ -61,8 +61,8 @@ def train_tokenizer(
     folder = local_path(directory, "Write the tokenizer to a disk, and copy it.")
     if (folder / TOKENIZER).exists():
         raise UsageError(f"{folder} has a {TOKENIZER} already; choose another directory, or move it away.")
-    package = import_extra("tokenizers", extra="text", what="a new tokenizer")
-    import_extra("tokenizers.models", extra="text", what="a new tokenizer")
+    package = import_extra("tokenizers", extra="text", needed_by="a new tokenizer")
+    import_extra("tokenizers.models", extra="text", needed_by="a new tokenizer")
     tokenizer, trainer = _MAKERS[kind](package, vocab_size, special)
     counted = _Counted(documents(texts) if isinstance(texts, str | Path) else texts)
     tokenizer.train_from_iterator(iter(counted), trainer=trainer)

@@ -58,7 +58,7 @@ class Log:
 
     def progress(self, items: Iterable[T], total: int | None, desc: str) -> Bar[T]:
         """Return an iterator over `items` that shows a progress bar."""
-        return Bar(items, total, desc, shown=self._on_screen)
+        return Bar(items, total, desc, visible=self._on_screen)
 
     def log_info(self, info: object, title: str | None = None, step: int | None = None) -> None:
         """Write a message on the screen of process 0 and into each process's log. A title frames it."""
@@ -153,7 +153,7 @@ def _writers(
     board = None if events is None else opened.enter_context(tensorboard(events))
     if board is not None:
         writers.append(board)
-    tracked = open_trackers(opened, *trackers, tell=tell)
+    tracked = open_trackers(opened, *trackers, warn=tell)
     return tee(*writers, tracked), tracked, board
 
 

@@ -41,7 +41,7 @@ class AverageLoss:
         shardings = (None, layout.batch_sharding, None, None, None)
         means = adding_right(self._means, layout)
         of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
-        self._of_rows = processes.Compared("the program of the evaluation's loss", of_rows, layout.mesh)
+        self._of_rows = processes.CheckedProgram("the program of the evaluation's loss", of_rows, layout.mesh)
         self._trace = of_rows.trace
         self._traits: tuple[bool, bool] | None = None
         self._is_checked = False

@@ -76,7 +76,7 @@ class Measured:
             in_shardings=(None, split, split),
             out_shardings=layout.replicated,
         )
-        self._score = processes.Compared("the program of an evaluation", score, layout.mesh)
+        self._score = processes.CheckedProgram("the program of an evaluation", score, layout.mesh)
 
     def __call__(self, state: Any, batches: Iterable[WeightedBatch]) -> Scores:
         """Return the scores over all batches."""

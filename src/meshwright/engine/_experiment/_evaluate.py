@@ -61,7 +61,7 @@ def evaluate(
     return dict(evaluate_checkpoint(experiment, run, checkpoint).scores)
 
 
-@processes.shared_work()
+@processes.collective()
 def evaluate_checkpoint(
     experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> Outcome:
@@ -81,7 +81,7 @@ def state_of_checkpoint(
 
 
 def _of_checkpoint(experiment: Experiment, run: str | Path | None, checkpoint: int | str | None) -> Outcome:
-    with processes.sharing_errors():
+    with processes.broadcasting_errors():
         processes.compare("the checkpoint to evaluate", lambda: repr((run, checkpoint)))
         experiment, choose = _chosen(on_devices(experiment), run, checkpoint)
         made = [before_choice(experiment)]  # an evaluation does not train

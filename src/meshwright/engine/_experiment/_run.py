@@ -33,7 +33,7 @@ from meshwright.training._internal import (
 )
 
 
-@processes.shared_work()
+@processes.collective()
 def run(
     experiment: Experiment,
     *,
@@ -81,7 +81,7 @@ def run(
       >>> outcome.step
       2
     """
-    with processes.sharing_errors():
+    with processes.broadcasting_errors():
         experiment = on_devices(experiment)
         made = [experiment]  # and the experiment without "auto", when the devices and examples are known
         settings = settings_for(experiment, origin)

@@ -12,6 +12,7 @@ from meshwright.engine._evaluation._measured import evaluating
 from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._training import global_batch
 from meshwright.errors import UsageError, listed
+from meshwright.program._internal import jaxprs
 from meshwright.training._internal import Variables, narrowing
 
 
@@ -67,9 +68,9 @@ def _used(predict: Callable[[Any, PyTree], PyTree], held: Variables, batch: PyTr
     if not isinstance(batch, dict):
         return batch
     jaxpr = jax.make_jaxpr(predict)(tree.abstract(held), tree.abstract(batch)).jaxpr
-    used = {id(x) for equation in jaxpr.eqns for x in equation.invars} | {id(x) for x in jaxpr.outvars}
+    used = jaxprs.needed(jaxpr, jaxpr.outvars)
     leaves, structure = jax.tree.flatten(batch)
-    is_used = structure.unflatten([id(x) in used for x in jaxpr.invars[-len(leaves) :]])
+    is_used = structure.unflatten([x in used for x in jaxpr.invars[-len(leaves) :]])
     return {name: x for name, x in batch.items() if any(jax.tree.leaves(is_used[name]))}
 
 

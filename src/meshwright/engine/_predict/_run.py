@@ -55,7 +55,7 @@ class BatchedPredict:
             in_shardings=(None, None, layout.batch_sharding, None, None),
             out_shardings=layout.replicated,
         )
-        self._compute = processes.Compared("the program of the predictions", compute, layout.mesh)
+        self._compute = processes.CheckedProgram("the program of the predictions", compute, layout.mesh)
         self._layout, self._seed, self._trace, self._idle = layout, seed, compute.trace, idle
 
     def __call__(

@@ -104,7 +104,7 @@ class Predictor:
         }
 
     @explained
-    @processes.shared_work()
+    @processes.collective()
     def predict(
         self,
         examples: Any,

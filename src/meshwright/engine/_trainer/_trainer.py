@@ -204,7 +204,7 @@ class Trainer(Generic[Params]):
         return int(self.state.step)
 
     @explained
-    @processes.shared_work()
+    @processes.collective()
     def fit(
         self,
         train_examples: Any,
@@ -273,14 +273,14 @@ class Trainer(Generic[Params]):
         if self.deployer.loops.is_in_round:
             arguments.check_in_round()
         compared = lambda: self._compared | comparable_settings(arguments.settings)  # noqa: E731
-        with processes.sharing_errors():
+        with processes.broadcasting_errors():
             processes.compare("the trainer's settings", compared)
             directory = self._place.open(arguments.asks_for_checkpoints)
             call = Call(self._recipe, self._progress, arguments, lambda: self.state)
             return call.run(directory, lambda: self._described + describe(arguments.settings))
 
     @explained
-    @processes.shared_work()
+    @processes.collective()
     def evaluate(self, evaluation: Evaluation | EvaluationFunction) -> dict[str, float]:
         """Return the scores of the parameters by an evaluation, as `fit` computes them. Collective.
 

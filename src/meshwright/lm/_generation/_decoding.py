@@ -161,14 +161,12 @@ def _nucleus(logits_BV: jax.Array, top_p: float) -> jax.Array:
 def chosen(
     decoding: Decoding, logits_BV: jax.Array, key: jax.Array, numbers_B: jax.Array, counts_B: jax.Array
 ) -> jax.Array:
-    """Return the next token of each row, int32[B].
-
-    What is drawn depends on the key, the row's number and the count of its tokens, and not on the rows beside
-    it or the devices that compute it.
-    """
+    """Return the next token of each row, int32[B]."""
     if decoding.is_greedy:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
+    # A draw depends on the key, the row's number and the count of its tokens, and not on the rows beside it
+    # or the devices that compute it.
     def draw(number: jax.Array, count: jax.Array, logits_V: jax.Array) -> jax.Array:
         return jax.random.categorical(jax.random.fold_in(jax.random.fold_in(key, number), count), logits_V)
 

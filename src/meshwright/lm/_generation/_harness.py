@@ -57,7 +57,7 @@ def lm_eval(
       >>> lm_eval.simple_evaluate(harness, tasks=["hellaswag"])["results"]  # doctest: +SKIP
       {'hellaswag': {'acc,none': 0.57, ...}}
     """
-    base = import_extra("lm_eval.api.model", extra="lm-eval", what="mw.lm.lm_eval").LM
+    base = import_extra("lm_eval.api.model", extra="lm-eval", needed_by="mw.lm.lm_eval").LM
 
     class MeshwrightLM(Harness, base):
         def __init__(self, *arguments: Any, **options: Any):
@@ -117,8 +117,8 @@ def _numbers(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 class Harness:
     """The three methods of a model of the harness. The arguments are those of `lm_eval`.
 
-    Requests are objects with a tuple `args`. Which tokens stand for a context and a continuation, and what is
-    left out of long texts, is as in `lm_eval.models.huggingface.HFLM` of version 0.4.13.
+    Requests are objects with a tuple `args`. The tokens of a context and a continuation, and the tokens that
+    are left out of long texts, are as in `lm_eval.models.huggingface.HFLM` of version 0.4.13.
     """
 
     def __init__(
@@ -203,13 +203,13 @@ class Harness:
 
     def _generated_texts(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
         decoding, stop = self._decoding(settings)
-        room = self._length - (0 if self._model.encode else decoding.max_new_tokens)
-        if room < 1:
+        limit = self._length - (0 if self._model.encode else decoding.max_new_tokens)
+        if limit < 1:
             raise UsageError(
                 f"a task asks for {decoding.max_new_tokens} new tokens; the model has {self._length} "
                 "positions."
             )
-        prompts = [self._texts.encode(context)[-room:] or [self._texts.begin] for context in contexts]
+        prompts = [self._texts.encode(context)[-limit:] or [self._texts.begin] for context in contexts]
         options = {"seed": self._seed, "slots": self._batch_size}
         rows = generate(self._model, self._params, prompts, decoding, **options)
         texts = [self._texts.decode(row.tolist()) for row in rows]

@@ -186,17 +186,14 @@ def _program(model: Model, mesh: Mesh | None) -> Callable[..., tuple[jax.Array, 
 
 
 def _scores(model: Model, mesh: Mesh | None, params: PyTree, batch: _Batch) -> tuple[jax.Array, jax.Array]:
-    """Return the log-probability of each label, and whether it is the most likely token, [B, S] each.
-
-    The logits are computed for `model.prefill` positions at a time, as all of them may need more memory than
-    there is.
-    """
+    """Return the log-probability of each label, and whether it is the most likely token, [B, S] each."""
     if mesh is not None:
         split = Layout(mesh).batch_sharding
         whole = batch._replace(num_pieces=jnp.zeros(len(batch.read)))
         whole = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split), whole)
         batch = whole._replace(num_pieces=batch.num_pieces)
     B, S = batch.read.shape
+    # Logits of `model.prefill` positions at a time: all of them may need more memory than there is.
     size = min(model.prefill, S)
     cache = model.init_cache(params, B, S)
     if model.encode is not None and batch.inputs is not None:

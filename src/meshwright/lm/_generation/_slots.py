@@ -296,7 +296,7 @@ class Pool:
         self._rows, self._placed = rows, Placed.for_rows(rows)
         self._lengths = np.ones(self.slots, np.int32)
 
-    def room(self, prompt_length: int) -> int:
+    def max_new_tokens(self, prompt_length: int) -> int:
         """Return how many new tokens a prompt of this length can get; 0 or less if it is too long."""
         if self._model.encode is not None:
             return self._sizes.new if prompt_length <= self._sizes.inputs else 0

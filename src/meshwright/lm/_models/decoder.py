@@ -52,19 +52,21 @@ __all__ = [
 
 _Routed = tuple[jax.Array, nn.Routing | None]
 
+COLUMNS, ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
+STACKED, OUTSIDE = "pipeline", ("fsdp", "pipeline")
 RULES = (
-    match(optional("experts/(gate|up)"), "pipeline", "expert", "fsdp", "tensor"),
-    match(optional("experts/down"), "pipeline", "expert", "tensor", "fsdp"),
-    match("q|k|v|gate|up", "pipeline", "fsdp", "tensor"),
-    match("o|down", "pipeline", "tensor", "fsdp"),
-    match(optional("[qkv]_bias"), "pipeline", "tensor"),
+    match(optional("experts/(gate|up)"), STACKED, "expert", *COLUMNS),
+    match(optional("experts/down"), STACKED, "expert", *ROWS),
+    match("q|k|v|gate|up", STACKED, *COLUMNS),
+    match("o|down", STACKED, *ROWS),
+    match(optional("([qkv]|up)_bias"), STACKED, "tensor"),
     stages(),
     # GPT-2 has a rule of its own for the embedding.
-    match(optional("embedding"), "tensor", ("fsdp", "pipeline")),
-    match(optional("head"), ("fsdp", "pipeline"), "tensor"),
+    match(optional("embedding"), "tensor", OUTSIDE),
+    match(optional("head"), OUTSIDE, "tensor"),
 )
 """Megatron's rules: columns in, rows out, so that a block needs one sum over the tensor axis at its end.
-Layers are split over `pipeline` into stages. So is what is outside of them, as by `fsdp`."""
+Layers are split over `pipeline` into stages. The other parameters are split over it as over `fsdp`."""
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:

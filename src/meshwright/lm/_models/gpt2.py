@@ -59,10 +59,9 @@ class Config:
 
 
 RULES = (
-    match("up_bias", "pipeline", "tensor"),
-    match("positions", None, ("fsdp", "pipeline")),
+    match("positions", None, decoder.OUTSIDE),
     # Its 50,257 rows cannot be split evenly.
-    match("embedding", None, ("fsdp", "pipeline")),
+    match("embedding", None, decoder.OUTSIDE),
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""

@@ -81,8 +81,8 @@ class Config:
 
 
 RULES = (
-    match("cross_[qkv]", "pipeline", "fsdp", "tensor"),
-    match("cross_o", "pipeline", "tensor", "fsdp"),
+    match("cross_[qkv]", decoder.STACKED, *decoder.COLUMNS),
+    match("cross_o", decoder.STACKED, *decoder.ROWS),
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""

@@ -53,7 +53,8 @@ def recognises(source: Source) -> bool:
 def config(source: Source) -> Config:
     """Return the config of a T5 from the names and shapes of its parameters.
 
-    They do not tell `max_distance` and `norm_epsilon`, which are 128 and 1e-6 in all published models.
+    The names and shapes do not tell `max_distance` and `norm_epsilon`, which are 128 and 1e-6 in all
+    published models.
 
     Args:
       source: The opened checkpoint of T5X, or parameters with the names of `mw.lm.t5`.

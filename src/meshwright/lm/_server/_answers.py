@@ -15,15 +15,8 @@ from meshwright.lm._generation._text import GrowingText, Tokenizer, stop_sequenc
 class Answer:
     """The text of one row, cut before the first of the texts that end it, or before a stop sequence."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], sequences: Sequence[tuple[int, ...]], limit: int
-    ):
-        self._growing, self._stops, self._sequences, self._limit = (
-            GrowingText(tokenizer),
-            stops,
-            sequences,
-            limit,
-        )
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], sequences: Sequence[tuple[int, ...]]):
+        self._growing, self._stops, self._sequences = GrowingText(tokenizer), stops, sequences
         special = (x[0] for x in stop_sequences(tokenizer, stops) if len(x) == 1 and not tokenizer.decode(x))
         # A special token is in no text, so it is looked for among the tokens.
         self._ends = set(special)
@@ -65,10 +58,8 @@ class Answer:
             self.reason, text, self._unsent = "stop", self._unsent[: min(positions)], ""
             return text
         num_held = 0 if is_last else max((self._beginning(stop) for stop in self._stops), default=0)
-        text, self._unsent = (
-            self._unsent[: len(self._unsent) - num_held],
-            self._unsent[len(self._unsent) - num_held :],
-        )
+        end = len(self._unsent) - num_held
+        text, self._unsent = self._unsent[:end], self._unsent[end:]
         return text
 
     def _beginning(self, stop: str) -> int:
@@ -128,10 +119,8 @@ def usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:
 
 
 def as_event(document: Any) -> bytes:
-    """Return a document as an event of a stream.
-
-    It is ASCII: many clients end a line at U+0085 and U+2028, too, which JSON lets stand in a text.
-    """
+    """Return a document as an event of a stream."""
+    # The event is ASCII: many clients end a line at U+0085 and U+2028, too, which JSON allows in a text.
     return f"data: {json.dumps(document)}\n\n".encode()
 
 

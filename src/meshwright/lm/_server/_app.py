@@ -49,11 +49,8 @@ class ActiveRequest:
         self._document = Document(served.name, isinstance(request, Chat))
         self._updates: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
         self._sends_usage = bool(request.stream_options and request.stream_options.include_usage)
-        stops = served.decoding.stop
-        self._answers = [
-            Answer(served.tokenizer, request.stops, stops, generation.max_new_tokens)
-            for generation in generations
-        ]
+        stop = served.decoding.stop
+        self._answers = [Answer(served.tokenizer, request.stops, stop) for _ in generations]
         loop, self._started = asyncio.get_running_loop(), time.monotonic()
 
         def update_of(index: int) -> Any:

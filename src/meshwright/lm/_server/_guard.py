@@ -126,8 +126,8 @@ async def _refuse(send: Send, status: int, message: str) -> None:
 def protocol(seconds: float, answer_seconds: float, most: int) -> type[H11Protocol]:
     """Return uvicorn's protocol, with bounds for each connection.
 
-    A connection is closed if the headers of a request do not come in time, if what was sent is not read in
-    time, if more than 64 KiB of further requests come before an answer has gone out, or if there are too many
+    A connection is closed if the headers of a request do not come in time, if the answer is not read in time,
+    if more than 64 KiB of further requests come before an answer has gone out, or if there are too many
     connections and it is the one without a request for the longest time.
     """
 

@@ -203,13 +203,13 @@ def _checked(prompt: np.ndarray, max_tokens: int | None, pool: Pool) -> int:
         raise RefusedRequest(
             400, f"a token of a prompt is not one of the model: 0 to {pool.vocabulary - 1}.", "prompt"
         )
-    room = pool.room(len(prompt))
-    if room < (max_tokens or 1):
+    limit = pool.max_new_tokens(len(prompt))
+    if limit < (max_tokens or 1):
         raise RefusedRequest(
             400,
-            f"the prompt has {len(prompt)} tokens, which leaves room for {max(room, 0)} new ones; asked for "
+            f"the prompt has {len(prompt)} tokens, which leaves room for {max(limit, 0)} new ones; asked for "
             f"{max_tokens or 1}.",
-            "max_tokens" if max_tokens and room > 0 else "prompt",
+            "max_tokens" if max_tokens and limit > 0 else "prompt",
             "context_length_exceeded",
         )
-    return room
+    return limit

@@ -9,7 +9,7 @@ along the last dimension, which is padded to whole blocks. Two codes share a byt
 four bits.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,22 +40,6 @@ _NF4_VALUES = np.array(
     np.float32,
 )
 _NF4_BOUNDS = (_NF4_VALUES[1:] + _NF4_VALUES[:-1]) / 2
-
-
-class Encoding(Protocol):
-    """An encoding of weights. The module `xp` is NumPy, for files, or `jax.numpy`."""
-
-    def scales_of(self, weight: Any, xp: Any) -> Any:
-        """Return the scales, in the weight's dtype."""
-        ...
-
-    def codes_of(self, weight: Any, scales: Any, xp: Any) -> Any:
-        """Return the codes."""
-        ...
-
-    def decode(self, codes: jax.Array, scales: jax.Array, size: int) -> jax.Array:
-        """Return the weights, float32[..., size]."""
-        ...
 
 
 class _Int8:
@@ -116,4 +100,5 @@ def _value(codes: jax.Array) -> jax.Array:
     return values[0]
 
 
-ENCODINGS: dict[str, Encoding] = {"int8": _Int8(), "nf4": _Nf4()}
+# The argument `xp` of an encoding is NumPy, for weights of files, or `jax.numpy`.
+ENCODINGS: dict[str, _Int8 | _Nf4] = {"int8": _Int8(), "nf4": _Nf4()}

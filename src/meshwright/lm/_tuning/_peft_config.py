@@ -20,7 +20,7 @@ from meshwright.lm._models._map import Map
 from meshwright.lm._tuning._lora import Lora
 from meshwright.lm._tuning._peft_names import PREFIX, Parts, module_of, modules_of
 
-# The keys that are read, and those that change nothing of what an adapter computes.
+# The keys that are read, and the keys that do not change the result of an adapter.
 _READ_KEYS = (
     *("peft_type", "r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora", "rank_pattern"),
     *("alpha_pattern", "target_modules", "layers_to_transform", "exclude_modules"),

@@ -14,6 +14,7 @@ from meshwright.base._internal import Table, documented, judge, tree
 from meshwright.checkpoints._internal import Index, LazyArray, Source, as_source
 from meshwright.errors import UsageError
 from meshwright.lm._tuning._encodings import BLOCK, ENCODINGS
+from meshwright.parallel._internal import plain_axes
 from meshwright.training._internal import Init, Model, Variables, as_init
 
 Kind = Literal["int8", "nf4"]
@@ -81,7 +82,7 @@ class Quantised:
         If the mesh splits products, too, as `tensor` does, the choice is left to XLA.
         """
         sizes = jax.sharding.get_abstract_mesh().shape
-        if not sizes or any(size > 1 for axis, size in sizes.items() if axis not in ("data", "fsdp")):
+        if not sizes or any(size > 1 for axis, size in sizes.items() if axis not in plain_axes()):
             return self.dequantised()
         # XLA would compute the weight first, and then send four times as many bytes, or twice for int8.
         whole = jax.lax.with_sharding_constraint((self.codes, self.scales), P())

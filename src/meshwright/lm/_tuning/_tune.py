@@ -107,20 +107,24 @@ def tuning(
             f"update{'s' * (max_steps != 1)}, and the learning rate needs at least 2.\n"
             "  Give a smaller batch_size= or more epochs=."
         )
-    settings: dict[str, Any] = {
-        "lora": lora,
-        "alpha": alpha,
-        "full": full,
-        "base": base,
-        "mesh": mesh,
-        "seed": seed,
-    }
-    settings |= {
-        "max_steps": max_steps,
-        "when": max(max_steps // (2 * epochs), 1),
-        "learning_rate": learning_rate,
-    }
-    return tuning_on(model, train, test, workdir, length=longest, batch_size=batch_size, **settings)
+    return tuning_on(
+        model,
+        train,
+        test,
+        workdir,
+        max_steps=max_steps,
+        length=longest,
+        # Two evaluations in each epoch.
+        when=max(max_steps // (2 * epochs), 1),
+        lora=lora,
+        alpha=alpha,
+        full=full,
+        base=base,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        mesh=mesh,
+        seed=seed,
+    )
 
 
 def tuning_on(

@@ -1,6 +1,6 @@
-"""Profiles of some steps, and summaries of where their time went.
+"""Profiles of some steps, and summaries of their times.
 
-`_trace` takes a profile while a run goes on, `_xplane` reads its events and `_programs` the compiled programs
-in it, `_scopes` groups operations by layer, `_measure` adds the times up, those of collectives by mesh axes,
-and `_summary` holds and prints them. Add a figure to `Summary`, and compute it in `_measure`.
+`_trace` takes a profile while a run goes on, `_xplane` reads the events and the compiled programs in it,
+`_scopes` groups operations by layer, and `_summary` adds the times up, those of collectives by mesh axes, and
+prints them. A new figure is a field of `Summary`.
 """

@@ -1,14 +1,19 @@
-"""The summary of a profile, as values and as text."""
+"""The summary of a profile, as values and as text: times of steps, devices, layers and operations."""
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
-from meshwright.base._internal import milliseconds
-from meshwright.observe._profile._scopes import COMMAND_BUFFER, ScopeTimes
+from meshwright.base._internal import local_path, milliseconds
+from meshwright.observe._profile._scopes import COMMAND_BUFFER, DEPTH, ScopeTimes, scope_times
+from meshwright.observe._profile._xplane import Op, Span, groups_in, read_profile, sources_in
+from meshwright.program._internal import axes_written, collective_of
 
 NUM_OPS_SHOWN = 12
 COLUMNS = ("forward", "backward", "neither", "collectives in it")
@@ -73,7 +78,7 @@ class Summary:
     seconds: float
     """Seconds from the launch of the first step to the end of all launched work."""
     input_wait_seconds: float | None
-    """Seconds in which the loop waited for examples; None if the profile does not say."""
+    """Seconds in which the loop waited for examples; None if the profile does not record it."""
     steps: Sequence[StepTimes]
     """Times of the host for each step."""
     devices: Sequence[DeviceTimes]
@@ -89,12 +94,14 @@ class Summary:
 
         None if the profile is too short.
         """
-        found = [device.step_seconds for device in self.devices if device.step_seconds is not None]
-        return statistics.median(found) if found else None
+        medians = [device.step_seconds for device in self.devices if device.step_seconds is not None]
+        return statistics.median(medians) if medians else None
 
     def __str__(self) -> str:
         parts = (_device_rows(self), _collective_rows(self), _scope_rows(self), _op_rows(self))
-        return "\n".join([*self._heading(), *(row for rows in parts for row in rows), *_advice_rows(self)])
+        text = advice(self)
+        last = ["", f"first: {text}"] if text else []
+        return "\n".join([*self._heading(), *(row for rows in parts for row in rows), *last])
 
     def _heading(self) -> list[str]:
         period = (
@@ -129,10 +136,10 @@ def _device_rows(summary: Summary) -> list[str]:
 
 def _shares_of(device: DeviceTimes, seconds: float) -> list[str]:
     computing = device.busy_seconds - device.exposed_seconds
-    both = device.collective_seconds - device.exposed_seconds
+    hidden = device.collective_seconds - device.exposed_seconds
     shares = (
-        (computing - both, 11),
-        (both, 9),
+        (computing - hidden, 11),
+        (hidden, 9),
         (device.exposed_seconds, 18),
         (seconds - device.busy_seconds, 9),
     )
@@ -150,38 +157,33 @@ def _collective_rows(summary: Summary) -> list[str]:
 
 
 def _scope_rows(summary: Summary) -> list[str]:
-    shown, others = summary.scopes[:NUM_OPS_SHOWN], summary.scopes[NUM_OPS_SHOWN:]
-    rows = [(each, each.scope) for each in shown]
+    longest, others = summary.scopes[:NUM_OPS_SHOWN], summary.scopes[NUM_OPS_SHOWN:]
+    rows = [(scope, scope.scope) for scope in longest]
     if others:
-        rest = np.sum([_scope_columns(each) for each in others], axis=0)
+        rest = np.sum([_scope_columns(scope) for scope in others], axis=0)
         rows.append((ScopeTimes("", *rest.tolist()), f"{len(others)} others"))
-    told = [
+    lines = [
         "".join(
             f"{_share(seconds, summary):>{width}}"
-            for seconds, width in zip(_scope_columns(each), WIDTHS, strict=True)
+            for seconds, width in zip(_scope_columns(scope), WIDTHS, strict=True)
         )
         + f"  {name}"
-        for each, name in rows
+        for scope, name in rows
     ]
     heading = "".join(f"{text:>{width}}" for text, width in zip(COLUMNS, WIDTHS, strict=True))
-    return ["", "layers, of the devices' time", f"{heading}  scope", *told] if told else []
+    return ["", "layers, of the devices' time", f"{heading}  scope", *lines] if lines else []
 
 
 def _scope_columns(times: ScopeTimes) -> tuple[float, float, float, float]:
     return times.forward_seconds, times.backward_seconds, times.other_seconds, times.collective_seconds
 
 
-def _advice_rows(summary: Summary) -> list[str]:
-    text = advice(summary)
-    return ["", f"first: {text}"] if text else []
-
-
 def _op_rows(summary: Summary) -> list[str]:
-    shown, others = summary.ops[:NUM_OPS_SHOWN], summary.ops[NUM_OPS_SHOWN:]
-    rows = [(op.seconds, f"{op.name}, {op.count} × {milliseconds(op.seconds / op.count)}") for op in shown]
+    longest, others = summary.ops[:NUM_OPS_SHOWN], summary.ops[NUM_OPS_SHOWN:]
+    rows = [(op.seconds, f"{op.name}, {op.count} × {milliseconds(op.seconds / op.count)}") for op in longest]
     rows += [(sum(op.seconds for op in others), f"{len(others)} others")] if others else []
-    told = [f"{_share(seconds, summary):>7}  {text}" for seconds, text in rows]
-    return ["", "operations, of the devices' time", *told] if told else []
+    lines = [f"{_share(seconds, summary):>7}  {text}" for seconds, text in rows]
+    return ["", "operations, of the devices' time", *lines] if lines else []
 
 
 def _share(seconds: float, summary: Summary) -> str:
@@ -193,11 +195,11 @@ def _percent(part: float, whole: float) -> str:
 
 
 def advice(summary: Summary) -> str:
-    """Return a sentence on what to do first, from what takes most of the time; "" if nothing ran."""
+    """Return a sentence on the first thing to do, by the cause that takes most time; "" if nothing ran."""
     whole = summary.seconds * len(summary.devices)
     if not whole or not summary.ops:
         return ""
-    hidden = sum(each.seconds for each in summary.scopes if each.scope == COMMAND_BUFFER)
+    hidden = sum(scope.seconds for scope in summary.scopes if scope.scope == COMMAND_BUFFER)
     exposed = sum(device.exposed_seconds for device in summary.devices)
     idle = whole - sum(device.busy_seconds for device in summary.devices)
     waited = (summary.input_wait_seconds or 0.0) * len(summary.devices)
@@ -225,7 +227,116 @@ def advice(summary: Summary) -> str:
 
 
 def _longest(summary: Summary) -> str:
-    named = [each for each in summary.scopes if not each.scope.startswith("(")]
-    if sum(each.seconds for each in named) < sum(each.seconds for each in summary.scopes) / 2:
+    named = [scope for scope in summary.scopes if not scope.scope.startswith("(")]
+    if sum(scope.seconds for scope in named) < sum(scope.seconds for scope in summary.scopes) / 2:
         return "most operations have no scope: name parts of the model with `jax.named_scope`."
     return f"{named[0].scope} takes longest, {_share(named[0].seconds, summary)} of the time."
+
+
+def summarize(file: str | Path, *, depth: int = DEPTH) -> Summary:
+    """Return a summary of a profile: the times of its steps, devices, layers and operations.
+
+    Unproven: never run on a profile of a real GPU or TPU.
+
+    Args:
+      file: An `.xplane.pb` file.
+      depth: The number of scopes of the model, one inside the other, that are distinguished.
+
+    Raises:
+      InputError: The file cannot be read, is damaged, or is empty.
+
+    Example:
+      >>> import pathlib
+      >>> with jax.profiler.trace("profile"):
+      ...     _ = jax.block_until_ready(jnp.ones(8) + 1)
+      >>> [file] = pathlib.Path("profile").rglob("*.xplane.pb")
+      >>> len(mw.observe.summarize(file).devices)
+      1
+    """
+    recorded = read_profile(local_path(file))
+    all_ops = [op for ops in recorded.devices.values() for op in ops]
+    steps, ops = recorded.steps.values(), [op.span for op in all_ops]
+    window = Span(min(span.start for span in steps or ops), max(span.end for span in [*steps, *ops]))
+    waits = recorded.input_waits
+    within = [op for op in all_ops if op.span.end > window.start and not op.is_outer]
+    return Summary(
+        file=str(file),
+        seconds=window.end - window.start,
+        input_wait_seconds=None if waits is None else _covered(waits, window),
+        steps=_step_times(recorded.steps),
+        devices=[_device_times(name, ops, window) for name, ops in recorded.devices.items()],
+        ops=_op_times(within),
+        scopes=scope_times(within, sources_in(local_path(file)), depth),
+    )
+
+
+def _step_times(steps: Mapping[int, Span]) -> list[StepTimes]:
+    nexts = {step: steps[following].start - steps[step].start for step, following in pairwise(sorted(steps))}
+    return [StepTimes(step, span.end - span.start, nexts.get(step)) for step, span in sorted(steps.items())]
+
+
+def _device_times(name: str, ops: Sequence[Op], window: Span) -> DeviceTimes:
+    running = [op for op in ops if not op.is_outer]
+    busy = _covered([op.span for op in running], window)
+    computing = _covered([op.span for op in running if not collective_of(op.name)], window)
+    return DeviceTimes(
+        name=name,
+        busy_seconds=busy,
+        collective_seconds=_covered([op.span for op in running if collective_of(op.name)], window),
+        exposed_seconds=busy - computing,
+        step_seconds=_step_seconds(ops),
+    )
+
+
+def _step_seconds(ops: Sequence[Op]) -> float | None:
+    """Return the median time between the ends of the longest program.
+
+    The operation that ends last in it is in no loop, and so it ends once per step. The profiles of some
+    devices do not record the step of an operation.
+    """
+    module_seconds: dict[str, float] = defaultdict(float)
+    for op in ops:
+        module_seconds[op.module] += op.seconds
+    # The step is the longest program of a run; small ones, such as of reports, run between.
+    longest = max(module_seconds, key=lambda module: module_seconds[module], default="")
+    program = sorted((op for op in ops if op.module == longest), key=lambda op: op.span.end)
+    ends = [op.span.end for op in program if op.name == program[-1].name]
+    return statistics.median(b - a for a, b in pairwise(ends)) if len(ends) > 1 else None
+
+
+def _op_times(ops: Iterable[Op]) -> list[OpTimes]:
+    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for op in ops:
+        runs[op.name, op.module].append(op.seconds)
+    times = [
+        OpTimes(name, module, collective_of(name), len(seconds), sum(seconds))
+        for (name, module), seconds in runs.items()
+    ]
+    return sorted(times, key=lambda op: -op.seconds)
+
+
+def _covered(spans: Iterable[Span], window: Span) -> float:
+    """Return the length of the union of `spans` inside `window`."""
+    total, end = 0.0, window.start
+    for span in sorted(spans):
+        # Only the part behind the spans so far is new.
+        total += max(0.0, min(span.end, window.end) - max(span.start, end))
+        end = max(end, span.end)
+    return total
+
+
+def exchange_seconds(summary: Summary, sizes: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    """Return the seconds of all collectives of a profile by mesh axes, over all devices, the longest first.
+
+    Collectives with unknown axes, or of another mesh, are under no axes: ().
+    """
+    groups = groups_in(Path(summary.file))
+    seconds: dict[tuple[str, ...], float] = defaultdict(float)
+    for op in summary.ops:
+        if op.collective is None:
+            continue
+        axes: tuple[str, ...] = ()
+        with suppress(ValueError, KeyError):
+            axes = axes_written(groups[op.module][op.name], sizes)
+        seconds[axes] += op.seconds
+    return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))

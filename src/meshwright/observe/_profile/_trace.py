@@ -56,13 +56,15 @@ def tracer(
     if processes != "all" and jax.process_index() not in processes:
         yield lambda _: nullcontext()
         return
-    location(directory)  # raises now if the address cannot be opened
+    # An address that cannot be opened is an error now, and not when the first profile ends.
+    location(directory)
     windows = _Windows(directory, frozenset(start_steps), num_steps)
     try:
         yield windows.step
         windows.finish()
     finally:
-        windows.close()  # without waiting: after an error, launched work may never end
+        # This does not wait: after an error, launched work may never end.
+        windows.close()
 
 
 class _Windows:
@@ -71,7 +73,8 @@ class _Windows:
     def __init__(self, directory: str | Path, starts: frozenset[int], num_steps: int):
         self._directory, self._starts, self._num_steps = directory, starts, num_steps
         self._first: int | None = None
-        self._place = ExitStack()  # contexts that are open while a profile is
+        # The contexts of the open profile.
+        self._contexts = ExitStack()
 
     def step(self, tick: Tick) -> AbstractContextManager[Any]:
         if tick.step in self._starts:
@@ -96,10 +99,11 @@ class _Windows:
             return
         first, self._first = self._first, None
         try:
-            with self._place:
+            with self._contexts:
                 jax.profiler.stop_trace()
             log.info("profile of steps from %d on: tensorboard --logdir %s", first, self._directory)
-        except Exception as error:  # errors of JAX, disks and stores have no common type
+        except Exception as error:
+            # Errors of JAX, disks and stores have no common type.
             log.warning("the profile of steps from %d on is lost: %s", first, error)
 
     def _open(self, step: int) -> None:
@@ -109,12 +113,12 @@ class _Windows:
         options = jax.profiler.ProfileOptions()
         options.session_id = _name(step)
         try:
-            with ExitStack() as place:
-                directory = place.enter_context(put_at(self._directory))
+            with ExitStack() as contexts:
+                directory = contexts.enter_context(put_at(self._directory))
                 # Made now: if JAX 0.10 cannot write a profile at its end, it can never trace again.
                 (directory / "plugins/profile" / _name(step)).mkdir(parents=True, exist_ok=True)
                 jax.profiler.start_trace(directory, profiler_options=options)
-                self._first, self._place = step, place.pop_all()
+                self._first, self._contexts = step, contexts.pop_all()
         except (RuntimeError, OSError) as error:
             log.warning("no profile from step %d on: %s", step, error)
 
@@ -124,7 +128,8 @@ def _name(step: int) -> str:
 
     It has the step, not the time: two profiles may end in one second, and hosts' clocks differ.
     """
-    many = jax.process_count() > 1  # files are named by host, and one host may have several processes
+    # Files are named by host, and one host may have several processes.
+    many = jax.process_count() > 1
     return f"step_{step}_process_{jax.process_index()}" if many else f"step_{step}"
 
 

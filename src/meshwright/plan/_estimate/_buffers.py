@@ -8,9 +8,7 @@ products, loops, lookups and collectives are stored.
 from collections import Counter
 from collections.abc import Container, Iterable
 
-from meshwright.program._internal import Memory, Operation, Program, Value, known_of
-
-_WHOLE = (Memory.WHOLE, Memory.IN_PLACE)
+from meshwright.program._internal import Algebra, Memory, Operation, Program, Value
 
 
 class Buffers:
@@ -32,8 +30,8 @@ class Buffers:
                 self._roots[operation.outputs[0]] = self.root(operation.inputs[0])
         self._held = set(map(self.root, (*program.inputs, *kept, *exchanged)))
         for operation in program.operations:
-            memory = known_of(operation).memory
-            if memory in _WHOLE:
+            memory = operation.primitive.memory
+            if memory.is_whole:
                 self._held.update(map(self.root, operation.values))
             elif memory in (Memory.WRITTEN, Memory.REDUCED):
                 self._held.update(operation.outputs)
@@ -43,7 +41,7 @@ class Buffers:
         self._reduced: set[Value] = set()
         for operation in program.operations:
             read = self.sources(operation)
-            if known_of(operation).memory is Memory.REDUCED:
+            if operation.primitive.memory is Memory.REDUCED:
                 self._reduced |= read
             for value in operation.outputs:
                 if self.root(value) not in self._held:
@@ -87,9 +85,9 @@ class Buffers:
 
 def _is_view(operation: Operation, exchanged: Container[Value]) -> bool:
     """Return whether the result of an operation is in the memory of its operand."""
-    if operation.kind == "sharding_constraint":  # which changes nothing where the operand is split like that
+    if operation.is_constraint:  # which changes nothing where the operand is split like that
         return operation.outputs[0] not in exchanged
-    return known_of(operation).memory is Memory.VIEW
+    return operation.primitive.memory is Memory.VIEW
 
 
 def _added(program: Program, carried: Container[Value]) -> set[Value]:
@@ -99,11 +97,11 @@ def _added(program: Program, carried: Container[Value]) -> set[Value]:
     """
     uses = Counter(x for of in program.operations for x in of.inputs)
     uses.update(program.outputs)
-    made = {x for of in program.operations if known_of(of).work for x in of.outputs if uses[x] == 1}
+    made = {x for of in program.operations if of.primitive.work for x in of.outputs if uses[x] == 1}
     return {
         x
         for of in program.operations
-        if of.kind in ("add", "add_any") and any(other in carried for other in of.inputs)
+        if of.primitive.algebra is Algebra.ADDED and any(other in carried for other in of.inputs)
         for x in of.inputs
         if x in made
     }
@@ -121,10 +119,10 @@ def _costly(program: Program) -> set[Value]:
 
 
 def _is_costly(operation: Operation) -> bool:
-    memory, itemsize = known_of(operation).memory, operation.outputs[0].itemsize
+    memory, itemsize = operation.primitive.memory, operation.outputs[0].itemsize
     return memory is Memory.COSTLY or (memory is Memory.COSTLY_NARROW and itemsize < 4)
 
 
 def is_whole(operation: Operation) -> bool:
     """Return whether XLA fuses nothing into an operation."""
-    return known_of(operation).memory in _WHOLE
+    return operation.primitive.memory.is_whole

@@ -22,7 +22,7 @@ def inlined(program: Program, copies: Copies) -> Program:
 
 
 def _inlined(operation: Operation, copies: Copies) -> Iterator[Operation]:
-    if operation.kind != "shard_map":
+    if not operation.is_mapped:
         yield operation
         return
     (body,) = operation.bodies

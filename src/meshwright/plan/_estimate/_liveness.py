@@ -13,7 +13,7 @@ from meshwright.plan._estimate._inlined import inlined
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._schedule import scheduled
 from meshwright.plan._estimate._traffic import Traffic, is_product
-from meshwright.program._internal import Memory, Operation, Program, Value, known_of
+from meshwright.program._internal import Memory, Operation, Program, Value
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
 
@@ -129,7 +129,7 @@ class Liveness:
                     in_loop.add(value)
                 else:
                     # The results of a condition are those of a branch, which counts them until it ends.
-                    in_place = taken is not None or operation.kind == "cond"
+                    in_place = taken is not None or operation.is_condition
                     nbytes = self._specs.nbytes(value)
                     timeline.add(_use(program, i, end), nbytes, i, end, in_place=in_place)
 
@@ -138,8 +138,8 @@ class Liveness:
     ) -> Value | None:
         """Return the value whose memory a result reuses: one of `ending`, which nothing reads later."""
         if is_whole(operation) and not operation.bodies:
-            is_in_place = known_of(operation).memory is Memory.IN_PLACE
-            return buffers.root(operation.inputs[0]) if is_in_place else None
+            memory = operation.primitive.memory
+            return buffers.root(operation.inputs[0]) if memory.is_in_place else None
         if any(tie.target is value and tie.target_stacked for tie in operation.leaving):
             return None
         nbytes, replaceable = self._specs.nbytes(value), buffers.replaceable(operation)
@@ -165,16 +165,15 @@ class Liveness:
         """
         kept: dict[Value, list[int]] = defaultdict(list)
         copied: dict[Value, list[int]] = defaultdict(list)
-        ragged = {i: of for i, of in enumerate(program.operations) if of.kind == "ragged_dot_general"}
-        for i, operation in ragged.items():
-            has_groups = operation.eqn.params["ragged_dot_dimension_numbers"].rhs_group_dimensions
-            for value in map(buffers.root, operation.inputs[: 1 if has_groups else 2]):
-                (copied if has_groups else kept)[value].append(i)
+        ragged = {i: found for i, of in enumerate(program.operations) if (found := of.ragged)}
+        for i, product in ragged.items():
+            operands = program.operations[i].inputs[: 1 if product.has_matrices else 2]
+            for value in map(buffers.root, operands):
+                (copied if product.has_matrices else kept)[value].append(i)
         for value in kept.keys() & copied.keys():
             kept[value] = [copied[value][0], *kept[value]]
         for value, found in (*kept.items(), *copied.items()):
-            num_experts = ragged[found[0]].inputs[2].shape[-1]
-            nbytes = num_experts * self._specs.nbytes(value)
+            nbytes = ragged[found[0]].count * self._specs.nbytes(value)
             uses = [[i] for i in found] if self._masked is Masked.AT_EACH_USE else [found]
             for use in uses:
                 timeline.add(WORKSPACE, nbytes, min(use), max(use))
@@ -189,7 +188,7 @@ class Liveness:
         ends = _first_needed(program, waiting)
         for i, operation in enumerate(program.operations):
             terms = map(self._specs.nbytes, operation.inputs)
-            is_reduction = known_of(operation).memory is Memory.REDUCED
+            is_reduction = operation.primitive.memory is Memory.REDUCED
             for nbytes in self._traffic.sums.get(operation, []):
                 is_term = is_reduction and nbytes in terms
                 timeline.add(GRADIENTS, nbytes, i, ends[operation], in_place=is_term)
@@ -198,11 +197,12 @@ class Liveness:
         made = buffers.makes(operation)
         if operation.bodies or is_product(operation) or not made:
             return 0
-        if operation.kind == "gather":  # the rows that are looked up, of a table
+        if operation.is_lookup:  # the rows that are looked up, of a table
             return 2 * self._specs.nbytes(made[0])
-        if operation.kind == "dynamic_update_slice":
+        memory = operation.primitive.memory
+        if memory is Memory.OVERWRITTEN:
             return 2 * self._specs.nbytes(operation.inputs[1])
-        if known_of(operation).memory is Memory.IN_PLACE:  # what changes is read and written
+        if memory is Memory.IN_PLACE:  # what changes is read and written
             return 3 * self._specs.nbytes(operation.inputs[-1])
         return sum(map(self._specs.nbytes, (*made, *buffers.sources(operation))))
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from meshwright.program._internal import Dims, Operation, Program, Tie, Value, rule_of, walk
+from meshwright.program._internal import Dims, Operation, Program, Tie, Value, jaxprs, walk
 
 Spec = tuple[tuple[str, ...], ...]
 """The mesh axes that split each dimension of an array, the slowest first."""
@@ -62,7 +62,7 @@ Link = Operation | Tie | Crossing
 
 def splits_of(operation: Operation) -> Splits:
     """Return how an operation without bodies may be split. Of merged dimensions, only the slowest can be."""
-    rule = rule_of(operation)
+    rule = operation.rule
     return _splits(tuple(rule.inputs), tuple(rule.outputs), rule.summed, rule.whole, rule.known)
 
 
@@ -191,7 +191,7 @@ class Propagation:
                 self._spread(link)
 
     def _links_of(self, operation: Operation) -> Iterable[Link]:
-        if operation.kind == "shard_map":
+        if operation.is_mapped:
             return self.crossings(operation)
         if operation.bodies:
             return (*operation.entering, *operation.leaving, *operation.carried)
@@ -199,12 +199,11 @@ class Propagation:
 
     def crossings(self, operation: Operation) -> Iterator[Crossing]:
         """Yield the operands of a `shard_map` and then its results, each outside and inside."""
-        params, (body,) = operation.eqn.params, operation.bodies
-        manual = frozenset(params["newly_manual_axes"])
-        operands = zip(operation.inputs, body.inputs, params["in_specs"], strict=True)
-        results = zip(operation.outputs, body.outputs, params["out_specs"], strict=True)
+        mapped, (body,) = jaxprs.mapped_of(operation.eqn), operation.bodies
+        operands = zip(operation.inputs, body.inputs, mapped.operands, strict=True)
+        results = zip(operation.outputs, body.outputs, mapped.results, strict=True)
         for outside, inside, spec in (*operands, *results):
-            yield Crossing(outside, inside, self.canonical(spec, outside), manual)
+            yield Crossing(outside, inside, self.canonical(spec, outside), mapped.axes)
 
     def _enlist(self, link: Link) -> None:
         self._queue(link)
@@ -225,10 +224,10 @@ class Propagation:
         return self._is_first[operation]
 
     def _constrain(self, operation: Operation) -> None:
-        if operation.kind == "sharding_constraint":
-            self.fix(operation.outputs[0], operation.eqn.params["sharding"].spec)
-        elif operation.kind == "shard_map":
-            is_whole = all(axis in operation.eqn.params["newly_manual_axes"] for axis in self.sizes)
+        if operation.is_constraint:
+            self.fix(operation.outputs[0], jaxprs.constraint_of(operation.eqn))
+        elif operation.is_mapped:
+            is_whole = jaxprs.mapped_of(operation.eqn).axes.issuperset(self.sizes)
             for link in self.crossings(operation):
                 if link.outside not in self._fixed:
                     self.specs[link.outside] = link.own

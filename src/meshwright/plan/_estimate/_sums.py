@@ -8,10 +8,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from meshwright.plan._estimate._propagation import Propagation, Spec
-from meshwright.program._internal import Operation, Program, Value
-
-_ADDITIONS = ("add", "add_any")
-_PASSING = ("convert_element_type", "reshape", "sharding_constraint", "squeeze", "transpose")
+from meshwright.program._internal import Algebra, Memory, Operation, Program, Value
 
 
 class Sum(NamedTuple):
@@ -62,7 +59,7 @@ class PendingSums:
 
         Return whether that was possible.
         """
-        if operation.kind not in (*_ADDITIONS, *_PASSING) or any(self._uses[x] > 1 for x in operation.inputs):
+        if not _is_passed(operation) or any(self._uses[x] > 1 for x in operation.inputs):
             return False
         result = operation.outputs[0]
         pending = {x: self._pending[x] for x in operation.inputs if x in self._pending}
@@ -77,6 +74,13 @@ class PendingSums:
     def is_scattered(self, value: Value, axes: tuple[str, ...], wanted: Spec) -> bool:
         """Return whether every reader of a sum over `axes` wants it split over those axes."""
         return _axes(wanted) == _axes(self._specs.spec(value)).union(axes) and self._uses[value] == 1
+
+
+def _is_passed(operation: Operation) -> bool:
+    """Return whether a sum may follow an operation as well as precede it."""
+    known = operation.primitive
+    is_view = known.algebra is Algebra.MOVED and known.memory is Memory.VIEW
+    return is_view or operation.is_constraint or known.algebra in (Algebra.ADDED, Algebra.CAST)
 
 
 def _axes(spec: Spec) -> frozenset[str]:

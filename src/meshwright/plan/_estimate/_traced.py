@@ -19,8 +19,7 @@ from meshwright.program._internal import (
     Flops,
     Operation,
     Program,
-    known_of,
-    product_flops,
+    dtype_of,
     program_flops,
     program_of,
     walk,
@@ -52,41 +51,29 @@ def products_of(
         for body in operation.bodies:
             turns = times * operation.turns
             found += products_of(body, specs, traffic, ragged_kernel=ragged_kernel, times=turns)
-        product = product_flops(operation)
-        if product:
-            work = _work(operation, *product, specs, traffic, times)
+        if flops := operation.work:
+            work = _work(operation, sum(flops), specs, traffic, times)
             if ragged_kernel:
                 work = replace(work, flops=work.flops * operation.used_share)
-            elif is_ragged(operation):
-                work = _masked(work, operation, specs)
+            elif ragged := operation.ragged:
+                work = _masked(work, ragged.count, operation, specs)
             found.append(work)
     return found
 
 
-def is_ragged(operation: Operation) -> bool:
-    return operation.kind == "ragged_dot_general"
-
-
-def num_groups(operation: Operation) -> int:
-    """Return the number of experts of a ragged product."""
-    return operation.inputs[2].shape[-1]
-
-
-def _masked(work: Work, operation: Operation, specs: Propagation) -> Work:
+def _masked(work: Work, num_experts: int, operation: Operation, specs: Propagation) -> Work:
     """Return the work of a ragged product without a kernel: all rows with each expert."""
-    written = 2 * num_groups(operation) * specs.nbytes(operation.inputs[0])
-    return replace(work, flops=work.flops * num_groups(operation), nbytes=work.nbytes + written)
+    written = 2 * num_experts * specs.nbytes(operation.inputs[0])
+    return replace(work, flops=work.flops * num_experts, nbytes=work.nbytes + written)
 
 
-def _work(
-    operation: Operation, flops: int, dtype: str, specs: Propagation, traffic: Traffic, times: int
-) -> Work:
+def _work(operation: Operation, flops: int, specs: Propagation, traffic: Traffic, times: int) -> Work:
     """Return one device's part of a product; gathered operands are read whole."""
     axes = traffic.shares.get(operation, {})
     copies = dict(traffic.copies.get(operation, []))
     nbytes = sum(copies.get(value, specs.nbytes(value)) for value in operation.values)
-    is_attention = operation.is_fused_attention or known_of(operation).product == "attention"
-    return Work(flops / specs.ways(axes), nbytes, dtype, times, is_attention)
+    is_attention = operation.is_fused_attention or operation.primitive.product == "attention"
+    return Work(flops / specs.ways(axes), nbytes, dtype_of(operation.eqn), times, is_attention)
 
 
 @dataclass(frozen=True)
@@ -182,14 +169,14 @@ def _copied_to_host(program: Program, specs: Propagation) -> int:
     total = 0
     for operation in program.operations:
         total += operation.turns * sum(_copied_to_host(body, specs) for body in operation.bodies)
-        if operation.kind == "device_put" and operation.inputs[0].on_host != operation.outputs[0].on_host:
+        if operation.is_copy_to_host_or_back:
             total += sum(map(specs.nbytes, operation.values))
     return total
 
 
 def _num_masked(program: Program) -> int:
     """Return the most experts of a ragged product; 0 if there is none."""
-    return max((num_groups(operation) for operation in walk(program) if is_ragged(operation)), default=0)
+    return max((found.count for operation in walk(program) if (found := operation.ragged)), default=0)
 
 
 def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:

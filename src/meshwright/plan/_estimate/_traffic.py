@@ -4,14 +4,12 @@ A program may also contain collectives of its own, inside `jax.shard_map`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from meshwright.plan._estimate._propagation import Propagation, Spec
 from meshwright.plan._estimate._shares import Shares, shared_spec, shares_of
 from meshwright.plan._estimate._sums import PendingSums, Sum
-from meshwright.program._internal import Collective, Operation, Program, Tie, Value, known_of
-
-_SCATTERS = ("scatter-add", "scatter_add")
+from meshwright.program._internal import Algebra, Collective, Memory, Operation, Program, Tie, Value, jaxprs
 
 
 class Traffic:
@@ -46,11 +44,11 @@ class Traffic:
     def _run(self, operation: Operation, times: int) -> None:
         if self._pending.put_off_by(operation):
             return
-        if operation.kind == "shard_map":
+        if operation.is_mapped:
             self._run_manual(operation, times)
         elif operation.bodies:
             self._run_loop(operation, times)
-        elif operation.kind == "sharding_constraint":
+        elif operation.is_constraint:
             self._bring(operation.inputs[0], self.specs.spec(operation.outputs[0]), times, operation)
         elif exchange := exchange_of(operation):
             kind, axes, values = exchange
@@ -81,10 +79,10 @@ class Traffic:
         for tie in (*loop.entering, *loop.leaving):
             self._tie(tie, turns if tie.target_stacked else times)
         self._pending.enter(loop)
-        self._open_loops += loop.kind == "while"
+        self._open_loops += loop.is_while
         found = [self._collected(body, turns, loop) for body in loop.bodies]
-        self._open_loops -= loop.kind == "while"
-        if loop.kind == "cond":
+        self._open_loops -= loop.is_while
+        if loop.is_condition:
             found = [max(found, key=lambda of: sum(each.times * each.sent_nbytes for each in of))]
         self.collectives += [each for of in found for each in of]
         for tie in loop.carried:
@@ -122,7 +120,7 @@ class Traffic:
             made = wanted
         if left:
             self._pending[value] = Sum(left, self.specs.nbytes(value), _source(operation))
-            if not is_product(operation) and operation.kind not in _SCATTERS:
+            if not (is_product(operation) or _is_scattered_sum(operation)):
                 self._resolve(value, times)
         if made != wanted:
             self._reshard(value, made, wanted, times, _source(operation))
@@ -171,7 +169,13 @@ class Traffic:
 
 
 def is_product(operation: Operation) -> bool:
-    return known_of(operation).work is not None
+    return operation.primitive.work is not None
+
+
+def _is_scattered_sum(operation: Operation) -> bool:
+    """Return whether an operation adds rows to those of a table."""
+    known = operation.primitive
+    return known.algebra is Algebra.SUMMED and known.memory is Memory.IN_PLACE
 
 
 def _exchanged(before: Spec, after: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -188,14 +192,8 @@ def _source(operation: Operation) -> str:
 
 def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], list[Value]] | None:
     """Return the kind, mesh axes and arrays of a collective; None if the operation is not one."""
-    kind = known_of(operation).exchange
+    kind = operation.primitive.exchange
     if not kind:
         return None
-    params = operation.eqn.params
-    axes = params["axes"] if "axes" in params else params["axis_name"]
-    return kind, _named(axes), operation.outputs if kind == "all-gather" else operation.inputs
-
-
-def _named(axes: str | Iterable[object]) -> tuple[str, ...]:
-    """Return the mesh axes among `axes`; numbers stand for dimensions that `vmap` made."""
-    return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if isinstance(axis, str))
+    values = operation.outputs if kind == "all-gather" else operation.inputs
+    return kind, jaxprs.exchanged_axes(operation.eqn), values

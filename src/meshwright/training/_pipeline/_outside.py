@@ -1,21 +1,21 @@
-"""What is before and after a stack of layers, for groups of microbatches: one on each device of the axis."""
+"""The loss before and after a stack of layers, for groups of microbatches: one on each device of the axis."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from meshwright.parallel._internal import MICROBATCH, PIPELINE
+from meshwright.parallel._internal import split_over_stages
 from meshwright.training._pipeline._cut import Cut
 from meshwright.training._pipeline._ring import plain
 from meshwright.training._pipeline._schedule import OneForwardOneBackward
 from meshwright.training._pipeline._stage import Operands, Stage
-from meshwright.training._pipeline._stage_arrays import along, split_over_stages
+from meshwright.training._pipeline._stage_arrays import along, over_microbatches
 
 
 class Outside:
-    """What is before and after the stack."""
+    """The parts of the loss before and after the stack."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Outside:
         self.weights = [weights[i] for i in cut.weights_outside]
         """The weights that have a gradient here."""
 
-    def before(self, g: Any) -> tuple[Operands, Operands]:
-        """Return what a group's microbatches bring: what moves, and what they have for each layer.
+    def operands_of(self, g: Any) -> tuple[Operands, Operands]:
+        """Return the moving operands of a group's microbatches, and their operands for each layer.
 
         After the last group these are those of the last.
         """
@@ -39,22 +39,20 @@ class Outside:
         def one(piece: list[Any]) -> list[Any]:
             return [plain(x) for x in self._cut.own_operands(self._all_weights, piece)]
 
-        found = dict(zip(self._cut.own, _by_microbatch(one)(self._group(g)), strict=True))
+        found = dict(zip(self._cut.own, over_microbatches(one)(self._group(g)), strict=True))
         found = jax.tree.map(split_over_stages, found)
         own = {i: self._by_stage(found[i]) for i in self._stage.own_of_layers}
         return {i: found[i] for i in self._stage.moving}, own
 
-    def after(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
-        """Return the outputs of a group, summed, and the gradients of `weights`, of what moved and of
-        `aux`.
-        """
+    def outputs_of(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
+        """Return the outputs of a group, summed, and the gradients of `weights`, the state and `aux`."""
         stage, places = self._stage, g * self._schedule.stages + jnp.arange(self._schedule.stages)
         is_real = places < self._schedule.microbatches
 
         def one(piece: list[Any], state: Operands, aux: list[Any], is_real: Any) -> Any:
             def total(weights: list[Any], of_state: Operands, of_aux: Operands) -> Any:
-                known = {**dict(enumerate(aux)), **of_aux}
-                results = stage.results({**state, **of_state}, [known[j] for j in range(len(aux))])
+                all_aux = {**dict(enumerate(aux)), **of_aux}
+                results = stage.results({**state, **of_state}, [all_aux[j] for j in range(len(aux))])
                 outputs = self._cut.outputs(self._with(weights), piece, results)
                 return outputs[0], outputs
 
@@ -64,7 +62,7 @@ class Outside:
             return outputs, pull(is_real.astype(value.dtype))
 
         by_microbatch = [self._by_microbatch(x) for x in aux]
-        outputs, found = _by_microbatch(one)(self._group(g), state, by_microbatch, is_real)
+        outputs, found = over_microbatches(one)(self._group(g), state, by_microbatch, is_real)
         of_weights, of_state, of_aux = found
         outputs = [jnp.where(along(is_real, x), x, 0).sum(0).astype(x.dtype) for x in outputs]
         return outputs, (of_weights, of_state, {j: self._by_stage(x) for j, x in of_aux.items()})
@@ -84,7 +82,7 @@ class Outside:
             return pull(gradients)[0]
 
         gradients = {i: x for i, x in {**state, **own}.items() if i in trained}
-        return _by_microbatch(one)(self._group(g), gradients)
+        return over_microbatches(one)(self._group(g), gradients)
 
     def _with(self, weights: list[Any]) -> list[Any]:
         """Return all weights, with those in place that are differentiated."""
@@ -92,8 +90,8 @@ class Outside:
         return [new.get(i, x) for i, x in enumerate(self._all_weights)]
 
     def _group(self, g: Any) -> list[Any]:
-        at = jnp.clip(g, 0, self._schedule.groups - 1)
-        return [jax.lax.dynamic_index_in_dim(x, at, keepdims=False) for x in self._pieces]
+        index = jnp.clip(g, 0, self._schedule.groups - 1)
+        return [jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for x in self._pieces]
 
     def _by_stage(self, x: Any) -> Any:
         """Return [p microbatches, L, ...] as [p stages, p microbatches, L / p, ...]."""
@@ -103,7 +101,3 @@ class Outside:
     def _by_microbatch(self, x: Any) -> Any:
         """Return [p stages, p microbatches, L / p, ...] as [p microbatches, L, ...]."""
         return split_over_stages(x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:]))
-
-
-def _by_microbatch(one: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.vmap(one, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)

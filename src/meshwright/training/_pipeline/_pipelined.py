@@ -15,20 +15,18 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.base._internal import PyTree
 from meshwright.errors import AxisError, LayoutError, UsageError
-from meshwright.parallel._internal import MICROBATCH, PIPELINE, Layout, axes_of
-from meshwright.program._internal import CALLS, bind, equations, evaluate, is_stack, jaxprs_in
-from meshwright.training._pipeline._cut import Cut
+from meshwright.parallel._internal import MICROBATCH, PIPELINE, Layout, axes_of, elsewhere
+from meshwright.program._internal import bind, evaluate, jaxprs, replacing
+from meshwright.training._pipeline._cut import Cut, holds_stack
 from meshwright.training._pipeline._one_forward_one_backward import loss_and_gradients
 from meshwright.training._pipeline._ring import Ring, pipelined_scan
 from meshwright.training._pipeline._schedule import OneForwardOneBackward, PipelineSchedule, check_schedule
-from meshwright.training._pipeline._stage_arrays import along
-
-_CHECKPOINTS = ("checkpoint", "remat", "remat2")
+from meshwright.training._pipeline._stage_arrays import along, over_microbatches
 
 
 def has_pipeline(layout: Layout) -> bool:
     """Return whether the mesh of a layout has several stages."""
-    return layout.mesh.shape.get(PIPELINE, 1) > 1
+    return layout.num_stages > 1
 
 
 def over_pipeline(
@@ -43,9 +41,9 @@ def over_pipeline(
     if not has_pipeline(layout):
         return lambda objective: objective
     if pipeline_schedule == "1f1b":
-        schedule = OneForwardOneBackward(layout.mesh.shape[PIPELINE], microbatches)
+        schedule = OneForwardOneBackward(layout.num_stages, microbatches)
         return lambda objective: _with_own_gradient(objective, layout, schedule)
-    ring = Ring(layout.mesh.shape[PIPELINE], microbatches, pipeline_rounds)
+    ring = Ring(layout.num_stages, microbatches, pipeline_rounds)
     return lambda objective: _all_forward(objective, layout, ring)
 
 
@@ -62,7 +60,7 @@ def _all_forward(objective: Callable[..., Any], layout: Layout, ring: Ring) -> C
             leaves = evaluate(traced, [*weights, *jax.tree.leaves(piece)], _stacks_by(ring))
             return jax.tree.unflatten(out, leaves)
 
-        found = jax.vmap(one, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)(*pieces)
+        found = over_microbatches(one)(*pieces)
         is_real = order < ring.microbatches
         return jax.tree.map(lambda x: jnp.where(along(is_real, x), x, 0).sum(0), found)
 
@@ -104,9 +102,9 @@ def _traced(objective: Callable[..., Any], state: PyTree, pieces: PyTree, places
     """Return the jaxpr of the objective of one microbatch, and the structure of its results."""
     if jax.tree.leaves(state[1]):
         raise UsageError(
-            "a model with a state cannot be trained on the axis 'pipeline': its microbatches are "
+            f"a model with a state cannot be trained on the axis {PIPELINE!r}: its microbatches are "
             "computed side by side, and each would need the state that the one before returned.\n"
-            "  Give the devices to another axis, such as fsdp."
+            f"  {elsewhere(PIPELINE).capitalize()}."
         )
     first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], pieces))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), state)
@@ -119,11 +117,10 @@ def _traced(objective: Callable[..., Any], state: PyTree, pieces: PyTree, places
 
 def refuse_stacks(jaxpr: Any) -> None:
     """Check that no stack of layers is left in the program of a step."""
-    if any(map(is_stack, equations(jaxpr))):
+    if any(map(jaxprs.is_stack, jaxprs.equations(jaxpr))):
         raise LayoutError(
             "mw.nn.layers is a pipeline in the steps of `mw.make_step`, which also computes the gradients; "
-            "in an update of your own it is not.\n  Use `mw.make_step`, or give the devices of the axis "
-            "'pipeline' to another axis, such as fsdp."
+            f"in an update of your own it is not.\n  Use `mw.make_step`, or {elsewhere(PIPELINE)}."
         )
 
 
@@ -133,37 +130,33 @@ def _pieces(batch: PyTree, key: jax.Array, order: Any, microbatches: int, layout
     [B, ...] becomes [*order, rows, ...]. Places after the last microbatch get the first ones again.
     """
     rows = tuple(axis for axis in axes_of(layout.batch_sharding.spec[0]) if axis != PIPELINE)
-    split, at = P(*(None,) * (order.ndim - 1), PIPELINE, rows), order % microbatches
+    split, microbatch_of = P(*(None,) * (order.ndim - 1), PIPELINE, rows), order % microbatches
 
     def of_rows(x: jax.Array) -> jax.Array:
-        x = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)[at]
+        x = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)[microbatch_of]
         return jax.lax.with_sharding_constraint(x, split)
 
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(at.reshape(-1)))
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(microbatch_of.reshape(-1)))
     return jax.tree.map(of_rows, batch), keys.reshape(order.shape)
 
 
 def _stacks_by(ring: Ring) -> Callable[[Any, list[Any]], Sequence[Any]]:
     """Return the function of an equation and its operands that makes pipelines of stacks of layers."""
 
-    def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-        if is_stack(eqn):
-            return evaluate(eqn.params["jaxpr"], operands, in_stack)
-        if not _has_stack(eqn):
-            return bind(eqn, operands)
-        inner = eqn.params["jaxpr"]
-        if eqn.primitive.name in CALLS:
-            return evaluate(inner, operands, results)
-        return jax.checkpoint(
-            lambda *inputs: evaluate(inner, inputs, results),
-            policy=eqn.params["policy"],
-            prevent_cse=eqn.params["prevent_cse"],
-        )(*operands)
-
     def in_stack(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-        return _pipeline(eqn, ring)(*operands) if eqn.primitive.name == "scan" else bind(eqn, operands)
+        return _pipeline(eqn, ring)(*operands) if jaxprs.is_scan(eqn) else bind(eqn, operands)
 
-    return results
+    def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        if jaxprs.is_stack(eqn):
+            return evaluate(jaxprs.body_of(eqn), operands, in_stack)
+        body, policy, prevent_cse = jaxprs.checkpoint_of(eqn)
+        again = jax.checkpoint(
+            lambda *inputs: evaluate(body, inputs, pipelined), policy=policy, prevent_cse=prevent_cse
+        )
+        return again(*operands)
+
+    pipelined = replacing(holds_stack, results)
+    return pipelined
 
 
 def _pipeline(eqn: Any, ring: Ring) -> Callable[..., Any]:
@@ -175,40 +168,34 @@ def _pipeline(eqn: Any, ring: Ring) -> Callable[..., Any]:
 
     @scan.def_vmap
     def rule(size: int, batched: Any, *operands: Any) -> Any:
-        made = pipelined_scan(eqn, operands, batched, ring.microbatches, ring.rounds)
-        return made, [True] * len(made)
+        results = pipelined_scan(eqn, operands, batched, ring.microbatches, ring.rounds)
+        return results, [True] * len(results)
 
     return scan
 
 
 def _check(jaxpr: Any) -> None:
-    if not any(map(is_stack, equations(jaxpr))):
+    if not any(map(jaxprs.is_stack, jaxprs.equations(jaxpr))):
         raise AxisError(
-            "the mesh has the axis 'pipeline', but the loss has no layers that it could split into stages.\n"
-            "  Call them by `mw.nn.layers(block, stacked, x)`, in place of `jax.lax.scan`; or give the "
-            "devices to another axis, such as fsdp.",
+            f"the mesh has the axis {PIPELINE!r}, but the loss has no layers that it could split into "
+            "stages.\n  Call them by `mw.nn.layers(block, stacked, x)`, in place of `jax.lax.scan`; or "
+            f"{elsewhere(PIPELINE)}.",
             PIPELINE,
         )
     for eqn in _unreachable(jaxpr):
         raise LayoutError(
             f"mw.nn.layers is called inside a {eqn.primitive.name!r}, where it cannot be a pipeline.\n"
-            "  Call it in the loss itself, or in functions under `jax.jit` or `jax.checkpoint`; or give the "
-            "devices of the axis 'pipeline' to another axis."
+            "  Call it in the loss itself, or in functions under `jax.jit` or `jax.checkpoint`; or "
+            f"{elsewhere(PIPELINE)}."
         )
 
 
 def _unreachable(jaxpr: Any) -> list[Any]:
     """Return equations that have a stack of layers inside, other than calls and checkpoints."""
-    found = []
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if is_stack(eqn) or not _has_stack(eqn):
+    unreachable = []
+    for eqn in jaxprs.opened(jaxpr).eqns:
+        if jaxprs.is_stack(eqn) or not jaxprs.holds(eqn, jaxprs.is_stack):
             continue
-        if eqn.primitive.name not in (*CALLS, *_CHECKPOINTS):
-            found.append(eqn)
-        else:
-            found += _unreachable(eqn.params["jaxpr"])
-    return found
-
-
-def _has_stack(eqn: Any) -> bool:
-    return any(map(is_stack, (each for jaxpr in jaxprs_in(eqn.params) for each in equations(jaxpr))))
+        is_open = jaxprs.is_call(eqn) or jaxprs.is_checkpoint(eqn)
+        unreachable += _unreachable(jaxprs.body_of(eqn)) if is_open else [eqn]
+    return unreachable

@@ -1,11 +1,11 @@
-"""One stage of a pipeline, for one microbatch: its layers, and the gradient of its layers."""
+"""A stage of a pipeline, for one microbatch: its layers, and the gradient of its layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from meshwright.program._internal import bind, evaluate, scan_counts
+from meshwright.program._internal import bind, evaluate, jaxprs
 from meshwright.training._pipeline._cut import Cut, is_inexact
 from meshwright.training._pipeline._ring import key_type, plain
 
@@ -17,9 +17,9 @@ class Stage:
     """The layers of one stage. Operands are plain numbers, also those that are keys."""
 
     def __init__(self, cut: Cut) -> None:
-        num_consts, num_carry = scan_counts(cut.scan)
-        self._jaxpr, self._keys = cut.scan.params["jaxpr"], [key_type(var.aval) for var in cut.scan.invars]
-        first, last = num_consts, num_consts + num_carry
+        scan = jaxprs.scan_of(cut.scan)
+        self._jaxpr, self._keys = scan.body, [key_type(var.aval) for var in cut.scan.invars]
+        first, last = scan.num_consts, scan.num_whole
         self.carried = range(first, last)
         """The operands that each layer changes."""
         self.moving = [i for i in cut.own if i < last]
@@ -33,22 +33,22 @@ class Stage:
             i for i in self.carried if is_inexact(cut.scan.invars[i])
         }
         """The operands that have a gradient."""
-        self.trained_aux = [j for j, var in enumerate(cut.scan.outvars[num_carry:]) if is_inexact(var)]
+        self.trained_aux = [j for j, var in enumerate(cut.scan.outvars[scan.num_carry :]) if is_inexact(var)]
         """The results of each layer that have a gradient."""
-        self._of_results = [key_type(var.aval) for var in cut.scan.outvars[:num_carry]]
+        self._of_results = [key_type(var.aval) for var in cut.scan.outvars[: scan.num_carry]]
 
     def forward(self, shared: Operands, weights: Operands, state: Operands, own: Operands) -> Any:
-        """Return what moves, after the layers, and what each layer gave besides."""
+        """Return the moving operands after the layers, and the other results of each layer."""
         constants = {**shared, **{i: state[i] for i in self.moving if i not in self.carried}}
 
-        def one(carry: Operands, layer: Operands) -> tuple[Operands, list[Any]]:
+        def one_layer(carry: Operands, layer: Operands) -> tuple[Operands, list[Any]]:
             operands = sorted({**constants, **carry, **layer}.items())
             arguments = [_typed(x, key) for (_, x), key in zip(operands, self._keys, strict=True)]
-            made = [plain(x) for x in evaluate(self._jaxpr, arguments, bind)]
+            results = [plain(x) for x in evaluate(self._jaxpr, arguments, bind)]
             number = len(self.carried)
-            return dict(zip(self.carried, made[:number], strict=True)), made[number:]
+            return dict(zip(self.carried, results[:number], strict=True)), results[number:]
 
-        carry, aux = jax.lax.scan(one, {i: state[i] for i in self.carried}, {**weights, **own})
+        carry, aux = jax.lax.scan(one_layer, {i: state[i] for i in self.carried}, {**weights, **own})
         return {**state, **carry}, aux
 
     def backward(self, operands: tuple[Operands, ...], state: Operands, aux: Sequence[Any]) -> Any:

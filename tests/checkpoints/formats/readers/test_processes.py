@@ -14,7 +14,7 @@ import meshwright as mw
 from checkpoints.formats.readers import redco, t5x, tensorflow
 from checkpoints.formats.readers.real import REAL, Expected, wanted_of
 from checkpoints.formats.readers.written import put_zarr
-from meshwright.cli._launch import launch_local
+from meshwright.launch._internal import launch_local
 
 PROGRAM = Path(__file__).parent / "two.py"
 X = np.arange(32, dtype=np.float32).reshape(8, 4)

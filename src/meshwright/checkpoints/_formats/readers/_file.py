@@ -182,6 +182,7 @@ class _Raw:
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts. Parts of the same rows are cut from one that contains them all."""
         bounds = [self._bounds(index) for index in indices]
+        # Parts that agree in the dimensions with large strides lie close together.
         num_leading = 1 + sum(stride > _GAP for stride in self._strides)
         together: dict[Any, list[int]] = {}
         for number, part in enumerate(bounds):

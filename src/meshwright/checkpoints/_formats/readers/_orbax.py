@@ -141,6 +141,7 @@ def _is_complete(step: Directory) -> bool:
     if _t5x.is_step(step):
         return _t5x.has_tree(step)
     metadata = _document(step / _ITEMS)
+    # Orbax writes the time of the commit last.
     is_open = "init_timestamp_nsecs" in metadata and not metadata.get("commit_timestamp_nsecs")
     return not is_open or (step / _COMMITTED).is_file()
 

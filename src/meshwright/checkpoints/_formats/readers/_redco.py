@@ -80,6 +80,7 @@ def _check_whole(directory: Directory) -> None:
             f"it saved. {_OTHERWISE}"
         )
     begun = [began for began, _ in map(_times, trees) if began is not None]
+    # redco writes the parameters first, then the state of the optimizer, then the info file.
     if begun != sorted(begun):
         raise CheckpointError(
             f"{directory} has {_PARAMS} of a later save than {_OPT_STATE}: redco was killed between the two, "

@@ -1,7 +1,7 @@
 """The architecture of GGUF that a config is, and its settings there.
 
-Source: the keys of the package `gguf`, `constants.py`. Which of them an architecture has, and what it
-computes, is what llama.cpp's loaders read.
+Source: the keys of the package `gguf`, `constants.py`. The loaders of llama.cpp say which keys an
+architecture has, and what it computes.
 """
 
 from typing import Any

@@ -1,8 +1,9 @@
 """The files beside a model's weights: its `config.json`, its tokenizer, and its settings for generation.
 
 The keys of a `config.json` are those that a model here reads, and those that change no result. `transformers`
-passes over a key that its model does not read, so a file may ask for what is never computed. Any other key is
-refused here, unless the key is off: null, false, 0 or empty, as each version writes new features.
+passes over a key that its model does not read, so a file may ask for a feature that is never computed. Any
+other key is refused here, unless the key is off: null, false, 0 or empty, as each version writes new
+features.
 """
 
 import errno
@@ -105,10 +106,8 @@ log = logging.getLogger("meshwright")
 
 
 def companions(directory: Path) -> dict[str, bytes]:
-    """Return the contents of a model's known files, by name. Links, and what is no file, are left out.
-
-    A link may lead to any file of this machine, so it is not followed, and the log says so.
-    """
+    """Return the contents of a model's known files, by name. Links, and what is no file, are left out."""
+    # A link may lead to any file of this machine, so it is not followed, and the log says so.
     contents: dict[str, bytes] = {}
     for path in (directory / name for name in NAMES):
         try:
