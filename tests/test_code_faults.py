@@ -110,8 +110,8 @@ FAULTS = {
     ),
     "the second group of microbatches enters the stages late": Fault(
         "training/_pipeline/_one_forward_one_backward.py",
-        "jnp.where(t == p - 1, x, y), second, now.queue",
-        "jnp.where(t == p, x, y), second, now.queue",
+        "jnp.where(t == p - 1, x, y), second, carry.queue",
+        "jnp.where(t == p, x, y), second, carry.queue",
         "training/test_one_forward_one_backward.py::test_updates_and_metrics_are_those_of_one_device[pipeline=2-3]",
     ),
     "a NaN is traced on to the infinity that it is made of": Fault(

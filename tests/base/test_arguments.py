@@ -94,7 +94,7 @@ def test_arguments_without_names_are_refused():
     with pytest.raises(UsageError, match="loss max has no signature that says which arguments it takes"):
         told(max)
     with pytest.raises(UsageError, match="the metric must be a function; found 3"):
-        told(3, what="metric")
+        told(3, role="metric")
 
 
 PLACES = {"params": 2, "batch": 3, "key": 5}

@@ -37,7 +37,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     (tmp_path / "needy.py").write_text("import absent_dependency.part")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UsageError) as error:
-        import_extra("needy", extra="serve", what="the server")
+        import_extra("needy", extra="serve", needed_by="the server")
     assert str(error.value) == (
         "the server needs the package absent_dependency, which is not installed.\n"
         "  Install it: pip install 'meshwright[serve]'."
@@ -48,4 +48,4 @@ def test_a_package_that_is_there_and_broken_raises_its_own_error(tmp_path, monke
     (tmp_path / "broken.py").write_text("raise ImportError('libfoo.so is missing')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ImportError, match="libfoo"):
-        import_extra("broken", extra="serve", what="the server")
+        import_extra("broken", extra="serve", needed_by="the server")

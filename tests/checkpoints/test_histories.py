@@ -96,7 +96,7 @@ BROKEN = {
     "a save that is told before it is committed": (
         _saving.Saving,
         "finish",
-        lambda saving: _saving._failure(saving.written),
+        lambda saving: _saving._failure(saving.writing),
     ),
     "a removal in place": (_directory, "_remove_unless_pinned", remove_in_place),
     "a removal of what is pinned meanwhile": (_directory, "_remove_unless_pinned", remove_pinned),

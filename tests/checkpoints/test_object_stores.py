@@ -210,7 +210,7 @@ def test_a_file_longer_than_an_object_may_be_is_cut_and_read_in_blocks(run, monk
     for module, name, nbytes in (
         ("_object_file", "OBJECT_BYTES", 4096),
         ("_object_file", "BLOCK_BYTES", 512),
-        ("_object_file", "_KEPT", 10),
+        ("_object_file", "_NUM_CACHED", 10),
     ):
         monkeypatch.setattr(f"meshwright.base._storage.{module}.{name}", nbytes)
     state = {"x": np.arange(5000), "y": np.arange(7, dtype=np.int8)}

@@ -168,7 +168,9 @@ def _must_be_slow(said):
 def _telling(history, on_disk):
     """Return the module `process`, with a launcher that listens."""
     hear = partial(history.hear, on_disk=on_disk)
-    return SimpleNamespace(**{**vars(mw.processes._internal), "report_progress": hear})
+    internal = mw.processes._internal
+    names = {name: getattr(internal, name) for name in dir(internal) if not name.startswith("_")}
+    return SimpleNamespace(**{**names, "report_progress": hear})
 
 
 def play(seed):

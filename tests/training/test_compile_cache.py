@@ -90,7 +90,7 @@ def test_entries_are_looked_at_once(tmp_path):
 
 def test_the_folder_of_the_user_keeps_to_its_limit(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("meshwright.training._compile._compile_cache._MAX_BYTES", 250)
+    monkeypatch.setattr("meshwright.training._compile._MAX_BYTES", 250)
     folder = mw.training._internal.user_compile_cache()
     folder.mkdir(parents=True)
     for days in range(5):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from meshwright.errors import UsageError
-from meshwright.training._compile._compiler_options import check_compiler_options
+from meshwright.training._compile import check_compiler_options
 
 
 def test_an_option_with_a_wrong_value_names_option_and_hardware():

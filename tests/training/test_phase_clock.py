@@ -74,12 +74,12 @@ def test_what_happens_for_the_first_time_has_a_limit_of_its_own(time):
     clock.enter("evaluation")
     assert clock.limit_seconds(30, first=1800) == 1800
     time.now += 10
-    clock.learn()
+    clock.record_usual()
     assert clock.limit_seconds(30, first=1800) == pytest.approx(50)
 
 
 def test_a_longer_time_is_learned_if_it_is_told(time):
     clock = stepped(time, [0.1] * 25)
     clock.enter("save")
-    clock.learn(100)
+    clock.record_usual(100)
     assert clock.limit_seconds(30, first=1800) == 500

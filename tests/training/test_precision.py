@@ -61,9 +61,8 @@ def test_an_evaluation_computes_in_it_too():
 
 def test_a_table_gives_each_parameter_its_own_and_the_first_match_stands():
     table = [("params/half", "float32"), ("wide", None), (".*", "bfloat16")]
-    found = mw.training._internal.narrowed(
-        {"dense": {"wide": jnp.ones(4), "b": jnp.ones(4)}, "half": jnp.ones(4)}, table
-    )
+    narrow = mw.training._internal.narrowing(table)
+    found = narrow({"dense": {"wide": jnp.ones(4), "b": jnp.ones(4)}, "half": jnp.ones(4)})
     assert dtypes(mw.base._internal.named_leaves(found)) == {
         "dense/b": "bfloat16",
         "dense/wide": "float32",

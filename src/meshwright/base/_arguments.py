@@ -18,20 +18,15 @@ _OTHER_WORDS = {"rng": "key", "rngs": "key", "prng_key": "key", "is_training": "
 def by_name(
     function: Callable[..., Any],
     available: Sequence[str],
-    what: str = "loss",
+    role: str = "loss",
     required: Sequence[str | tuple[str, ...]] = ("params", "batch"),
 ) -> Callable[..., Any]:
     """Return a function that takes all available arguments as keywords and passes on the declared ones.
 
     Arguments that a partial has fixed stay fixed. Parameters that are not available keep their defaults.
     `**rest` receives all arguments that have no parameter of their own.
-
-    Example:
-      >>> call = mw.base._internal.by_name(lambda params, batch: params * batch, ["params", "batch", "key"])
-      >>> call(params=2, batch=3, key=None)
-      6
     """
-    parameters, fixed = _parameters(function, what), _fixed(function)
+    parameters, fixed = _parameters(function, role), _fixed(function)
     first = takewhile(lambda p: p.kind is Parameter.POSITIONAL_ONLY and p.name in available, parameters)
     positional = [parameter.name for parameter in first]
     named = {p.name for p in parameters if p.kind in _BY_KEYWORD}
@@ -39,14 +34,15 @@ def by_name(
         named |= {*available} - {*positional}
     keywords = [name for name in available if name in named - fixed]
     unknown = [p.name for p in parameters if _must_be_given(p) and p.name not in available]
-    taken = {*positional, *keywords, *fixed}
-    missing = [names for names in map(_alternatives, required) if not taken.intersection(names)]
+    names_in_use = {*positional, *keywords, *fixed}
+    alternatives = [(names,) if isinstance(names, str) else names for names in required]
+    missing = [names for names in alternatives if not names_in_use.intersection(names)]
     if unknown or missing:
-        raise _misfit(function, what, available, unknown, missing)
+        raise _misfit(function, role, available, unknown, missing)
 
     def call(**everything: Any) -> Any:
-        given = (everything[name] for name in positional)
-        return function(*given, **{name: everything[name] for name in keywords})
+        values = (everything[name] for name in positional)
+        return function(*values, **{name: everything[name] for name in keywords})
 
     return call
 
@@ -56,16 +52,16 @@ def declares(function: Callable[..., Any], name: str) -> bool:
     return name in {p.name for p in _parameters(function, "function")} - _fixed(function)
 
 
-def num_required(function: Callable[..., Any], what: str = "function") -> int:
+def num_required(function: Callable[..., Any], role: str = "function") -> int:
     """Return the number of arguments that a function requires, except those that a partial has fixed."""
     fixed = _fixed(function)
-    return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
+    return sum(_must_be_given(p) for p in _parameters(function, role) if p.name not in fixed)
 
 
 def in_order(
     function: Callable[..., Any],
     values: Mapping[str, Any],
-    what: str = "function",
+    role: str = "function",
     *,
     named: Mapping[str, Any] = {},
     optional: str = "",
@@ -74,13 +70,9 @@ def in_order(
     """Return the call of a function with values by position, each with its name.
 
     A parameter with a default gets a value only by its name, so those of the user's own keep theirs.
-
-    Example:
-      >>> mw.base._internal.in_order(lambda x, scale=2: x * scale, {"x": 3, "key": 0}, optional="key")()
-      6
     """
     every, fixed = {**values, **named}, _fixed(function)
-    free = [p for p in _parameters(function, what) if p.name not in fixed]
+    free = [p for p in _parameters(function, role) if p.name not in fixed]
     value_of = {p.name: name for p in free if (name := _OTHER_WORDS.get(p.name, p.name)) in every}
     places = [p for p in free if _must_be_given(p) and p.kind is not p.KEYWORD_ONLY]
     others = [p for p in free if p not in places and p.kind in _BY_KEYWORD]
@@ -94,23 +86,25 @@ def in_order(
     if is_unknown or num > len(order) or (num < len(order) and not has_rest):
         left_out = f" `{optional}` may be left out." if optional else ""
         raise UsageError(
-            f"the {what} {_title(function)}{inspect.signature(function)} cannot be called: it is called with "
+            f"the {role} {_title(function)}{inspect.signature(function)} cannot be called: it is called with "
             f"({', '.join(values)}).{left_out} Arguments of your own need a default.{hint}"
         )
     rest = iter(order)
     placed = [every[name if (name := value_of.get(p.name)) in named else next(rest)] for p in places]
     placed += [values[name] for name in rest]
-    return functools.partial(function, *placed, **{name: every[of] for name, of in by_name.items()})
+    return functools.partial(
+        function, *placed, **{name: every[value_name] for name, value_name in by_name.items()}
+    )
 
 
-def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
+def _parameters(function: Callable[..., Any], role: str) -> list[Parameter]:
     if not callable(function):
-        raise UsageError(f"the {what} must be a function; found {function!r} ({type(function).__name__}).")
+        raise UsageError(f"the {role} must be a function; found {function!r} ({type(function).__name__}).")
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         raise UsageError(
-            f"the {what} {_title(function)} has no signature that says which arguments it takes.\n"
+            f"the {role} {_title(function)} has no signature that says which arguments it takes.\n"
             f"  Wrap it: lambda params, batch: {_title(function)}(params, batch)."
         ) from None
 
@@ -121,10 +115,6 @@ def _fixed(function: Callable[..., Any]) -> set[str]:
     return set(inner.keywords) if isinstance(inner, functools.partial) else set()
 
 
-def _alternatives(required: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (required,) if isinstance(required, str) else required
-
-
 def _must_be_given(parameter: Parameter) -> bool:
     several = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return parameter.default is Parameter.empty and not several
@@ -132,17 +122,17 @@ def _must_be_given(parameter: Parameter) -> bool:
 
 def _misfit(
     function: Callable[..., Any],
-    what: str,
+    role: str,
     available: Sequence[str],
     unknown: Sequence[str],
     missing: Sequence[tuple[str, ...]],
 ) -> UsageError:
-    lines = [f"the {what} {_title(function)}{inspect.signature(function)} cannot be called:"]
+    lines = [f"the {role} {_title(function)}{inspect.signature(function)} cannot be called:"]
     for name in unknown:
-        known = _OTHER_WORDS.get(name)
-        hint = f" Did you mean {known!r}?" if known in available else did_you_mean(name, available)
+        our_name = _OTHER_WORDS.get(name)
+        hint = f" Did you mean {our_name!r}?" if our_name in available else did_you_mean(name, available)
         lines.append(f"  it asks for {name!r}, which is not available.{hint}")
-    lines += [f"  it does not take {' or '.join(map(repr, names))}, as a {what} must." for names in missing]
+    lines += [f"  it does not take {' or '.join(map(repr, names))}, as a {role} must." for names in missing]
     return UsageError("\n".join([*lines, f"  Available: {', '.join(available)}."]))
 
 
@@ -153,17 +143,19 @@ def _title(function: Callable[..., Any]) -> str:
     return getattr(inner, "__qualname__", type(inner).__qualname__)
 
 
-def spelled(wanted: Any) -> str:
+def spelled(annotation: Any) -> str:
     """Return a type as text for errors: "int or a function"."""
-    if get_origin(wanted) in (types.UnionType, Union):
-        return " or ".join(dict.fromkeys(map(spelled, get_args(wanted))))
-    if get_origin(wanted) is Callable:
+    if get_origin(annotation) in (types.UnionType, Union):
+        return " or ".join(dict.fromkeys(map(spelled, get_args(annotation))))
+    if get_origin(annotation) is Callable:
         return "a function"
-    if get_origin(wanted) is Literal:
-        return " or ".join(map(repr, get_args(wanted)))
-    if wanted in (None, types.NoneType):
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(repr, get_args(annotation)))
+    if annotation in (None, types.NoneType):
         return "none"
-    if get_origin(wanted) is Mapping:
-        key, value = map(spelled, get_args(wanted))
+    if get_origin(annotation) is Mapping:
+        key, value = map(spelled, get_args(annotation))
         return f"a mapping of {key} to {value}"
-    return wanted.__name__ if isinstance(wanted, type) and not get_args(wanted) else str(wanted)
+    return (
+        annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    )

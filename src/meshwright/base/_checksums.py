@@ -19,13 +19,14 @@ try:
 except ImportError:  # isal has no wheels for some machines
     _crc = zlib.crc32
 
-_POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x**0
-_ONE, _X = 1 << 31, 1 << 30
+# Bit 31 is the coefficient of x**0.
+_POLYNOMIAL = 0xEDB88320
+_UNIT, _X = 1 << 31, 1 << 30
 
 
-def crc32(data: Any, before: int = 0) -> int:
+def crc32(data: Any, crc: int = 0) -> int:
     """Return the CRC-32 of a buffer, or of earlier data followed by the buffer."""
-    return _crc(data, before)
+    return _crc(data, crc)
 
 
 def joined(first: int, second: int, second_nbytes: int) -> int:
@@ -33,9 +34,10 @@ def joined(first: int, second: int, second_nbytes: int) -> int:
     return _times(_x_to_the(8 * second_nbytes), first) ^ second
 
 
-@functools.lru_cache(maxsize=256)  # most pieces of large data have the same size
+# Most pieces of large data have the same size.
+@functools.lru_cache(maxsize=256)
 def _x_to_the(exponent: int) -> int:
-    power, square = _ONE, _X
+    power, square = _UNIT, _X
     while exponent:
         if exponent & 1:
             power = _times(power, square)
@@ -47,7 +49,7 @@ def _times(a: int, b: int) -> int:
     """Return the product of two polynomials, modulo the polynomial."""
     product = 0
     while a:
-        if a & _ONE:
+        if a & _UNIT:
             product ^= b
         a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)

@@ -30,20 +30,17 @@ class Difference:
 def values(text: str) -> dict[str, str]:
     """Return the values by dotted path. Each argument of a call such as `adamw(b1=0.9)` has its own path."""
     rows = (line.partition(" = ") for line in text.splitlines())
-    return {path: value for name, _, said in rows for path, value in _taken_apart(name, said)}
+    return dict(pair for name, _, text in rows for pair in _taken_apart(name, text))
 
 
 def differences(a: str, b: str) -> list[Difference]:
     """Return the settings that differ between two descriptions."""
-    before, after = values(a), values(b)
-    paths = [*before, *(path for path in after if path not in before)]
-    found = (Difference(path, before.get(path), after.get(path)) for path in paths)
-    return [each for each in found if not _is_same(each.a, each.b)]
-
-
-def _is_same(a: str | None, b: str | None) -> bool:
-    """Return whether two values are equal, also as numbers: optax's schedules turn 900 into 900.0."""
-    return a == b or (_number(a) is not None and _number(a) == _number(b))
+    values_a, values_b = values(a), values(b)
+    paths = [*values_a, *(path for path in values_b if path not in values_a)]
+    pairs = {path: (values_a.get(path), values_b.get(path)) for path in paths}
+    # Values are also equal as numbers: optax's schedules turn 900 into 900.0.
+    are_equal = {path: a == b or _number(a) == _number(b) is not None for path, (a, b) in pairs.items()}
+    return [Difference(path, *pairs[path]) for path in paths if not are_equal[path]]
 
 
 def _number(text: str | None) -> float | None:

@@ -28,11 +28,12 @@ def documented(cls: type[T]) -> type[T]:
     return cls
 
 
-@lru_cache(1)  # the classes of one file are made one after the other
+# The classes of one file are made one after the other.
+@lru_cache(1)
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     """Return the classes of a module's file by name; {} if there is no source."""
-    found = sys.modules[module]
-    lines = linecache.getlines(found.__file__ or "", vars(found))
+    source = sys.modules[module]
+    lines = linecache.getlines(source.__file__ or "", vars(source))
     return {node.name: node for node in ast.parse("".join(lines)).body if isinstance(node, ast.ClassDef)}
 
 

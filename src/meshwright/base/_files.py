@@ -45,11 +45,11 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"an object has the key {next(x for x in keys if keys.count(x) > 1)!r:.80} twice")
-    return found
+    return value
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_with_keys_once)
@@ -57,17 +57,15 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_with_keys_once)
 
 def parse_object(content: str | bytes) -> dict[str, Any]:
     """Return the JSON object in a text."""
-    found = parse_json(content)
-    if not isinstance(found, dict):
-        raise ValueError(f"expected an object, found {found!r:.40}")
-    check_depth(found)
-    return found
+    value = parse_json(content)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, found {value!r:.40}")
+    check_depth(value)
+    return value
 
 
 def check_unicode(text: str) -> None:
-    r"""Check that a text has no half of a surrogate pair, which JSON may write as `\ud800` but UTF-8 may
-    not.
-    """
+    r"""Check that a text has no half of a surrogate pair: `\ud800` is valid in JSON, but not in UTF-8."""
     if text.isascii():
         return
     try:
@@ -81,16 +79,13 @@ def check_depth(value: Any) -> None:
     """Check that recursive functions can walk through a value of JSON."""
     level: list[Any] = [value]
     for _ in range(DEEPEST):
-        level = [inner for each in level for inner in _inner(each)]
+        containers = (
+            x.values() if isinstance(x, Mapping) else x for x in level if isinstance(x, Mapping | list)
+        )
+        level = [inner for container in containers for inner in container]
         if not level:
             return
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
@@ -173,7 +168,7 @@ def allow_files_of(num_processes: int) -> None:
 
 
 def advice(error: OSError) -> str:
-    """Return what to try where too many files are open, with a blank behind it; "" after other errors."""
+    """Return the advice for too many open files, with a blank at its end; "" for other errors."""
     if error.errno != errno.EMFILE:
         return ""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -44,9 +44,15 @@ if TYPE_CHECKING:
     )
     from meshwright.base._patterns import OptionalPattern, Table, compiled, judge, optional, value_of
     from meshwright.base._protobufs import messages
-    from meshwright.base._shown import mesh_of, size_text, values_of
-    from meshwright.base._storage._copies import local_copy, put_at, put_file_at, read_text
-    from meshwright.base._storage._mirror import mirrored
+    from meshwright.base._storage._copies import local_copy, mirrored, put_at, put_file_at, read_text
+    from meshwright.base._storage._local_paths import (
+        check_owned,
+        is_address,
+        is_file_name,
+        join,
+        local_path,
+        user_cache,
+    )
     from meshwright.base._storage._object_file import (
         AHEAD_BYTES,
         ObjectBytes,
@@ -56,14 +62,6 @@ if TYPE_CHECKING:
         wrong_objects,
     )
     from meshwright.base._storage._path import Directory, ObjectPath, check_address, location, read_each
-    from meshwright.base._storage._place import (
-        check_owned,
-        is_address,
-        is_file_name,
-        join,
-        local_path,
-        user_cache,
-    )
     from meshwright.base._text import aligned, print_line, screen_width, shortened, wrapped
     from meshwright.base._tree import (
         PyTree,
@@ -73,10 +71,13 @@ if TYPE_CHECKING:
         keys_of,
         leaf_names,
         map_named,
+        mesh_of,
         name_of,
         named_leaves,
         nbytes,
         nested,
+        size_text,
+        values_of,
     )
     from meshwright.base._unknown_arguments import explained, explained_as, instead, synonym
 else:

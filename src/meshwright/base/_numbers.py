@@ -23,12 +23,7 @@ def number(value: float, *, thousands: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as `h:mm:ss`; `–` if it is not finite.
-
-    Example:
-      >>> mw.base._internal.duration(3725)
-      '1:02:05'
-    """
+    """Return a time as `h:mm:ss`; `–` if it is not finite."""
     if not math.isfinite(seconds):
         return "–"
     minutes, seconds = divmod(round(seconds), 60)
@@ -36,12 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """Return a time as short text with a unit.
-
-    Example:
-      >>> mw.base._internal.seconds_text(0.0123)
-      '12.3 ms'
-    """
+    """Return a time as short text with a unit."""
     if value >= 100:
         return f"{value:.0f} s"
     if value >= 1:

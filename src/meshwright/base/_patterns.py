@@ -23,7 +23,7 @@ from meshwright.errors import UsageError, listed, nearest
 
 V = TypeVar("V")
 """The type of a table's values."""
-Found = re.Match[str]
+Match = re.Match[str]
 """The match of a pattern with a name."""
 Names = tuple[str, ...]
 """The names of one leaf. It has more than one if a checkpoint's format spells it differently."""
@@ -31,7 +31,8 @@ Names = tuple[str, ...]
 EVERYTHING = ".*"
 """The pattern for all remaining leaves. As the last rule of a table it may decide nothing."""
 
-_MAX_SUGGESTIONS = 10  # each one compares a pattern with all names
+# Each suggestion compares a pattern with all names.
+_MAX_SUGGESTIONS = 10
 
 
 class OptionalPattern(str):
@@ -59,8 +60,9 @@ def optional(pattern: str) -> str:
     return OptionalPattern(pattern)
 
 
-@functools.cache  # Python keeps only 512 patterns, and there may be thousands of arrays with a rule each
-def compiled(pattern: str) -> Callable[[str], Found | None]:
+# Python caches only 512 patterns, and there may be thousands of arrays with a rule each.
+@functools.cache
+def compiled(pattern: str) -> Callable[[str], Match | None]:
     """Return a function that matches a pattern with a name, or with the name's last components.
 
     Of several matches it returns the one with most components: the group in `(.*)/q` contains everything
@@ -72,20 +74,23 @@ def compiled(pattern: str) -> Callable[[str], Found | None]:
     """
     alone = re.compile(pattern)
     flags = re.match(r"(\(\?[aiLmsux]+\))*", pattern)
-    start = flags.end() if flags else 0  # Python requires flags at the very beginning
+    # Python requires flags at the very beginning.
+    start = flags.end() if flags else 0
     below_any = re.compile(rf"{pattern[:start]}(?s:.*/)?(?:{pattern[start:]})")
 
-    def matched(name: str) -> Found | None:
-        if not below_any.fullmatch(name):  # true of most names, and four times as fast
+    def matched(name: str) -> Match | None:
+        # Most names do not match, and this check is four times as fast as the search below.
+        if not below_any.fullmatch(name):
             return None
         starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == "/")]
-        return next(found for start in starts if (found := alone.fullmatch(name, start)))
+        return next(match for start in starts if (match := alone.fullmatch(name, start)))
 
     return matched
 
 
 @documented
-@jax.tree_util.register_static  # so that the state of an optimizer can contain its rules
+# Static, so that the state of an optimizer can contain its rules.
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class Table:
     """The patterns of a list of rules. The first one that matches a leaf decides."""
@@ -108,29 +113,24 @@ class Table:
         """Return the table of rules that are pairs of a pattern and a value."""
         return cls(name, tuple(rule[0] for rule in rules))
 
-    def first(self, *names: str) -> tuple[int, Found] | None:
+    def first(self, *names: str) -> tuple[int, Match] | None:
         """Return the index of the first rule that matches a leaf, and the match; None if none does."""
         for number, pattern in enumerate(self.patterns):
             for name in names:
-                if found := compiled(pattern)(name):
-                    return number, found
+                if match := compiled(pattern)(name):
+                    return number, match
         return None
 
     def decisions(
         self, names: Iterable[str], also: Callable[[str], str] = str
-    ) -> dict[str, tuple[int, Found]]:
+    ) -> dict[str, tuple[int, Match]]:
         """Return, by name, the first rule and its match for each leaf that a rule matches."""
-        found = {name: self.first(name, also(name)) for name in names}
-        return {name: first for name, first in found.items() if first is not None}
+        matches = {name: self.first(name, also(name)) for name in names}
+        return {name: first for name, first in matches.items() if first is not None}
 
 
 def value_of(rules: Iterable[tuple[str, V]], name: str, default: V) -> V:
-    """Return the value of the first rule whose pattern matches a name.
-
-    Example:
-      >>> mw.base._internal.value_of([("norm/.*", 0.0), (".*", 0.1)], "decoder/norm/scale", 1.0)
-      0.0
-    """
+    """Return the value of the first rule whose pattern matches a name."""
     return next((value for pattern, value in rules if compiled(pattern)(name)), default)
 
 
@@ -154,7 +154,7 @@ def judge(tables: Mapping[Table, Iterable[str]], also: Callable[[str], str] = st
 
 def _idle(table: Table, leaves: Iterable[Names]) -> Iterator[int]:
     """Yield the indices of the rules that decide nothing but should."""
-    used = {found[0] for names in leaves if (found := table.first(*names))}
+    used = {match[0] for names in leaves if (match := table.first(*names))}
     for number, pattern in enumerate(table.patterns):
         is_rest = pattern == EVERYTHING and number == len(table.patterns) - 1
         if not (number in used or is_rest or isinstance(pattern, OptionalPattern)):
@@ -176,14 +176,14 @@ def _why(table: Table, number: int, leaves: Collection[Names], suggest: bool) ->
 
 def _suggestion(pattern: str, names: Sequence[str]) -> str:
     """Return the end of a sentence with the name that was probably meant, or with some existing names."""
-    wanted = pattern.split("/")
-    places = [i for i, key in enumerate(wanted) if re.search(r"\w", key)]  # `.*` resembles everything
+    pattern_keys = pattern.split("/")
+    places = [i for i, key in enumerate(pattern_keys) if re.search(r"\w", key)]  # `.*` resembles everything
     parts: dict[str, str] = {}
     for name in names:
         keys = name.split("/")
-        for start in range(max(len(keys) - len(wanted), 0) + 1):
+        for start in range(max(len(keys) - len(pattern_keys), 0) + 1):
             parts.setdefault("/".join(keys[start + i] for i in places if start + i < len(keys)), name)
-    close = nearest("/".join(wanted[i] for i in places), parts) if places else None
+    close = nearest("/".join(pattern_keys[i] for i in places), parts) if places else None
     if close is not None:
         return f"; the nearest is {parts[close]}."
     return f"; there are {listed(names)}." if names else "; there are none."

@@ -27,13 +27,13 @@ def messages(package: str, declared: Mapping[str, Sequence[str]]) -> dict[str, A
 
 def _field(field: Any, declared: str, package: str) -> Any:
     *labels, kind, name, _, number = declared.split()
-    found = field(name=name, number=int(number), label=field.LABEL_OPTIONAL)
+    descriptor = field(name=name, number=int(number), label=field.LABEL_OPTIONAL)
     if "repeated" in labels:
-        found.label = field.LABEL_REPEATED
+        descriptor.label = field.LABEL_REPEATED
     if "oneof" in labels:
-        found.oneof_index = 0
+        descriptor.oneof_index = 0
     if kind[0].isupper():
-        found.type, found.type_name = field.TYPE_MESSAGE, f".{package}.{kind}"
+        descriptor.type, descriptor.type_name = field.TYPE_MESSAGE, f".{package}.{kind}"
     else:
-        found.type = getattr(field, f"TYPE_{kind.upper()}")
-    return found
+        descriptor.type = getattr(field, f"TYPE_{kind.upper()}")
+    return descriptor

@@ -54,27 +54,22 @@ def wrapped(text: str, *, width: int | None, indent: str = "") -> str:
     """
     if width is None:
         return text
-    return "\n".join(_wrapped(line, width, indent) for line in text.splitlines())
-
-
-def _wrapped(line: str, width: int, indent: str) -> str:
-    if len(line) <= width:
-        return line
-    return textwrap.fill(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return "\n".join(line if len(line) <= width else wrapper.fill(line) for line in text.splitlines())
 
 
 def _narrowed(widths: Sequence[int], fixed: Collection[int], most: int) -> list[int]:
     """Narrow the widest column, again and again, until all fit or none can be narrowed further."""
-    found = list(widths)
-    free = [i for i in range(len(found)) if i not in fixed]
-    while sum(found) > most and free:
-        widest = max(free, key=found.__getitem__)
-        if found[widest] <= _NARROWEST:
+    narrowed = list(widths)
+    free = [i for i in range(len(narrowed)) if i not in fixed]
+    while sum(narrowed) > most and free:
+        widest = max(free, key=narrowed.__getitem__)
+        if narrowed[widest] <= _NARROWEST:
             break
-        found[widest] -= 1
-    return found
+        narrowed[widest] -= 1
+    return narrowed
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> str:
@@ -85,8 +80,8 @@ def _line(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> 
     )
 
 
-_GONE = (errno.EPIPE, errno.EIO)
-"""What a stream answers whose reader, such as `head` or a terminal, is gone."""
+_READER_ENDED = (errno.EPIPE, errno.EIO)
+"""The errors of a stream whose reader, such as `head` or a terminal, has ended."""
 
 
 def print_line(text: str, out: TextIO | None) -> None:
@@ -94,12 +89,6 @@ def print_line(text: str, out: TextIO | None) -> None:
 
     Without a buffer (`PYTHONUNBUFFERED=1`, usual in containers), `print` passes on a text and the end of its
     line one after the other, so that a line of another thread or process may come between them.
-
-    Example:
-      >>> import sys
-      >>> from meshwright.base._text import print_line
-      >>> print_line("step 100", sys.stdout)
-      step 100
     """
     if out is None or out.closed:
         return
@@ -107,6 +96,7 @@ def print_line(text: str, out: TextIO | None) -> None:
         out.write(f"{text}\n")
         out.flush()
     except OSError as error:
-        if error.errno not in _GONE:
+        if error.errno not in _READER_ENDED:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # or Python would fail when it ends
+        # Without this, Python would fail when it flushes the stream at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -1,8 +1,8 @@
-"""Errors about arguments that a function does not have: they say which one to write instead.
+"""Errors about arguments that a function does not have, with the argument to write instead.
 
-Those who come from another library write its argument names. Python's own error names no other. `_SAME` has
-the names of one thing, and `_INSTEAD` what is elsewhere, by the function of ours that it is given to. The
-command line answers unknown settings from both.
+Users of other libraries write the argument names of those. Python's own error names no other. `_SAME` has the
+names of one argument in several libraries, and `_INSTEAD` the advice for arguments that are elsewhere, by the
+function that gets them. The command line answers unknown settings from both.
 """
 
 import functools
@@ -58,15 +58,16 @@ _SAME: Mapping[str, Sequence[str]] = {
         "positions n_positions max_position_embeddings block_size context_length n_ctx max_length",
     )
 }
-"""The names of one thing, ours first: arguments, and settings by their paths."""
+"""The names of one argument, ours first; settings have their paths."""
 
 
 def _instead(*rows: tuple[str, str]) -> dict[str, str]:
-    """Return what to write instead of each name, given texts and words that stand for all of their thing."""
+    """Return the advice by name, from pairs of words and an advice; a word stands for all of its synonyms."""
     return {name: text for words, text in rows for word in words.split() for name in _SAME.get(word, [word])}
 
 
-_STOP = 'stop=mw.Stop(early=mw.engine.early_stopping("eval/loss", "min", patience=3))'
+_STOP = 'stop=mw.Stop(early=mw.engine.early_stopping("test/loss", "min", patience=3))'
+_TEST = 'evaluations={"test": mw.Evaluation("loss", examples)}'
 _MAPPED = "augment", "The examples have it: mw.data.mapped(function, examples)."
 _KEEP = "save.keep", "Write keep=3, or a policy of mw.checkpoints."
 _WHEN = "Write when=100, a number of steps, or a policy of mw.processes."
@@ -78,18 +79,31 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
     "Trainer": _instead(
         ("learning_rate", "The optimizer has it: optimizer=optax.adamw(1e-3)."),
         ("epochs max_steps batch_size per_device_batch_size data eval_examples callbacks",
-         "`fit` takes it: trainer.fit(examples, batch_size=64, epochs=3, eval_examples=...)."),
+         f"`fit` takes it: trainer.fit(examples, batch_size=64, epochs=3, {_TEST})."),
         ("workdir seed mesh progress_bar", "The deployer has it: mw.Deployer(seed=0, workdir='runs/x')."),
         ("early early_stopping", f"`fit` takes it: trainer.fit(..., {_STOP})."),
-        ("eval_when save_when", "`fit` takes it: trainer.fit(..., eval_when=100, save_when=1000)."),
+        ("save_when", "`fit` takes it: trainer.fit(..., save=mw.Save(when=1000))."),
         _MAPPED,
     ),
     "Trainer.fit": _instead(
         ("batch_size", "Write batch_size=, the examples of an update over all devices."),
         ("data", "The examples are the first argument, train_examples."),
         ("learning_rate", "The trainer's optimizer has it: mw.Trainer(..., optimizer=optax.adamw(1e-3))."),
-        ("callbacks", "Write eval_metric_fn= for metrics, stop=mw.Stop(early=...) to end early, and a loop "
-         "of your own with mw.fit for all else."),
+        ("eval_examples", f"Write {_TEST}."),
+        ("eval_loss eval_predictor eval_metric_fn",
+         "The evaluation has it: mw.Evaluation('loss', examples, predict=predictor, metric_fn=f1), with None "
+         "instead of 'loss' for eval_loss=False."),
+        ("eval_per_device_batch_size per_device_eval_batch_size",
+         "The evaluation has it, for the whole batch: mw.Evaluation('loss', examples, batch_size=64)."),
+        ("eval_when", "The evaluation has it: mw.Evaluation('loss', examples, when=100)."),
+        ("save_when save.keep keep memory", "Write save=mw.Save(when=1000, keep=3)."),
+        ("best save_argmin_ckpt_by_metrics save_argmax_ckpt_by_metrics load_best_model_at_end",
+         'Write save=mw.Save(keep=mw.checkpoints.best("test/loss", "min")).'),
+        ("keep_every_epochs save_ckpt_every_k_epochs",
+         'Write save=mw.Save(keep=mw.checkpoints.multiples(2, of="epoch")).'),
+        ("save_last_ckpt", "Leave it out: with a workdir the last state is always saved."),
+        ("callbacks", "Write mw.Evaluation(metric_fn=...) for metrics, stop=mw.Stop(early=...) to end early, "
+         "and a loop of your own with mw.fit for all else."),
         ("early early_stopping", f"Write {_STOP}."),
         ("progress_bar", "The deployer has it: mw.Deployer(seed=0, verbose=False)."),
         ("logging.every", "Write logging=mw.Logging(every=50)."),
@@ -110,7 +124,7 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         ("save_when", "Write save=mw.Save(when=1000, keep=3)."),
         ("logging.every trackers loggers logger", "Write logging=mw.Logging(every=50, trackers=...)."),
         ("max_seconds", "Write stop=mw.Stop(max_seconds=3600)."),
-        ("early early_stopping", f"Write {_STOP}.".replace("eval/", "test/")),
+        ("early early_stopping", f"Write {_STOP}."),
         ("progress_bar", "`run` takes it: mw.run(experiment, verbose=True)."),
         ("init", "Write model=."),
         _MAPPED,
@@ -127,7 +141,7 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
     "Save": _instead(("every save_when", _WHEN), _KEEP),
     "Checkpoints": _instead(_KEEP),
     "Stop": _instead(
-        ("early_stopping", 'Write early=mw.engine.early_stopping("eval/loss", "min", patience=3).')
+        ("early_stopping", 'Write early=mw.engine.early_stopping("test/loss", "min", patience=3).')
     ),
     "Logging": _instead(("logging.every", "Write every=50.")),
     "Predictor": _instead(
@@ -136,7 +150,10 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         ("predict_fn pred_fn output_fn", "Write predict=, and output= for what each row becomes."),
     ),
     "Predictor.predict": _instead(("batch_size", "Write per_device_batch_size=.")),
-    "Trainer.evaluate": _instead(("data eval_examples", "The examples are the first argument.")),
+    "Trainer.evaluate": _instead(
+        ("data eval_examples batch_size per_device_batch_size loss predictor metric_fn",
+         "The evaluation has it: trainer.evaluate(mw.Evaluation('loss', examples, batch_size=64))."),
+    ),
     "fit": _instead(
         ("epochs", "The data have it: mw.batches(examples, 64, sharding, epochs=3)."),
         ("callbacks", "Write on_step=, which is called after each step, or log=."),
@@ -183,22 +200,28 @@ def explained(function: F) -> F:
 
 def explained_as(path: str) -> Callable[[F], F]:
     """Return a decorator that does as `explained`, for a function or class that errors name by a path."""
-    return lambda function: _explained(function, path)
+    return functools.partial(_explained, path=path)
 
 
 def _explained(function: F, path: str) -> F:
     called = function.__init__ if isinstance(function, type) else function
-    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(called).parameters.values()):
+    if any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(called).parameters.values()
+    ):
         return function  # it takes any
-    names = [each.name for each in inspect.signature(called).parameters.values() if each.name != "self"]
+    names = [
+        parameter.name
+        for parameter in inspect.signature(called).parameters.values()
+        if parameter.name != "self"
+    ]
 
     @functools.wraps(called)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.keys() <= known:
-            raise _unknown(path, next(name for name in kwargs if name not in known), names)
+        if not kwargs.keys() <= allowed:
+            raise _unknown(path, next(name for name in kwargs if name not in allowed), names)
         return called(*args, **kwargs)
 
-    known = frozenset(names)
+    allowed = frozenset(names)
     if not isinstance(function, type):
         return checked  # type: ignore[return-value]
     function.__init__ = checked
@@ -206,13 +229,15 @@ def _explained(function: F, path: str) -> F:
 
 
 def synonym(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of some names, or paths, that is of the same thing as a name of another library."""
+    """Return the name, or path, among `names` that means the same as a name of another library."""
     same = next((group for group in _SAME.values() if name in group), [])
-    return next((known for ours in same for known in names if f".{known}".endswith(f".{ours}")), None)
+    return next(
+        (candidate for ours in same for candidate in names if f".{candidate}".endswith(f".{ours}")), None
+    )
 
 
 def instead(path: str, name: str) -> str:
-    """Return what to write instead of an argument that a function does not have, or nothing."""
+    """Return the advice about an argument that a function does not have, or ""."""
     return _INSTEAD.get(path, {}).get(name, "")
 
 

@@ -93,7 +93,7 @@ def launch_ray(
 
 def _connected(address: str | None) -> Any:
     """Return the module `ray`, connected to a cluster."""
-    ray = import_extra("ray", extra="ray", what="launch ray")
+    ray = import_extra("ray", extra="ray", needed_by="launch ray")
     if not ray.is_initialized():
         try:
             ray.init(address=address or "auto", log_to_driver=False)

@@ -129,9 +129,9 @@ def installed(package: str, attribute: str) -> Any:
     attribute.
     """
     tracker = f"mw.observe.{package}"
-    module = import_extra(package, extra=package, what=tracker)
+    module = import_extra(package, extra=package, needed_by=tracker)
     if not hasattr(module, attribute):
-        raise not_installed(package, extra=package, what=tracker)
+        raise not_installed(package, extra=package, needed_by=tracker)
     return module
 
 

@@ -151,14 +151,9 @@ def is_shared(directory: Path) -> bool:
 
     Process 0 creates a file in it for a moment, and all processes look for it.
     """
-    file = directory / on_lead(lambda: _create_file(directory))
+    file = directory / f".seen-by-all-{agree(secrets.token_hex(4))}"
+    on_lead(file.touch)
     is_visible = gather(file.exists())
     if is_lead():
         file.unlink()
     return all(is_visible)
-
-
-def _create_file(directory: Path) -> str:
-    name = f".seen-by-all-{secrets.token_hex(4)}"
-    (directory / name).touch()
-    return name

@@ -77,7 +77,10 @@ def compare_over(exchange: Exchange, about: str, text: Text) -> None:
     if not difference:
         return
     groups = {numbers[0]: numbers for numbers in difference["groups"]}
-    lines = _lines(text) if exchange.process_id in groups else None
+    lines: Mapping[str, str] | None = None
+    if exchange.process_id in groups:
+        is_program = isinstance(text, str)
+        lines = lines_of(text) if is_program else {x: shortened(value) for x, value in text.items()}
 
     def raise_difference(lines: Sequence[Any]) -> None:
         sent = {number: text for number, text in enumerate(lines) if text is not None}
@@ -247,12 +250,6 @@ def _groups(values: Sequence[Any]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _lines(text: Text) -> Mapping[str, str]:
-    if isinstance(text, str):
-        return lines_of(text)
-    return {name: shortened(value) for name, value in text.items()}
-
-
 T = TypeVar("T")
 
 
@@ -263,7 +260,8 @@ def ending_together(results: Iterator[T], position: Callable[[T], tuple[int, int
     the results, this waits for the other processes.
     """
     watch = member.watch
-    if watch is None:  # this process is not connected to others
+    # This process is not connected to others.
+    if watch is None:
         yield from results
         return
     stream, count, epoch = watch.streams.open(), 0, None

@@ -77,8 +77,12 @@ def detect_processes(
     values = variables | arguments
     sources = {"arguments": arguments, "JAX_* variables": variables}
     source = " and ".join(name for name, settings in sources.items() if settings)
-    if values.get("num_processes") == 1 or values.keys() >= _VARIABLES.keys():
-        return _checked(_from_values(source, values))
+    if values.get("num_processes") == 1:
+        return _checked(Cluster(source, f"one process, from {source}", **{**values, "coordinator": None}))
+    if values.keys() >= _VARIABLES.keys():
+        number, count, address = values["process_id"], values["num_processes"], values["coordinator"]
+        reason = f"process {number} of {count} at {address}, from {source}"
+        return _checked(Cluster(source, reason, **values))
     launched = next((cluster for launcher in _LAUNCHERS if (cluster := launcher(environ))), None)
     return _checked(_with_values(launched, source, values) if launched else _alone(source, values))
 
@@ -117,14 +121,6 @@ def _device_ids(text: str | None) -> tuple[int, ...] | None:
         raise UsageError(
             f"JAX_LOCAL_DEVICE_IDS={text!r} should be whole numbers separated by commas, such as 0,1."
         ) from None
-
-
-def _from_values(source: str, values: Mapping[str, Any]) -> Cluster:
-    """Return the cluster that the given values describe completely."""
-    if values["num_processes"] == 1:
-        return Cluster(source, f"one process, from {source}", **{**values, "coordinator": None})
-    number, count, address = values["process_id"], values["num_processes"], values["coordinator"]
-    return Cluster(source, f"process {number} of {count} at {address}, from {source}", **values)
 
 
 def _with_values(cluster: Cluster, source: str, values: Mapping[str, Any]) -> Cluster:

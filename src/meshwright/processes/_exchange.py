@@ -8,6 +8,7 @@ rounds, which all processes count alike:
     0 -> process 3   {"round": 7, "result": ...}   or   {"round": 7, "failure": ...}
 
 A failure ends the round at once, for all processes. Later messages of a round that has ended are ignored.
+Only one thread at a time may use an exchange.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Mapping, Set
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -33,38 +34,31 @@ Combine = Callable[[list[Any]], Any]
 """A pure function from the values of all processes, in their order, to a result. All are values of JSON."""
 
 
-class Exchange(Protocol):
-    """The connection of this process to the other processes. Only one thread at a time may use it."""
+class _OverConnections:
+    """The state of an exchange over connections."""
 
-    process_id: int
-    """The number of this process."""
-    remote_error: Exception | None
-    """The last error that came from another process."""
-    while_waiting: Callable[[], None]
-    """Called now and then while `all_reduce` waits; an error that it raises ends the wait."""
-
-    def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
-        """Return the result of combining the values of all processes, the same on all. Collective."""
-        ...
-
-    def send_failure(self, failure: Failure) -> None:
-        """Send a failure in place of this process's next value. Not collective, and never waits."""
-        ...
+    def __init__(self, process_id: int, connections: Connections):
+        self.connections, self._rounds = connections, _Rounds(connections)
+        self.process_id = process_id
+        """The number of this process."""
+        self.remote_error: Exception | None = None
+        """The last error that came from another process."""
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called now and then while `all_reduce` waits; an error that it raises ends the wait."""
 
     def close(self) -> None:
-        """Close the connections."""
-        ...
+        """Close all connections."""
+        self.connections.close()
 
 
-class LeadExchange:
+class LeadExchange(_OverConnections):
     """The exchange of process 0, which is connected to each other process."""
 
     def __init__(self, connections: Connections):
-        self.process_id, self.connections, self._rounds = 0, connections, _Rounds(connections)
-        self.remote_error: Exception | None = None
-        self.while_waiting: Callable[[], None] = lambda: None
+        super().__init__(0, connections)
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
+        """Return the result of combining the values of all processes, the same on all. Collective."""
         self._rounds.begin()
         try:
             values = {0: value, **self._receive_all(about)}
@@ -76,12 +70,9 @@ class LeadExchange:
         return result
 
     def send_failure(self, failure: Failure) -> None:
+        """Send a failure in place of this process's next value. Not collective, and never waits."""
         self._rounds.begin()
         self._rounds.send({"failure": failure_of(error_of(failure, 0))})
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.connections.close()
 
     def _receive_all(self, about: str) -> dict[int, Any]:
         """Return the values of all other processes."""
@@ -107,13 +98,8 @@ class LeadExchange:
         return values
 
 
-class PeerExchange:
+class PeerExchange(_OverConnections):
     """The exchange of any other process, which is connected to process 0."""
-
-    def __init__(self, process_id: int, connections: Connections):
-        self.process_id, self.connections, self._rounds = process_id, connections, _Rounds(connections)
-        self.remote_error: Exception | None = None
-        self.while_waiting: Callable[[], None] = lambda: None
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         self._rounds.begin()
@@ -140,10 +126,6 @@ class PeerExchange:
         self._rounds.begin()
         self._rounds.send({"failure": failure})
 
-    def close(self) -> None:
-        """Close the connection."""
-        self.connections.close()
-
 
 class _Rounds:
     """Sends and receives the messages of one round after the other, and ignores those of earlier rounds."""
@@ -158,7 +140,8 @@ class _Rounds:
 
     def send(self, message: Mapping[str, Any]) -> None:
         for number in self._connections.others:
-            with contextlib.suppress(OSError):  # the process has ended, and may have sent the reason
+            # The process has ended, and may have sent the reason.
+            with contextlib.suppress(OSError):
                 self._connections.send(number, {"round": self._round, **message})
 
     def next(self, missing: Set[int], notify: Callable[[], object]) -> tuple[int, Any]:
@@ -200,13 +183,17 @@ class DeviceExchange:
         pass
 
 
+Exchange = LeadExchange | PeerExchange | DeviceExchange
+"""The connection of this process to the other processes."""
+
+
 class _Notice:
     """Prints a line once, when a wait gets long."""
 
     def __init__(self, after_seconds: float):
-        self._at: float | None = time.monotonic() + after_seconds
+        self._notice_time: float | None = time.monotonic() + after_seconds
 
     def __call__(self, text: str) -> None:
-        if self._at is not None and time.monotonic() > self._at:
-            self._at = None
+        if self._notice_time is not None and time.monotonic() > self._notice_time:
+            self._notice_time = None
             print_line(f"meshwright: {text}", sys.stderr)

@@ -116,6 +116,7 @@ def _entry_in(record: Mapping[str, Any]) -> Entry:
     process, num_processes = int(record["process"]), int(record["num_processes"])
     if not 0 <= process < num_processes <= _MOST_PROCESSES:
         raise ValueError(f"there is no process {process} of {num_processes}")
+    readings = {_text(name): float(x) for name, x in list(record["readings"].items())[:_MOST_READINGS]}
     return Entry(
         process=process,
         num_processes=num_processes,
@@ -133,13 +134,8 @@ def _entry_in(record: Mapping[str, Any]) -> Entry:
         beat_seconds=min(_seconds(record["beat_seconds"]), _LONGEST_BEAT_SECONDS),
         is_waiting=bool(record["is_waiting"]),
         others=[_text(line) for line in list(record["others"])[:2]],
-        readings=_readings(record["readings"]),
+        readings={name: x for name, x in readings.items() if math.isfinite(x)},
     )
-
-
-def _readings(readings: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {_text(name): float(value) for name, value in list(readings.items())[:_MOST_READINGS]}
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _text(value: Any) -> str:
@@ -174,8 +170,8 @@ class ProcessStatus:
     process: int
     """The number of the process."""
     state: str
-    """One of `gone`, `has left`, `stopped by a signal`, `does not answer`, `stands` (in code that waits for
-    no other process), `waits`, and `works`."""
+    """The state: `gone`, `has left`, `stopped by a signal`, `does not answer`, `stands` (in code that waits
+    for no other process), `waits`, or `works`."""
     entry: Entry | None
     """The last entry of the process; None if it has none."""
 
@@ -230,7 +226,7 @@ class StallMonitor:
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[tuple[int, str], float]] = {}
-        self._told: dict[int, tuple[int, str]] = {}
+        self._reported: dict[int, tuple[int, str]] = {}
 
     def late(self, entries: Mapping[int, Entry], time_now: float) -> Mapping[int, Entry]:
         """Return the processes without progress for longer than is usual, each only once in a hang."""
@@ -240,11 +236,11 @@ class StallMonitor:
             if self._since.get(number, (None, 0.0))[0] != turn:
                 self._since[number] = turn, time_now
             limit, stood = entry.limit_seconds, time_now - self._since[number][1]
-            if limit is None or stood <= limit or self._told.get(number) == turn:
+            if limit is None or stood <= limit or self._reported.get(number) == turn:
                 continue
             # An entry of a process that has ended is of an earlier attempt.
             if _state_on_this_machine(entry) != ENDED:
                 late[number] = entry
         if late:
-            self._told = {number: (entry.turns, entry.born) for number, entry in entries.items()}
+            self._reported = {number: (entry.turns, entry.born) for number, entry in entries.items()}
         return late

@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 from meshwright.base._internal import open_ordinary
 from meshwright.errors import UsageError
-from meshwright.processes._proc import LockOwner, is_alive, read_owner, this_machine, this_process
+from meshwright.processes._proc import is_alive, read_owner, this_machine, this_process
 from meshwright.processes._progress import is_launched
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -61,7 +61,8 @@ class DirectoryLock:
         """Unlock the directory, and remove it if it contains no other files."""
         with suppress(OSError):
             _owner_file(self._file).unlink(missing_ok=True)
-            self._file.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone
+            # Removed while it is locked: a process that opened it meanwhile sees that it is gone.
+            self._file.unlink()
             self._file.parent.rmdir()
         self._lock.close()
 
@@ -81,7 +82,9 @@ def lock_directory(file: Path) -> DirectoryLock:
     except UsageError:
         if not is_launched():
             raise
-    _tell_of_waiting(file)
+    owner = read_owner(_read(_owner_file(file)) or "") or "another process"
+    waiting = "%s is in use by %s, perhaps of an earlier start that is ending: waiting up to %g s for it"
+    log.warning(waiting, file.parent, owner, WAIT_SECONDS)
     give_up = time.monotonic() + WAIT_SECONDS
     while True:
         time.sleep(_POLL_SECONDS)
@@ -106,7 +109,8 @@ def _lock_now(file: Path) -> DirectoryLock:
                 log.info(
                     "%s is locked by the file %s, because its file system has no locks", file.parent, name
                 )
-            if not os.fstat(lock.fileno()).st_nlink:  # its owner removed it after it was opened here
+            # The owner removed the file after it was opened here.
+            if not os.fstat(lock.fileno()).st_nlink:
                 continue
             with suppress(FileNotFoundError):  # the directory was removed
                 owner = _write_owner(file, has_lock)
@@ -166,7 +170,8 @@ def _write_owner(file: Path, has_lock: bool) -> str:
     path, own_record = _owner_file(file), json.dumps(asdict(this_process(has_lock)))
     while True:
         try:
-            with path.open("xb") as new, suppress(OSError):  # on a full disk the file stays empty
+            # On a full disk the file stays empty.
+            with path.open("xb") as new, suppress(OSError):
                 os.write(new.fileno(), own_record.encode())
             return _read(path) or ""
         except FileExistsError:
@@ -194,38 +199,27 @@ def _remove_dead(file: Path, text: str, has_lock: bool) -> None:
     try:
         if _read(path) == text:
             path.unlink()
-            _warn_of_other_machine(file, owner)
+            if owner is not None and owner.machine != this_machine():
+                log.warning(
+                    "%s was locked by %s, which did not unlock it. Either that process was killed, or it is "
+                    "still running, and the locks of this file system work on one machine only: then stop "
+                    "one of the two.",
+                    file.parent,
+                    owner,
+                )
     finally:
         permit.unlink(missing_ok=True)
-
-
-def _warn_of_other_machine(file: Path, owner: LockOwner | None) -> None:
-    if owner is not None and owner.machine != this_machine():
-        log.warning(
-            "%s was locked by %s, which did not unlock it. Either that process was killed, or it is still "
-            "running, and the locks of this file system work on one machine only: then stop one of the two.",
-            file.parent,
-            owner,
-        )
 
 
 def _is_dead(text: str, has_lock: bool) -> bool:
     """Return whether an owner file belongs to a process that has ended."""
     owner = read_owner(text)
-    if owner is None:  # the disk was full, or the process was killed before it wrote the file
+    # The disk was full, or the process was killed before it wrote the file.
+    if owner is None:
         return has_lock
     if owner.locked and has_lock:
         return True
     return owner.machine == this_machine() and not is_alive(owner)
-
-
-def _tell_of_waiting(file: Path) -> None:
-    log.warning(
-        "%s is in use by %s, perhaps of an earlier start that is ending: waiting up to %g s for it",
-        file.parent,
-        read_owner(_read(_owner_file(file)) or "") or "another process",
-        WAIT_SECONDS,
-    )
 
 
 def _owner_file(file: Path) -> Path:

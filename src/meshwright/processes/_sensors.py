@@ -1,8 +1,8 @@
 """Readings of this machine and its devices: memory, use, temperature, clocks, errors and traffic.
 
-Linux tells of the host in `/proc` and `/sys`, NVIDIA's management library of GPUs, libtpu's SDK of TPUs, and
-JAX of the memory of devices. Nothing here keeps a thread or talks to other machines. To add a source, add a
-function that returns numbers by name, and call it in `machine_reader`.
+The sources are `/proc` and `/sys` of Linux, NVIDIA's management library, libtpu's SDK, and JAX for the
+memory of devices. Nothing here keeps a thread or talks to other machines. To add a source, add a function
+that returns numbers by name, and call it in `machine_reader`.
 """
 
 import importlib
@@ -56,12 +56,7 @@ def machine_reader(clock: Callable[[], float] = time.monotonic) -> Reader:
 
 
 def worst(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return one reading of several devices or machines: the worst value of each name.
-
-    Example:
-      >>> mw.processes._internal.worst([{"megahertz/device": 1980.0}, {"megahertz/device": 345.0}])
-      {'megahertz/device': 345.0}
-    """
+    """Return one reading of several devices or machines: the worst value of each name."""
     worst_values: dict[str, float] = {}
     for reading in readings:
         for name, value in reading.items():
@@ -224,7 +219,8 @@ def _figures(nvml: Any, gpu: Any) -> dict[str, float]:
     }
     figures: dict[str, float] = {}
     for name, read in readings.items():
-        with suppress(nvml.NVMLError, AttributeError):  # this GPU, or this version of NVML, does not have it
+        # This GPU, or this version of NVML, does not have it.
+        with suppress(nvml.NVMLError, AttributeError):
             figures[name] = float(read())
     return figures
 
@@ -270,7 +266,8 @@ def tpu_chips() -> Callable[[], dict[str, float]]:
 def _tpu_figures(sdk: Any) -> dict[str, float]:
     figures: dict[str, float] = {}
     for metric, (name, unit, worst) in _TPU_METRICS.items():
-        with suppress(Exception):  # a version of libtpu that does not have this metric, or has no answer yet
+        # A version of libtpu that does not have this metric, or has no answer yet.
+        with suppress(Exception):
             values = [float(str(text).rpartition(":")[2]) for text in sdk.get_metric(metric).data()]
             if values:
                 figures[name] = unit * worst(values)

@@ -76,7 +76,7 @@ class SlowPeers:
 
     def __init__(self) -> None:
         self._readings: deque[Mapping[int, Readings]] = deque(maxlen=_WINDOWS)
-        self._told: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()
 
     def add(self, readings: Mapping[int, Readings]) -> list[Slow]:
         """Return the processes that have become slow with these readings. Each is returned once."""
@@ -89,10 +89,8 @@ class SlowPeers:
         self._readings.append(timed)
         if len(self._readings) < _WINDOWS:
             return []
-        newly_slow = [
-            peer for peer in slow_processes(self._readings) if (peer.process, peer.cause) not in self._told
-        ]
-        self._told |= {(peer.process, peer.cause) for peer in newly_slow}
+        newly_slow = [x for x in slow_processes(self._readings) if (x.process, x.cause) not in self._reported]
+        self._reported |= {(peer.process, peer.cause) for peer in newly_slow}
         return newly_slow
 
 

@@ -4,7 +4,7 @@
     _loop, _watchdog           the steps, and the end of a run that hangs
     _ema, _noise, _guard, …    wrappers of optimizers and losses, one file for each
     _pipeline/                 stages of a pipeline and their schedules
-    _compile/                  options of the compiler, and compiled programs that are kept
+    _compile                   options of the compiler, and compiled programs on disk
 
 It imports nothing of `data` and nothing of `checkpoints`: the loop gets its batches and a function that
 saves.

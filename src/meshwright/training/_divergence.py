@@ -11,9 +11,8 @@ from meshwright.errors import DivergedError, listed
 from meshwright.observe._internal import Values, Writer
 from meshwright.parallel._internal import parameter_of
 from meshwright.training._loop import at_most_ahead
-from meshwright.training._offload import on_devices
 from meshwright.training._state import TrainState
-from meshwright.training._trainable import Tx, as_trainable
+from meshwright.training._trainable import Tx, as_trainable, on_devices
 
 Newest = Callable[[], int | None]
 """A function that returns the step of the checkpoint that a restart would use, or None.

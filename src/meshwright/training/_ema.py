@@ -8,7 +8,7 @@ import optax
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import UsageError
-from meshwright.training._offload import on_devices
+from meshwright.training._trainable import on_devices
 
 
 class EmaState(NamedTuple):
@@ -78,7 +78,8 @@ def check_averages_are_last(opt_state: optax.OptState) -> None:
     while nodes:
         node = nodes.pop()
         if type(node) is tuple:  # the state of a chain
-            has_average = [_contains_average(part) for part in node]
+            leaves = [jax.tree.leaves(part, is_leaf=_is_average) for part in node]
+            has_average = [any(map(_is_average, part)) for part in leaves]
             if has_average != sorted(has_average):
                 raise UsageError(
                     "keep_ema must come last in the optimizer: a part after it changes the updates, and the "
@@ -148,10 +149,6 @@ def _averages(state: Any) -> list[dict[str, jax.Array]]:
     """Return the averages in a training state, by the names of their parameters."""
     nodes = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_average)
     return [tree.named_leaves(node.ema) for node in nodes if _is_average(node)]
-
-
-def _contains_average(tree: Any) -> bool:
-    return any(map(_is_average, jax.tree.leaves(tree, is_leaf=_is_average)))
 
 
 def _is_average(x: Any) -> TypeGuard[EmaState]:

@@ -160,10 +160,7 @@ def with_skipped(
     the guard is for some parameters only, and the `updates` of other parameters are not finite, the step does
     not count as skipped.
     """
-    counts = [
-        new_count - old_count
-        for new_count, old_count in zip(_skipped(new_state), _skipped(old_state), strict=True)
-    ]
+    counts = [new - old for new, old in zip(_skipped(new_state), _skipped(old_state), strict=True)]
     if not counts:
         return metrics
     is_harmless = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(updates)]).all()

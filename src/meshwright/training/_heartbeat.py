@@ -1,5 +1,6 @@
-"""A thread that tells on the board of a run where this process stands, and says so if it stands still for
-long.
+"""A thread that writes the heartbeat of this process, and reports a process without progress.
+
+The heartbeat is the phase, the step and the line of source; see `processes/_heartbeat.py`.
 """
 
 import contextlib
@@ -17,12 +18,12 @@ from types import FrameType
 import jax
 
 import meshwright
+import meshwright.processes
 from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_HUNG
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import Entry, blamed, look, process_identity, verdict, write_entry
 from meshwright.training._phase_clock import END, SAVE, PhaseClock
-from meshwright.training._waiting import is_waiting
 
 log = logging.getLogger("meshwright")
 
@@ -33,9 +34,9 @@ _PROCESSES_A_SECOND = 50
 """The number of processes that may write in a second, so as not to burden a shared file system."""
 _LONGEST_BEAT_SECONDS = 10.0
 _LOOK_SECONDS = 30.0
-"""The longest time to look where the others stand: some seconds, but a shared disk may not answer."""
+"""The longest time to read the others' heartbeats: some seconds, but a shared disk may not answer."""
 _SAVING = ("checkpoint",)
-"""The names of threads of our own that are told when the main thread waits for them, begin so."""
+"""The beginnings of the names of our own threads that are reported when the main thread waits for them."""
 _OURS = f"{Path(meshwright.__file__ or '').parent}{os.sep}"
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
 _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
@@ -51,27 +52,26 @@ def on_board(
     kill: bool = False,
     readings: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[None]:
-    """Tell on a board where this process stands, while the block runs. Call it on the thread that runs the
-    steps.
+    """Write the heartbeat of this process while the block runs. Call it on the thread that runs the steps.
 
-    If the process stands still for longer than is usual, it shows a table of where all processes stand.
+    If the process makes no progress for longer than is usual, it prints a table of all processes.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
         log.warning("%s cannot be made, so nobody can ask where the processes stand: %s", directory, failure)
-    teller = _Teller(directory, clock, (shortest_seconds, first_seconds), kill, readings)
-    thread = threading.Thread(target=teller.tell, name="meshwright-board", daemon=True)
+    heart = _Heart(directory, clock, (shortest_seconds, first_seconds), kill, readings)
+    thread = threading.Thread(target=heart.run, name="meshwright-board", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        teller.over.set()
+        heart.over.set()
         thread.join()
-        teller.leave()
+        heart.leave()
 
 
-class _Teller:
+class _Heart:
     def __init__(
         self,
         directory: Path,
@@ -89,10 +89,10 @@ class _Teller:
         beat = self._num_processes / _PROCESSES_A_SECOND
         self._beat_seconds = min(_LONGEST_BEAT_SECONDS, max(min(_BEAT_SECONDS, min(seconds) / _BEATS), beat))
 
-    def tell(self) -> None:
-        """Write the entry again and again, and look at the others' when this process stands still.
+    def run(self) -> None:
+        """Write the entry at each beat, and look at the others' entries when this process stands still.
 
-        The time that it stands still is counted in beats: a process that was suspended finds no time gone by.
+        The time without progress is counted in beats: a process that was suspended did not lose any.
         """
         turns, still, beat, num_reports = -1, 0.0, 0, 0
         report = threading.Thread()
@@ -116,7 +116,7 @@ class _Teller:
             beat += 1
 
     def leave(self) -> None:
-        """Remove the entry, and the board with the last one: who leaves is not gone without a word."""
+        """Remove the entry, and the folder with the last entry: a process that leaves is not dead."""
         with contextlib.suppress(OSError):
             (self._directory / f"process-{self.number:05}.json").unlink(missing_ok=True)
             self._directory.rmdir()
@@ -150,37 +150,36 @@ class _Teller:
             others=others,
             readings=self._readings(),
         )
-        with contextlib.suppress(OSError):  # a full disk does not end a run here
+        # A full disk does not end a run.
+        with contextlib.suppress(OSError):
             write_entry(self._directory, entry)
 
     def _stands(self) -> tuple[str, list[str], bool]:
-        """Return where the main thread stands, where other threads do, and whether the main one waits.
+        """Return the line of the main thread, those of other threads, and whether the main thread waits.
 
         Call it only when this process stands still: in Python 3.11 the frames of threads that run on can be
         freed while they are read.
         """
         frames = sys._current_frames()
-        # Its own frame would keep all of them, with the user's objects in them, until a garbage collection.
+        # The frame of this function would keep all frames, with the user's objects, until a garbage
+        # collection.
         del frames[threading.get_ident()]
         main = frames.pop(self._main, None)
         saving = _SAVING if self._clock.phase in (SAVE, END) else ()
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        others = sorted(
-            {
-                line
-                for ident, frame in frames.items()
-                if (line := _line(frame, only_users=not names.get(ident, "").startswith(saving)))
-            }
-        )
-        return _line(main) or "", others, is_waiting(main)
+        lines = {
+            _line(frame, only_users=not names.get(ident, "").startswith(saving))
+            for ident, frame in frames.items()
+        }
+        return _line(main) or "", sorted(filter(None, lines)), is_waiting(main)
 
     def _report(self, turns: int, limit: float) -> None:
         statuses = look(self._directory)
         if self._clock.turns != turns or self.over.is_set():
             return
         threat = f" In {limit:.0f} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
-        is_known = self._clock.is_known()
-        usual = "at least five times as long as ever before" if is_known else "for the first time"
+        has_baseline = self._clock.has_baseline()
+        usual = "at least five times as long as ever before" if has_baseline else "for the first time"
         why = f"longer than {limit:.0f} s, {usual} in the phase {self._clock.phase}."
         head = f"process {self.number} stands still for {why}"
         message = f"{head}{threat}\n{verdict(statuses)}"
@@ -193,7 +192,9 @@ class _Teller:
 
 def _line(frame: FrameType | None, *, only_users: bool = False) -> str | None:
     """Return the innermost line of a stack that is in neither Python's libraries nor JAX."""
-    while isinstance(frame, FrameType) and _is_library(frame.f_code.co_filename):
+    while isinstance(frame, FrameType) and (
+        _is_pythons(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_JAX)
+    ):
         frame = frame.f_back
     if not isinstance(frame, FrameType) or (only_users and frame.f_code.co_filename.startswith(_OURS)):
         return None
@@ -202,7 +203,20 @@ def _line(frame: FrameType | None, *, only_users: bool = False) -> str | None:
     return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _is_library(path: str) -> bool:
-    """Return whether a file is of JAX or of Python itself."""
-    is_pythons = path.startswith(("<frozen", _PYTHON)) and not path.startswith(f"{_PYTHON}site-packages")
-    return is_pythons or path.startswith(_JAX)
+_PROCESSES = Path(meshwright.processes.__file__ or "").parent
+_READERS = {"_heartbeat.py", "_sensors.py", "_slow.py", "_verdict.py"}
+"""Files of `processes` that look at other processes, and do not wait for them."""
+
+
+def is_waiting(frame: FrameType | None) -> bool:
+    """Return whether a thread is in JAX or in `meshwright.processes`, and not in user code."""
+    while frame and _is_pythons(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    file = frame.f_code.co_filename
+    return file.startswith(_JAX) or (Path(file).parent == _PROCESSES and Path(file).name not in _READERS)
+
+
+def _is_pythons(path: str) -> bool:
+    return path.startswith(("<frozen", _PYTHON)) and not path.startswith(f"{_PYTHON}site-packages")

@@ -1,4 +1,4 @@
-"""Sharding rules for a user who gives none, from the names of a model's axes and from its loss."""
+"""Sharding rules for a user without rules, from the names of a model's axes and from its loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,9 +18,7 @@ def inferred_rules(
     *batch: PyTree,
     axes: Mapping[str, Sequence[str | None]] = {},
 ) -> tuple[Rule, ...]:
-    """Return rules for a model's parameters. Those that the model states on explicit axes are the only
-    ones.
-    """
+    """Return rules for a model's parameters; only those of the model, if it states some on explicit axes."""
     if (rule := stated(first.params)) is not None:
         return (rule,)
     axes_by_name = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}

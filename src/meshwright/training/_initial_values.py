@@ -78,7 +78,7 @@ def fill_state(
     placed, mesh = _moved(arrays, targets), cast(Any, target.step.sharding).mesh
 
     def put(fresh: Mapping[str, Any]) -> None:
-        """Store initialised arrays. If a function is given for a name, store its result instead."""
+        """Store initialised arrays. If a name has a function, store the result of the function instead."""
         values = {name: initial[name](x) if name in initial else x for name, x in fresh.items()}
         placed.update({name: move_to(x, targets[name].sharding) for name, x in values.items()})
 
@@ -109,7 +109,11 @@ def check_given(initial: InitialArrays, target: TrainState) -> None:
     targets = tree.named_leaves(target)
     unknown = [name for name in initial if name not in targets]
     problems = [f"{name}: the state has no such array.{did_you_mean(name, targets)}" for name in unknown]
-    outcomes = {name: _outcome(x, targets[name]) for name, x in initial.items() if name in targets}
+    outcomes = {
+        name: jax.eval_shape(x, targets[name]) if callable(x) else x
+        for name, x in initial.items()
+        if name in targets
+    }
     problems += [
         f"{name}: expected shape {targets[name].shape}, {targets[name].dtype}; "
         f"found shape {np.shape(x)}, {_dtype(x)}"
@@ -127,11 +131,6 @@ def _moved(arrays: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, A
         name: (move_to if movable[id(x)] == name else copy_to)(x, targets[name].sharding)
         for name, x in arrays.items()
     }
-
-
-def _outcome(value: Any, target: jax.ShapeDtypeStruct) -> Any:
-    """Return a given array, or the shape and dtype that a given function returns."""
-    return jax.eval_shape(value, target) if callable(value) else value
 
 
 def _dtype(x: Any) -> np.dtype:

@@ -50,16 +50,18 @@ def learning_rates(optimizer: Tx) -> Callable[[optax.OptState], Rates]:
       >>> mw.training.learning_rates(optimizer)(optimizer.init({"w": jnp.ones(())}))
       {'learning_rate': 0.001}
     """
-    scheduled = functools.cache(_scheduled)
+
+    # The factor of a schedule, by the number of earlier updates. Each schedule is compiled once.
+    @functools.cache
+    def scheduled(update: Update) -> Callable[[np.int32], jax.Array]:
+        return jax.jit(lambda count: update(jnp.float32(1), optax.ScaleByScheduleState(count))[0])
 
     def rates(opt_state: optax.OptState) -> Rates:
         factors = _factors(as_trainable(optimizer).optimizer.update, opt_state, scheduled, ())
         rates_by_name = {name: -factor for name, factor in factors.items() if _is_negative(factor)}
         if len(rates_by_name) == 1:
             return {"learning_rate": next(iter(rates_by_name.values()))}
-        return {
-            f"learning_rate/{name}" if name else "learning_rate": rate for name, rate in rates_by_name.items()
-        }
+        return {f"learning_rate/{x}" if x else "learning_rate": rate for x, rate in rates_by_name.items()}
 
     return rates
 
@@ -81,7 +83,11 @@ def _factors(update: Update, state: Any, scheduled: Callable[..., Any], outer: t
     if parts := _chained(variables, state):
         return _chain_factors(parts, find)
     if branches := _branches(update, variables, state):
-        return _by_name({name: find(*branch) for name, branch in branches.items()})
+        return {
+            "/".join(filter(None, (outer, inner))): factor
+            for outer, branch in branches.items()
+            for inner, factor in find(*branch).items()
+        }
     return _wrapped_factors(variables, state, find)
 
 
@@ -108,7 +114,7 @@ def _chain_factors(parts: Sequence[tuple[Update, Any]], find: FindFactors) -> Fa
 
 
 def _wrapped_factors(variables: Mapping[str, Any], state: Any, find: FindFactors) -> Factors:
-    """Return the factors of the one transformation inside a wrapper, or no factors if there are several.
+    """Return the factors of the only transformation inside a wrapper, or no factors if there are several.
 
     The state of the inner transformation is the state of the wrapper, or a field of it.
     """
@@ -152,19 +158,6 @@ def _branches(update: Update, variables: Mapping[str, Any], state: Any) -> dict[
                 for label, optimizer in value.items()
             }
     return {}
-
-
-def _by_name(branches: Mapping[str, Factors]) -> Factors:
-    return {
-        "/".join(filter(None, (outer, inner))): factor
-        for outer, factors in branches.items()
-        for inner, factor in factors.items()
-    }
-
-
-def _scheduled(update: Update) -> Callable[[np.int32], jax.Array]:
-    """Return a function that takes the number of earlier updates and returns the factor of a schedule."""
-    return jax.jit(lambda count: update(jnp.float32(1), optax.ScaleByScheduleState(count))[0])
 
 
 def _is_made_by(factory: Callable[..., Any], function: Update) -> bool:

@@ -147,9 +147,10 @@ def _accumulated(
 
     def microbatch(model_state: PyTree, i: jax.Array, piece: PyTree) -> tuple[PyTree, PyTree]:
         grads, (metrics, model_state) = differentiate(params, model_state, piece, jax.random.fold_in(key, i))
-        return (jax.tree.map(_widened, grads), metrics), model_state
+        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), grads)
+        return (wide, metrics), model_state
 
-    # Traced once: for the shapes of the sums, and for the loop.
+    # Traced only once: for the shapes of the sums, and for the loop.
     numbers = jnp.arange(microbatches)
     first = jax.tree.map(lambda x: x[0], (numbers, pieces))
     jaxpr, out = jax.make_jaxpr(microbatch, return_shape=True)(model_state, *first)
@@ -158,23 +159,19 @@ def _accumulated(
     def add(carry: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         sums, model_state = carry
         piece_sums, model_state = computed(model_state, *numbered)
-        return (jax.tree.map(operator.add, sums, piece_sums, is_leaf=_is_metric), model_state), None
+        return (
+            jax.tree.map(operator.add, sums, piece_sums, is_leaf=lambda x: isinstance(x, Mean | Histogram)),
+            model_state,
+        ), None
 
-    zeros = jax.tree.map(jnp.zeros_like, out[0])  # split as the gradients are, where axes are explicit
+    # Zeros of the structs are split as the gradients are, where axes are explicit.
+    zeros = jax.tree.map(jnp.zeros_like, out[0])
     return jax.lax.scan(add, (zeros, model_state), (numbers, pieces))[0]
 
 
 def _striped(x: jax.Array, n: int) -> jax.Array:
     """Reshape [n * B, ...] to [n, B, ...] in stripes, so that each piece stays split over all devices."""
     return x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
-
-
-def _is_metric(x: Any) -> bool:
-    return isinstance(x, Mean | Histogram)
-
-
-def _widened(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _split(returned: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -190,16 +187,12 @@ def _split(returned: Any) -> tuple[Any, Mapping[str, Any]]:
 def _split_three(returned: Any) -> tuple[Any, Mapping[str, Any], PyTree]:
     if isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[1], Mapping):
         return returned
+    parts = ", ".join(type(part).__name__ for part in returned) if isinstance(returned, tuple) else ""
+    outline = f"({parts})" if parts else f"a value of type {type(returned).__name__}"
     raise UsageError(
-        f"the loss of a model with a state must return three values; it returned {_outline(returned)}.\n"
+        f"the loss of a model with a state must return three values; it returned {outline}.\n"
         "  Return (loss, {'name': scalar or Mean}, new model_state). Use {} if there are no metrics."
     )
-
-
-def _outline(returned: Any) -> str:
-    if not isinstance(returned, tuple):
-        return f"a value of type {type(returned).__name__}"
-    return f"({', '.join(type(part).__name__ for part in returned)})"
 
 
 def _like(model_state: PyTree, new: PyTree) -> PyTree:

@@ -52,7 +52,7 @@ class PhaseClock:
         self.step: int | None = None
         """The last step that has finished; None before the first."""
         self.turns = 0
-        """The number of steps and phases so far. Whoever sees it grow knows that the process works."""
+        """The number of steps and phases so far, which grows while the process makes progress."""
         self._longest = dict.fromkeys(_LEARNED, 0.0)
         """The longest time without a turn of each phase that is usual."""
         self._past: dict[str, float] = {}
@@ -83,25 +83,23 @@ class PhaseClock:
             past[STEP] -= stalled
         self._turn_began = past.get(STEP, 0.0)
 
-    def get_on(self) -> None:
+    def mark_progress(self) -> None:
         """Note that the work of the present phase gets on, as after a batch of an evaluation."""
         self.turns += 1
 
-    def learn(self, seconds: float = 0.0) -> None:
-        """Note that the time so far in the present phase is usual for it, as when an evaluation is
-        complete.
-        """
+    def record_usual(self, seconds: float = 0.0) -> None:
+        """Note that the present phase took its usual time so far, as when an evaluation is complete."""
         spent = self._clock() - self.started - self._past_total
         self._longest[self.phase] = max(spent, seconds, self._longest.get(self.phase, 0.0))
 
-    def is_known(self) -> bool:
-        """Return whether the run knows what the present phase usually takes."""
+    def has_baseline(self) -> bool:
+        """Return whether the usual time of the present phase is known."""
         return self.phase in self._longest and self._num_steps >= _ENOUGH_STEPS
 
     def limit_seconds(self, shortest: float, first: float = math.inf) -> float:
         """Return the time without a turn in the present phase after which it is unusually long."""
         limit = max(shortest, _UNUSUAL_FACTOR * self._longest.get(self.phase, 0.0))
-        return limit if self.is_known() else max(limit, first)
+        return limit if self.has_baseline() else max(limit, first)
 
     def usual_seconds(self) -> float | None:
         """Return the mean time of a step, in seconds, without stalls; None until there were some steps."""
@@ -110,9 +108,7 @@ class PhaseClock:
         return self._turn_began / self._num_steps
 
     def seconds(self, current_time: float | None = None) -> dict[str, float]:
-        """Return the seconds of each phase so far, and those of stalls as `stall`. The sum is the time since
-        the start.
-        """
+        """Return the seconds of each phase so far, and of stalls; the sum is the time since the start."""
         past, phase = dict(self._past), self.phase
         total = (self._clock() if current_time is None else current_time) - self.started
         past[phase] = past.get(phase, 0.0) + total - sum(past.values())
@@ -122,9 +118,7 @@ class PhaseClock:
         return past
 
     def _stalled(self, step_seconds: float) -> float:
-        """Return the seconds by which the present step has stalled, from the seconds of all steps; 0 if it
-        has not.
-        """
+        """Return the seconds by which the present step has stalled, from those of all steps; 0 if not."""
         took, usual = step_seconds - self._turn_began, self.usual_seconds()
         if took < _SHORTEST_STALL or usual is None or took < _STALL_FACTOR * usual:
             return 0.0

@@ -35,11 +35,6 @@ def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
     return lambda params: tree.map_named(narrowed_leaf, params)
 
 
-def narrowed(params: PyTree, compute_dtype: ComputeDtype) -> PyTree:
-    """Return `params` in the dtypes that the loss receives; see `narrowing`."""
-    return narrowing(compute_dtype)(params)
-
-
 def check_dtypes(compute_dtype: ComputeDtype, params: PyTree, name: str = "compute_dtype") -> None:
     """Check that each rule of a `ComputeDtype` has an effect on at least one parameter."""
     judge({Table.of(name, _rules(compute_dtype)): tree.leaf_names({"params": params})})

@@ -74,7 +74,9 @@ def schedule(
     _check_options(kind, {"end": end, "decay_steps": decay_steps})
     if peak is None or max_steps is None or peak <= 0 or max_steps <= 0:
         raise UsageError(f"a {kind} schedule needs peak > 0 and max_steps > 0; found {peak=}, {max_steps=}.")
-    W = _warmup(max_steps, warmup_steps, warmup_ratio)
+    if warmup_steps is not None and warmup_ratio is not None:
+        raise UsageError(f"give one of {warmup_steps=} and {warmup_ratio=}, not both.")
+    W = warmup_steps if warmup_steps is not None else int(max_steps * (warmup_ratio or 0.0))
     if init is not None and not W:
         raise UsageError(
             f"{init=} is the start of a warm-up, but there is no warm-up.\n  Give warmup_steps too."
@@ -117,12 +119,6 @@ class Schedule:
             case _:
                 stable, decay = optax.constant_schedule(peak), optax.linear_schedule(peak, end, D)
                 return optax.join_schedules([stable, decay], [T - W - D])
-
-
-def _warmup(steps: int, warmup_steps: int | None, warmup_ratio: float | None) -> int:
-    if warmup_steps is not None and warmup_ratio is not None:
-        raise UsageError(f"give one of {warmup_steps=} and {warmup_ratio=}, not both.")
-    return warmup_steps if warmup_steps is not None else int(steps * (warmup_ratio or 0.0))
 
 
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:

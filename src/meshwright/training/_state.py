@@ -1,7 +1,5 @@
 """The training state between two steps. A restart needs only this and the position in the data."""
 
-import re
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,13 +22,13 @@ from meshwright.base._internal import (
     tree,
     values_of,
 )
-from meshwright.errors import UsageError, did_you_mean, listed
+from meshwright.errors import UsageError, did_you_mean
 from meshwright.parallel._internal import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.processes import _internal as processes
 from meshwright.training._ema import check_averages_are_last
 from meshwright.training._keys import key_of
-from meshwright.training._offload import in_memory
-from meshwright.training._trainable import Tx, as_trainable, tables_of
+from meshwright.training._optimizers import init_optimizer
+from meshwright.training._trainable import Tx, as_trainable, in_memory, tables_of
 
 Params = TypeVar("Params", default=Any)
 """The type of the parameters, a pytree of arrays."""
@@ -68,15 +66,12 @@ class Variables(Generic[Params]):
         return f"Variables({_sizes_text(self, 'params', 'model_state')})"
 
 
-_LACKS = "required keyword-only argument"
-"""The words of Python's error if an optimizer is not given what it needs."""
-
 Init = Callable[[jax.Array], Params | Variables[Params]]
 """A function that makes the parameters from a PRNG key, or `Variables` for a model with a state."""
 
 
 class Model(Protocol):
-    """What has an `Init` as its method, such as the value that `mw.functional` returns."""
+    """An object with an `Init` as its method, such as the value that `mw.functional` returns."""
 
     def init(self, key: jax.Array, /) -> Any: ...
 
@@ -158,8 +153,7 @@ def state_from(
     The errors are those of `init_state`.
 
     Args:
-      params: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays
-        it takes.
+      params: The parameters, or the `Variables` of a model with a state, arrays as `copy_to` takes them.
       optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
       seed: The seed of the steps' random numbers, from 0 to 2**32 - 1.
       layout: The mesh, and the rules that split arrays over it.
@@ -234,61 +228,6 @@ def fresh_opt_state(optimizer: Tx, params: PyTree) -> optax.OptState:
     """Return the optimizer's first state, of the parameters that it trains."""
     only = as_trainable(optimizer)
     return init_optimizer(only.optimizer, only.split(params)[0])
-
-
-def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
-    """Return `optimizer.init(params)`."""
-    try:
-        return optimizer.init(params)
-    except (ValueError, TypeError) as error:
-        kind, expected = _kind_of_masks(error), type(params).__name__
-        if kind in (None, expected):
-            raise
-        raise UsageError(
-            f"the optimizer's mask or labels are a {kind}, but the parameters are a {expected} of arrays by "
-            f"name: {listed(tree.leaf_names(params))}.\n"
-            "  Give a function of the parameters: lambda params: jax.tree.map(lambda x: x.ndim > 1, params). "
-            "Or patterns of names, by mw.training.by_path, decay_by_path or Trainer(trainable='lora/.*'). "
-            "flax.core.unfreeze(labels) makes a plain dict of a FrozenDict."
-        ) from error
-
-
-def _kind_of_masks(error: Exception) -> str | None:
-    """Return the type of the masks or labels that optax worked on when it failed, if they are a tree.
-
-    A module is one, although it can be called: optax then calls it, and fails with any error. The optimizer
-    is a closure, so only the frames of the traceback show what it holds.
-    """
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for masks in (frame.f_locals.get(name) for name in ("mask", "param_labels")):
-            if masks is not None and all(isinstance(x, bool | str) for x in jax.tree.leaves(masks)):
-                return type(masks).__name__
-    return None
-
-
-def updated(
-    optimizer: Any, grads: PyTree, opt_state: optax.OptState, params: PyTree, loss: Any
-) -> tuple[PyTree, optax.OptState]:
-    """Return what `optimizer.update` does, which gets `loss`, a `Mean`, and the gradients if it needs
-    them.
-    """
-    update = partial(optimizer.update, grads, opt_state, params)
-    try:
-        try:
-            return update()
-        except TypeError as error:
-            if _LACKS not in str(error):
-                raise
-            # Only now, as some transformations refuse what they do not need.
-            return update(value=loss.value, grad=grads)
-    except (TypeError, ValueError, AttributeError) as error:
-        if not re.search(f"value_fn|obj_fn|grad_fn|{_LACKS}|has no attribute 'fast'", str(error)):
-            raise
-        raise UsageError(
-            "the optimizer asks for more than the gradients, the parameters and the loss, as optax.lbfgs, "
-            f"lookahead, contrib.sophia and an opaque contrib.sam do: {error}\n"
-            "  Make the update yourself: mw.Trainer(train_step=...) or mw.training.Step."
-        ) from error
 
 
 def _fresh(params: PyTree | Variables, optimizer: Tx, seed: jax.Array) -> TrainState:

@@ -28,9 +28,17 @@ from meshwright.parallel._internal import (
 )
 from meshwright.processes import _internal as processes
 from meshwright.program._internal import as_function
-from meshwright.training._compile._compiler_options import CompilerOptions
-from meshwright.training._compile._kept_programs import compiled_or_kept
-from meshwright.training._complex import kept_complex
+from meshwright.training._arguments import (
+    Shapes,
+    changed,
+    differ_in_shape_only,
+    placed,
+    refuse_donated,
+    shapes_of,
+    shardings_of,
+    undeclared,
+)
+from meshwright.training._compile import CompilerOptions, compiled_or_kept
 from meshwright.training._guard import with_skipped
 from meshwright.training._keys import step_key, with_key
 from meshwright.training._learning_rates import Rates, learning_rates
@@ -44,16 +52,13 @@ from meshwright.training._loss import (
     mean_gradients,
     objective,
 )
-from meshwright.training._multi_steps import check_accumulated_once
 from meshwright.training._norms import global_norm, norms_of
-from meshwright.training._offload import on_devices
+from meshwright.training._optimizers import check_accumulated_once, kept_complex, updated
 from meshwright.training._pipeline._pipelined import has_pipeline, over_pipeline, refuse_stacks
 from meshwright.training._pipeline._schedule import PipelineSchedule
-from meshwright.training._placed import placed, refuse_donated, shardings_of
 from meshwright.training._precision import ComputeDtype, check_dtypes, narrowing
-from meshwright.training._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
-from meshwright.training._state import TrainState, updated
-from meshwright.training._trainable import Tx, as_trainable, joined
+from meshwright.training._state import TrainState
+from meshwright.training._trainable import Tx, as_trainable, joined, on_devices
 
 log = logging.getLogger("meshwright")
 S = TypeVar("S")
@@ -150,13 +155,12 @@ class Step:
         return len(self._programs)
 
     def __call__(self, state: S, batch: PyTree) -> tuple[S, Mapping[str, Any]]:
-        """Return the new state and the metrics by name. The metrics stay on the devices until you read
-        one.
-        """
+        """Return the new state, and the metrics by name, which stay on the devices until you read one."""
         refuse_donated(state)
         new, metrics = self._computed(state, batch)
         if self._rates is not None:
-            self._newest = ref(new)  # a weak reference, because a state takes much memory
+            # A weak reference, because a state takes much memory.
+            self._newest = ref(new)
         return new, metrics
 
     def learning_rates(self) -> Rates:
@@ -219,23 +223,18 @@ class Step:
 
     def _is_for(self, state: Any, batch: PyTree) -> bool:
         """Return whether the step is compiled for this state and for batches with these arrays and dtypes."""
-        new, state_before = tree.abstract(state), self._state
-        if jax.tree.structure(new) != jax.tree.structure(state_before) or jax.tree.leaves(
-            new
-        ) != jax.tree.leaves(state_before):
+        new = tree.abstract(state)
+        is_same_tree = jax.tree.structure(new) == jax.tree.structure(self._state)
+        if not is_same_tree or jax.tree.leaves(new) != jax.tree.leaves(self._state):
             return False
         batch = placed(batch, self._layout, self._microbatches)
         return not tree.differences(self._batch, batch) or differ_in_shape_only(self._batch, batch)
 
     def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile in the middle of a run, for a batch of a shape that was not declared before the run."""
-        is_of_several = (
-            processes.spans_all_processes(self._layout.mesh.devices.flat) and jax.process_count() > 1
-        )
-        if is_of_several or not self.compiles_late:
+        if processes.spans_all_processes(self._layout.mesh.devices.flat) or not self.compiles_late:
             raise undeclared(self._batch, batch)
-        changes = tree.differences(self._batch, batch)
-        seconds_before = self.compile_seconds
+        changes, seconds_before = tree.differences(self._batch, batch), self.compile_seconds
         compiled = self.compile(tree.abstract(state), batch)
         seconds = self.compile_seconds - seconds_before
         self.tell(f"the step was compiled again, in {seconds:.1f} s, for a batch where {changes}")
@@ -304,9 +303,9 @@ def make_step(
         update. If the loss uses no randomness and no state, and is a mean over rows that do not meet in it,
         the number does not change the update. A step whose rows meet says so when it is compiled. On a mesh
         with the axis `pipeline` several are computed at a time, each in another stage of `mw.nn.layers`.
-      pipeline_rounds: How often each microbatch goes around the stages of the axis `pipeline`. With more
+      pipeline_rounds: The times that each microbatch goes around the stages of the axis `pipeline`. With more
         rounds each device has more but shorter stages, and idles less.
-      pipeline_schedule: When the stages go back. By "gpipe" they do so when all microbatches have gone
+      pipeline_schedule: The order of the stages. By "gpipe" they go back when all microbatches have gone
         forward, and keep of each what the layers keep. By "1f1b" they keep the inputs of at most 3 p - 1
         microbatches, for p stages, and what the layers keep of one. It needs a loss with one `mw.nn.layers`.
       compute_dtype: The dtype of the parameters that the loss receives, such as "bfloat16", or a table by
@@ -408,7 +407,5 @@ def _check_updates(params: PyTree, updates: PyTree) -> None:
 def _check_names(metrics: Mapping[str, Any]) -> None:
     reserved = [name for name in metrics if name in REPORTED]
     if reserved or not metrics:
-        description = (
-            f"a metric called {reserved[0]!r}, but this name is reserved" if reserved else "no metric"
-        )
-        raise UsageError(f"the step returned {description}.\n  Return at least one metric, such as 'loss'.")
+        fault = f"a metric called {reserved[0]!r}, but this name is reserved" if reserved else "no metric"
+        raise UsageError(f"the step returned {fault}.\n  Return at least one metric, such as 'loss'.")

@@ -6,9 +6,11 @@ from typing import Any, Literal, get_args
 
 import jax
 import optax
+from jax.sharding import Mesh, NamedSharding
 
 from meshwright.base._internal import PyTree, Table, compiled, documented, tree, value_of
 from meshwright.errors import UsageError
+from meshwright.parallel._internal import SPLITTING_STATE
 from meshwright.training._by_path import ByPath, tables_in
 
 Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
@@ -73,7 +75,8 @@ class Trainable:
 
 
 UpdateRule = Literal["none", "optimizer", "state", "all"]
-"""What may change an array: nothing, the optimizer, the model state that the loss returns, or both."""
+"""The parts of a step that may change an array: nothing, the optimizer, the model state that the loss
+returns, or both."""
 
 
 @dataclass(frozen=True)
@@ -229,4 +232,34 @@ def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:
             f"trained parameters must have a floating dtype, but {', '.join(fixed)}.\n"
             "  Use `Trainable(pattern, optimizer)` to train only the others, or move constants out of the "
             "parameters: put them in the batch, or in a closure of the loss."
+        )
+
+
+def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
+    """Return `shardings` in another memory. Scalars stay on the devices, because they need little memory."""
+    if kind is None:
+        return shardings
+
+    def with_memory(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+        # An abstract mesh has no devices to check.
+        if isinstance(sharding.mesh, Mesh):
+            _check_memory(kind, sharding.mesh.local_devices[0])
+        return sharding.with_memory_kind(kind) if x.ndim else sharding
+
+    return jax.tree.map(with_memory, arrays, shardings)
+
+
+def on_devices(arrays: PyTree) -> PyTree:
+    """Return `arrays` in the devices' memory, with the same shardings. Arrays there are not copied."""
+    return jax.device_put(arrays, jax.memory.Space.Device)
+
+
+def _check_memory(kind: str, device: jax.Device) -> None:
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    # A description of a device that is not here has none.
+    if kinds and kind not in kinds:
+        raise UsageError(
+            f"the optimizer's state cannot be kept in memory {kind!r}: {device.platform} "
+            f"({device.device_kind}) has {', '.join(kinds)}.\n  Keep it on the devices: leave out "
+            f"`offload_opt_state`. If it does not fit, take {SPLITTING_STATE}."
         )

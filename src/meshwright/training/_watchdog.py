@@ -21,8 +21,8 @@ from meshwright.base._internal import print_line
 from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import Tick
+from meshwright.training._heartbeat import is_waiting
 from meshwright.training._phase_clock import INPUT, REPORT, STEP, PhaseClock
-from meshwright.training._waiting import is_waiting
 
 log = logging.getLogger("meshwright")
 
@@ -103,18 +103,20 @@ def timeouts(seconds: Timeouts) -> Mapping[str, float]:
 
 
 class _Phase:
-    """A block that is a phase. Each step has two: as a generator, it would take twice as long."""
+    """A context manager for one phase."""
 
-    __slots__ = ("_before", "_name", "_watching")
+    # A class, not `@contextmanager`: each step enters two phases, and a generator would take twice as long.
+
+    __slots__ = ("_name", "_previous", "_watching")
 
     def __init__(self, watching: "RunningWatchdog", name: str):
-        self._watching, self._name, self._before = watching, name, name
+        self._watching, self._name, self._previous = watching, name, name
 
     def __enter__(self) -> None:
-        self._before = self._watching.enter(self._name)
+        self._previous = self._watching.enter(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._watching.enter(self._before)
+        self._watching.enter(self._previous)
 
 
 class RunningWatchdog:
@@ -221,7 +223,8 @@ def _report(message: str) -> None:
     message = f"{message}\n{_stacks()}"
     with suppress(ValueError, OSError):  # stderr may be closed by then
         print_line(f"meshwright: {message}", sys.stderr)
-    if log.hasHandlers():  # without any, logging would print it on stderr once more
+    # Without handlers, logging would print it on stderr once more.
+    if log.hasHandlers():
         log.error(message)
 
 

@@ -5,14 +5,14 @@ import pytest
 
 from base.storage.stores import files, put
 from disk import no_room_for_more_than
-from meshwright.base._storage import _mirror, _settings
-from meshwright.base._storage._mirror import mirrored
+from meshwright.base._storage import _copies, _settings
+from meshwright.base._storage._copies import mirrored
 from meshwright.errors import MeshwrightError, UsageError
 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(_mirror, "RETRY_SECONDS", (0,))
+    monkeypatch.setattr(_copies, "RETRY_SECONDS", (0,))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_thread_puts_what_has_changed_now_and_then(memory, at, monkeypatch):
             is_there.set()
 
     monkeypatch.setattr(memory, "write", write_and_tell)
-    monkeypatch.setattr(_mirror, "PUT_SECONDS", 0.001)
+    monkeypatch.setattr(_copies, "PUT_SECONDS", 0.001)
     with mirrored(at, (), pytest.fail) as mirror:
         (mirror.path / "a").write_text("a")
         assert is_there.wait(60)

@@ -6,7 +6,7 @@ import pytest
 
 import meshwright as mw
 from engine.experiment.runs import experiment
-from meshwright.base._storage._place import user_cache
+from meshwright.base._storage._local_paths import user_cache
 from meshwright.cli import main
 from meshwright.data._corpus._store import tokenized
 from meshwright.errors import UsageError

@@ -4,8 +4,8 @@ import pytest
 
 from base.storage.stores import put
 from meshwright.base._storage._copies import read_text
+from meshwright.base._storage._local_paths import is_address, join, local_path
 from meshwright.base._storage._path import location
-from meshwright.base._storage._place import is_address, join, local_path
 from meshwright.errors import MeshwrightError, UsageError
 
 

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import meshwright as mw
 from base.storage.stores import files, put
 from engine.experiment.runs import EXAMPLES, experiment, losses, measure
-from meshwright.base._storage import _mirror
+from meshwright.base._storage import _copies
 from meshwright.base._storage._copies import local_copy
 from meshwright.checkpoints._choice import checkpoints_of
 from meshwright.cli import main
@@ -122,7 +122,7 @@ def test_a_store_that_fails_in_the_middle_is_told_of_and_training_goes_on(memory
 
 
 def test_a_store_that_fails_to_the_end_is_an_error_and_nothing_is_lost(at, failing, tmp_path, monkeypatch):
-    monkeypatch.setattr(_mirror, "RETRY_SECONDS", (0,))
+    monkeypatch.setattr(_copies, "RETRY_SECONDS", (0,))
     with pytest.raises(MeshwrightError, match="out of order\n  The files that are missing there are in "):
         mw.run(
             experiment(

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from meshwright.base._storage._s3_listing import is_key
+from meshwright.base._storage._obstore import is_key
 from meshwright.base._storage._store import Entry, without_secrets
 from meshwright.errors import UsageError
 
@@ -32,31 +32,32 @@ class Fsspec:
         return entries + [entry for folder in folders for entry in self.below(folder)]
 
     def children(self, key: str) -> tuple[list[Entry], list[str]]:
-        self._filesystem.invalidate_cache()  # cached listings lack files that others wrote
+        # Cached listings lack files that others wrote.
+        self._filesystem.invalidate_cache()
         path = self._path(key)
         try:
-            found = [
-                each for each in self._filesystem.ls(path, detail=True) if self._key(each).strip("/") != key
+            infos = [
+                info for info in self._filesystem.ls(path, detail=True) if self._key(info).strip("/") != key
             ]
         except (FileNotFoundError, NotADirectoryError):
             return [], []
-        fit = [each for each in found if is_key(self._key(each))]
-        folders = [self._key(each) for each in fit if each["type"] == "directory"]
-        return [self._entry(each) for each in fit if each["type"] == "file"], folders
+        fit = [info for info in infos if is_key(self._key(info))]
+        folders = [self._key(info) for info in fit if info["type"] == "directory"]
+        return [self._entry(info) for info in fit if info["type"] == "file"], folders
 
     def look(self, key: str) -> Entry | None:
         try:
-            found = self._filesystem.info(self._path(key))
+            info = self._filesystem.info(self._path(key))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return self._entry(found) if found["type"] == "file" else None
+        return self._entry(info) if info["type"] == "file" else None
 
     def read(self, key: str, first: int = 0, last: int | None = None) -> tuple[memoryview, int] | None:
-        if (there := self.look(key)) is None:
+        if (entry := self.look(key)) is None:
             return None
-        stop = there.nbytes if last is None else min(last, there.nbytes)
+        stop = entry.nbytes if last is None else min(last, entry.nbytes)
         part = self._filesystem.cat_file(self._path(key), start=first, end=stop) if first < stop else b""
-        return memoryview(part), there.nbytes
+        return memoryview(part), entry.nbytes
 
     def write(self, key: str, content: bytes | bytearray | Path) -> None:
         if isinstance(content, Path):
@@ -75,14 +76,14 @@ class Fsspec:
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
 
-    def _key(self, found: dict[str, Any]) -> str:
-        return found["name"][len(self._root) :].removeprefix("/")
+    def _key(self, info: dict[str, Any]) -> str:
+        return info["name"][len(self._root) :].removeprefix("/")
 
-    def _entry(self, found: dict[str, Any]) -> Entry:
-        times = (found.get(name) for name in ("LastModified", "last_modified", "mtime", "created"))
-        modified = next((each for each in times if each is not None), None)
+    def _entry(self, info: dict[str, Any]) -> Entry:
+        times = (info.get(name) for name in ("LastModified", "last_modified", "mtime", "created"))
+        modified = next((time for time in times if time is not None), None)
         seconds = modified.timestamp() if isinstance(modified, datetime) else modified
-        return Entry(self._key(found), found["size"], seconds if isinstance(seconds, int | float) else None)
+        return Entry(self._key(info), info["size"], seconds if isinstance(seconds, int | float) else None)
 
 
 def connect(address: str, seconds: float | None) -> Fsspec:

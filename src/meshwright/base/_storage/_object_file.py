@@ -30,7 +30,7 @@ _AHEAD = 8
 AHEAD_BYTES = _AHEAD * BLOCK_BYTES
 """Bytes requested ahead by sequential reads."""
 
-_KEPT, _KEPT_OF_EACH = 32, 4
+_NUM_CACHED, _KEPT_OF_EACH = 32, 4
 """Blocks kept in memory: 256 MB for all files together, but at least the second number for each file."""
 
 
@@ -51,10 +51,10 @@ class Part:
 
     def answer(self, requested: Any) -> memoryview:
         """Return the bytes that were requested."""
-        found = self.path.answer_with_size(requested)
-        if found is None:
+        response = self.path.answer_with_size(requested)
+        if response is None:
             raise DamagedError(f"{self.path} is missing")
-        content, nbytes = found
+        content, nbytes = response
         if nbytes != self.nbytes:
             raise DamagedError(
                 f"{self.path} has {'fewer' if nbytes < self.nbytes else 'more'} than {self.nbytes} bytes"
@@ -74,9 +74,9 @@ def parts_of(path: ObjectPath, nbytes: int) -> list[Part]:
 
 def wrong_objects(path: ObjectPath, nbytes: int) -> list[str]:
     """Return a message for each object of a file that is missing or has another size."""
-    asked = [(part, part.request(0, 1)) for part in parts_of(path, nbytes)]
+    requests = [(part, part.request(0, 1)) for part in parts_of(path, nbytes)]
     wrong = []
-    for part, requested in asked:
+    for part, requested in requests:
         try:
             part.answer(requested)
         except DamagedError as error:
@@ -95,8 +95,9 @@ def put_parts(path: ObjectPath, nbytes: int, contents: Iterable[bytes | bytearra
         while under_way:
             under_way.popleft().result()
     finally:
-        for written in under_way:  # after an error: no object may appear after the attempt was removed
-            written.exception()
+        # After an error: no object may appear after the attempt was removed.
+        for write in under_way:
+            write.exception()
 
 
 class ObjectBytes:
@@ -122,8 +123,8 @@ class ObjectBytes:
         reads_on = blocks.start - 1 in self._blocks
         stop = min(blocks.stop + num_ahead * reads_on, self._num_blocks)
         for block in blocks:
-            for each in range(block, min(block + num_ahead, stop)):
-                self._request(each)
+            for requested_block in range(block, min(block + num_ahead, stop)):
+                self._request(requested_block)
             start = block * BLOCK_BYTES
             first, last = max(part.start, start), min(part.stop, start + BLOCK_BYTES)
             content = self._content(block)
@@ -131,22 +132,19 @@ class ObjectBytes:
         return out
 
     def _num_kept(self) -> int:
-        return max(_KEPT_OF_EACH, _KEPT // len(self._all))
+        return max(_KEPT_OF_EACH, _NUM_CACHED // len(self._all))
 
     def _request(self, block: int) -> Any:
         with self._lock:
             if block not in self._blocks:
-                self._blocks[block] = self._asked_for(block)
+                part, first = self._location(block)
+                self._blocks[block] = part.request(first, min(first + BLOCK_BYTES, part.nbytes))
                 while len(self._blocks) > self._num_kept():
                     self._blocks.popitem(last=False)
             self._blocks.move_to_end(block)
             return self._blocks[block]
 
-    def _asked_for(self, block: int) -> Any:
-        part, first = self._place(block)
-        return part.request(first, min(first + BLOCK_BYTES, part.nbytes))
-
-    def _place(self, block: int) -> tuple[Part, int]:
+    def _location(self, block: int) -> tuple[Part, int]:
         """Return the object that holds a block, and the block's offset in it."""
         part = self._parts[block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0]
         return part, block * BLOCK_BYTES - part.offset
@@ -156,7 +154,7 @@ class ObjectBytes:
         if isinstance(requested, np.ndarray):
             return requested
         try:
-            content = np.frombuffer(self._place(block)[0].answer(requested), np.uint8)
+            content = np.frombuffer(self._location(block)[0].answer(requested), np.uint8)
         except MeshwrightError as error:
             with self._lock:  # so that it is requested again
                 self._blocks.pop(block, None)

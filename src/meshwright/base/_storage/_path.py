@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from meshwright.base._files import read_file
 from meshwright.base._storage import _fsspec, _settings
-from meshwright.base._storage._place import is_address, local_path
+from meshwright.base._storage._local_paths import is_address, local_path
 from meshwright.base._storage._store import Entry, Store, telling
 from meshwright.errors import MeshwrightError, UsageError
 
@@ -27,14 +27,7 @@ _ATTEMPTS = 3
 
 
 class ObjectPath:
-    """A path in a store: an object, or a directory of objects. `location` or `parse` make one from a URL.
-
-    Example:
-      >>> path = mw.base._internal.location("memory://runs/a") / "note.txt"
-      >>> path.put(b"hello")
-      >>> str(path), path.is_file(), path.read_bytes()
-      ('memory://runs/a/note.txt', True, b'hello')
-    """
+    """A path in a store: an object, or a directory of objects. `location` or `parse` make one from a URL."""
 
     def __init__(self, root: str, key: PurePosixPath, store: Store):
         if key.is_absolute() or ".." in key.parts:
@@ -114,14 +107,19 @@ class ObjectPath:
 
         The store is asked once for all patterns.
         """
-        start, wanted = len(self.key) + bool(self.key), [pattern.split("/") for pattern in patterns]
-        if all(len(each) == 1 for each in wanted):
+        start, split_patterns = len(self.key) + bool(self.key), [pattern.split("/") for pattern in patterns]
+        if all(len(pattern) == 1 for pattern in split_patterns):
             entries, folders = self.children()
             keys = sorted([*(entry.key for entry in entries), *folders])
         else:
             keys = self.below()
         parts = (key[start:].split("/") for key in keys)
-        fitting = (found for each in parts for pattern in wanted if (found := _beginning(each, pattern)))
+        fitting = (
+            match
+            for key_parts in parts
+            for pattern in split_patterns
+            if (match := _beginning(key_parts, pattern))
+        )
         return (self / name for name in dict.fromkeys(map("/".join, fitting)))
 
     def read_bytes(self) -> bytes:
@@ -139,9 +137,9 @@ class ObjectPath:
 
     def answer(self, requested: "Future[Any]") -> bytes:
         """Return the bytes that were requested by `request`, or raise `FileNotFoundError`."""
-        if (found := self.answer_with_size(requested)) is None:
+        if (response := self.answer_with_size(requested)) is None:
             raise FileNotFoundError(str(self))
-        return bytes(found[0])
+        return bytes(response[0])
 
     def put(self, content: bytes | bytearray | Path) -> None:
         """Write the object, replacing one that exists. A `Path` is a local file with the content."""
@@ -150,7 +148,28 @@ class ObjectPath:
 
     def create(self, content: bytes) -> bool:
         """Write the object unless it exists, and return whether this call wrote it."""
-        return _create(self, content)
+        failure: MeshwrightError | None = None
+        for _ in range(_ATTEMPTS):
+            failure = self._failure_to_create(content)
+            # Read back, as the answer alone does not tell: a write whose answer was lost looks like a
+            # failure, and is refused when it is retried.
+            with telling(f"write {self}, or find out whether it was written"):
+                stored = self.store.read(self.key)
+            if stored is not None and (bytes(stored[0]) == content or failure is None):
+                return bytes(stored[0]) == content
+            if stored is not None:
+                break
+        unreadable = f"cannot write {self}: the store says that it exists, yet it cannot be read"
+        raise failure or MeshwrightError(unreadable)
+
+    def _failure_to_create(self, content: bytes) -> MeshwrightError | None:
+        """Try to create the object; return the error, or None if it was written or exists already."""
+        try:
+            with telling(f"write {self}"), contextlib.suppress(FileExistsError):
+                self.store.create(self.key, content)
+        except MeshwrightError as error:
+            return error
+        return None
 
     def unlink(self) -> None:
         """Delete the object."""
@@ -167,34 +186,8 @@ class ObjectPath:
 
 def _beginning(parts: list[str], pattern: list[str]) -> list[str]:
     """Return the first parts of a key if they match a pattern, or nothing."""
-    found = parts[: len(pattern)]
-    return found if len(found) == len(pattern) and all(map(fnmatchcase, found, pattern)) else []
-
-
-def _create(path: ObjectPath, content: bytes) -> bool:
-    for _ in range(_ATTEMPTS):
-        failure = _failure_to_create(path, content)
-        # Read back, as the answer alone does not tell: a write whose answer was lost looks like a failure,
-        # and is refused when it is retried.
-        with telling(f"write {path}, or find out whether it was written"):
-            found = path.store.read(path.key)
-        if found is not None and (bytes(found[0]) == content or failure is None):
-            return bytes(found[0]) == content
-        if found is not None:
-            break
-    raise failure or MeshwrightError(
-        f"cannot write {path}: the store says that it exists, yet it cannot be read"
-    )
-
-
-def _failure_to_create(path: ObjectPath, content: bytes) -> MeshwrightError | None:
-    """Try to create an object; return the error, or None if it was written or exists already."""
-    try:
-        with telling(f"write {path}"), contextlib.suppress(FileExistsError):
-            path.store.create(path.key, content)
-    except MeshwrightError as error:
-        return error
-    return None
+    beginning = parts[: len(pattern)]
+    return beginning if len(beginning) == len(pattern) and all(map(fnmatchcase, beginning, pattern)) else []
 
 
 Directory = Path | ObjectPath
@@ -202,11 +195,7 @@ Directory = Path | ObjectPath
 
 
 def check_address(address: str) -> None:
-    """Check the form of a URL of a store. Nothing is requested, and no package is needed.
-
-    Example:
-      >>> mw.base._internal.check_address("s3://bucket/run")
-    """
+    """Check the form of a URL of a store. Nothing is requested, and no package is needed."""
     scheme, _, rest = address.partition("://")
     bucket = rest.partition("/")[0]
     has_user, has_more = "@" in bucket and scheme in _settings.SCHEMES, ":" in bucket.rpartition("@")[0]
@@ -233,7 +222,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AT_ONCE, "storage")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process inherits no threads
+# A forked process inherits no threads.
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def write_later(path: ObjectPath, content: bytes) -> "Future[None]":
@@ -243,22 +233,15 @@ def write_later(path: ObjectPath, content: bytes) -> "Future[None]":
 
 def read_each(paths: Sequence[Directory]) -> list[bytes]:
     """Return the contents of files, which may be anybody's; those in stores are requested concurrently."""
-    asked = [(path, path.request() if isinstance(path, ObjectPath) else None) for path in paths]
+    requests = [(path, path.request() if isinstance(path, ObjectPath) else None) for path in paths]
     return [
         path.answer(request) if isinstance(path, ObjectPath) and request else read_file(Path(str(path)))
-        for path, request in asked
+        for path, request in requests
     ]
 
 
 def location(path: str | Path | ObjectPath) -> Directory:
-    """Return an absolute local path, with `~` resolved, or a path in a store.
-
-    Example:
-      >>> mw.base._internal.location("/tmp/run")
-      PosixPath('/tmp/run')
-      >>> str(mw.base._internal.location("memory://bucket/run"))
-      'memory://bucket/run'
-    """
+    """Return an absolute local path, with `~` resolved, or a path in a store."""
     if isinstance(path, ObjectPath):
         return path
     return ObjectPath.parse(str(path)) if is_address(path) else local_path(path).absolute()

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.base._extras import import_extra
-from meshwright.base._storage._obstore import Obstore
-from meshwright.base._storage._s3_listing import S3Listing
+from meshwright.base._storage._obstore import Obstore, S3Listing
 from meshwright.base._storage._store import reason_of
 from meshwright.errors import UsageError
 
@@ -35,7 +34,7 @@ IMPATIENCE = {"max_retries": 3, "first": 0.05, "longest": 0.5, "seconds": 20.0, 
 IMPATIENCE is for callers that try again themselves, or need to see an error soon."""
 
 _REQUEST_SECONDS = 3600
-_KNOWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "AZURE_", "HOME")
+_PREFIXES = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "AZURE_", "HOME")
 _AZURE = " Set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another way to sign in."
 _HINTS = {"az": _AZURE, "abfs": _AZURE, "gs": " Is GOOGLE_APPLICATION_CREDENTIALS a file of credentials?"}
 _OF_PROFILE = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token", "region")
@@ -43,9 +42,9 @@ _OF_PROFILE = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
     """Return a bucket. No request is sent yet."""
-    errors = import_extra("obstore.exceptions", extra="remote", what=f"{scheme}://{bucket}")
-    stores = import_extra("obstore.store", extra="remote", what=f"{scheme}://{bucket}")
-    environ = tuple(sorted(each for each in os.environ.items() if each[0].startswith(_KNOWN)))
+    errors = import_extra("obstore.exceptions", extra="remote", needed_by=f"{scheme}://{bucket}")
+    stores = import_extra("obstore.store", extra="remote", needed_by=f"{scheme}://{bucket}")
+    environ = tuple(sorted(variable for variable in os.environ.items() if variable[0].startswith(_PREFIXES)))
     try:
         return _connected(stores, scheme, bucket, tuple(patience.items()), environ)
     except (ValueError, errors.BaseError) as error:
@@ -55,16 +54,19 @@ def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
         raise UsageError(f"{scheme}://{bucket} cannot be opened: {reason_of(error)}.{hint}") from None
 
 
-@functools.lru_cache(maxsize=64)  # keeps connections, as they take long to open
+# The cache keeps connections, as they take long to open.
+@functools.lru_cache(maxsize=64)
 def _connected(stores: Any, scheme: str, bucket: str, patience: Any, environ: Any) -> Obstore:
     client, settings = _client(dict(patience)), dict(environ)
     match scheme:
         case "memory":
             return _memory(bucket)
         case "s3":
-            given = _aws(settings, client)
-            opened = functools.partial(stores.S3Store, bucket, **client, **given)
-            endpoint = given.get("aws_endpoint_url_s3") or _amazon(settings, given)
+            options = _aws(settings, client)
+            opened = functools.partial(stores.S3Store, bucket, **client, **options)
+            region = settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION") or options.get("region")
+            amazon = f"https://s3.{region or 'us-east-1'}.amazonaws.com"
+            endpoint = options.get("aws_endpoint_url_s3") or amazon
             return Obstore(opened(), S3Listing(opened, f"{endpoint.rstrip('/')}/{bucket}"))
         case "gs":
             return Obstore(stores.GCSStore(bucket, **client, **_google(settings, client)))
@@ -75,9 +77,9 @@ def _connected(stores: Any, scheme: str, bucket: str, patience: Any, environ: An
     return Obstore(stores.HTTPStore.from_url(f"{scheme}://{bucket}", **client), creates=False)
 
 
+# The memory store of a name is one for the whole process.
 @functools.cache
 def _memory(bucket: str) -> Obstore:
-    """Return the memory store of this name, one for the whole process."""
     return Obstore(importlib.import_module("obstore.store").MemoryStore())
 
 
@@ -108,36 +110,31 @@ def _aws(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:
     """Return the settings that obstore does not read itself: endpoints without TLS, and profiles."""
     endpoint = settings.get("AWS_ENDPOINT_URL_S3") or settings.get("AWS_ENDPOINT_URL")
     _allow_http(client, endpoint)
-    given = {"aws_endpoint_url_s3": endpoint} if endpoint else {}
+    options = {"aws_endpoint_url_s3": endpoint} if endpoint else {}
     signs_in = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"} & settings.keys()
-    return given | ({} if signs_in and "AWS_PROFILE" not in settings else _profile(settings))
-
-
-def _amazon(settings: dict[str, str], given: dict[str, str]) -> str:
-    region = settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION") or given.get("region")
-    return f"https://s3.{region or 'us-east-1'}.amazonaws.com"
+    return options | ({} if signs_in and "AWS_PROFILE" not in settings else _profile(settings))
 
 
 def _profile(settings: dict[str, str]) -> dict[str, str]:
     """Return the keys and the region of the profile, from AWS's own files."""
     name, home = settings.get("AWS_PROFILE", "default"), Path("~/.aws").expanduser()
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for variable, file, section in (
         ("AWS_CONFIG_FILE", home / "config", name if name == "default" else f"profile {name}"),
         ("AWS_SHARED_CREDENTIALS_FILE", home / "credentials", name),
     ):
         parser = configparser.RawConfigParser()
         parser.read(settings.get(variable, file), encoding="utf-8")
-        found |= dict(parser[section]) if section in parser else {}
-    if "AWS_PROFILE" in settings and _OF_PROFILE[0] not in found:
+        values |= dict(parser[section]) if section in parser else {}
+    if "AWS_PROFILE" in settings and _OF_PROFILE[0] not in values:
         raise UsageError(
             f"the AWS profile {name} has no keys in {home}. If it signs in by a program or a browser, export "
             "its keys to the environment: "
             f'eval "$(aws configure export-credentials --profile {name} --format env)"'
         )
     if settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION"):
-        found.pop("region", None)
-    return {key: found[key] for key in _OF_PROFILE if key in found}
+        values.pop("region", None)
+    return {key: values[key] for key in _OF_PROFILE if key in values}
 
 
 def _google(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:

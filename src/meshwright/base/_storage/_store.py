@@ -63,14 +63,14 @@ class Store(Protocol):
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Turn any error of a store into one that says what was tried, without secrets."""
+def telling(action: str) -> Iterator[None]:
+    """Turn any error of a store into one that names the action, without secrets."""
     try:
         yield
     except MeshwrightError:
         raise
     except Exception as error:  # the errors of the packages have no common class
-        raise MeshwrightError(f"cannot {what}: {reason_of(error)}") from None
+        raise MeshwrightError(f"cannot {action}: {reason_of(error)}") from None
 
 
 def reason_of(error: BaseException) -> str:
@@ -89,18 +89,18 @@ def without_secrets(text: str) -> str:
 
 def _reason(error: BaseException) -> str:
     """Return an error's message in one line; for an error of obstore only the useful part."""
-    said, _, source = re.sub(r"^Generic \w+ error: ", "", str(error)).partition("\n\nDebug source:")
-    if answer := re.search(r"status code: (\d+ [\w ]*?)(?:: (.*))?$", said, re.DOTALL):
+    message, _, source = re.sub(r"^Generic \w+ error: ", "", str(error)).partition("\n\nDebug source:")
+    if answer := re.search(r"status code: (\d+ [\w ]*?)(?:: (.*))?$", message, re.DOTALL):
         return f"HTTP {answer[1]}{_explanation(answer[2] or '')}"
     if "kind: Timeout" in source or isinstance(error, TimeoutError):
-        return said if not source and said else "the store does not answer"
-    if endpoint := re.search(r"https?://[^/\s]+", said if "kind: Connect" in source else ""):
+        return message if not source and message else "the store does not answer"
+    if endpoint := re.search(r"https?://[^/\s]+", message if "kind: Connect" in source else ""):
         return f"{endpoint[0]} cannot be reached"
-    return " ".join(said.split()) or type(error).__name__
+    return " ".join(message.split()) or type(error).__name__
 
 
 def _explanation(body: str) -> str:
     """Return the code and the message in the body of an answer, which all three clouds write as XML."""
-    found = [re.search(rf"<{tag}>(.*?)</{tag}>", body, re.DOTALL) for tag in ("Code", "Message")]
-    words = " ".join((": ".join(each[1] for each in found if each) or body).split())
+    matches = [re.search(rf"<{tag}>(.*?)</{tag}>", body, re.DOTALL) for tag in ("Code", "Message")]
+    words = " ".join((": ".join(match[1] for match in matches if match) or body).split())
     return f" ({words[:200]})" if words else ""

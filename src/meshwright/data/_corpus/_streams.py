@@ -88,7 +88,7 @@ _OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
 
 def pyarrow(module: str = "pyarrow") -> Any:
     """Return pyarrow, or a module of it."""
-    return import_extra(module, extra="text", what="a file of Parquet, Arrow or zstd")
+    return import_extra(module, extra="text", needed_by="a file of Parquet, Arrow or zstd")
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def _tokenizer_from_text(text: str) -> tuple[Any, Any]:
         package = importlib.import_module("tokenizers")
         tokenizer = package.Tokenizer.from_str(text)
     except ModuleNotFoundError as error:
-        raise not_installed(error.name or "tokenizers", extra="text", what="the tokenizer") from None
+        raise not_installed(error.name or "tokenizers", extra="text", needed_by="the tokenizer") from None
     except Exception as error:
         # The package `tokenizers` raises no class of its own.
         raise InputError(f"the tokenizer is not one of the package tokenizers: {error}.") from None

@@ -84,7 +84,7 @@ class Chat:
     def from_text(cls, text: str) -> Self:
         """Return the tokenizer whose `to_text` returned this text."""
         made_of = json.loads(text)
-        package = import_extra("tokenizers", extra="text", what="a chat")
+        package = import_extra("tokenizers", extra="text", needed_by="a chat")
         tokenizer = package.Tokenizer.from_str(json.dumps(made_of["tokenizer"]))
         files = Files(Path("the tokenizer"), tokenizer, made_of["special"], made_of["templates"])
         return cls(files, date=made_of["date"])

@@ -94,7 +94,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _tokenizer(directory: Path) -> Any:
-    package = import_extra("tokenizers", extra="text", what=f"the tokenizer in {directory}")
+    package = import_extra("tokenizers", extra="text", needed_by=f"the tokenizer in {directory}")
     file = directory / TOKENIZER
     try:
         tokenizer = package.Tokenizer.from_buffer(read_file(file))

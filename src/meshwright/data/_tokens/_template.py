@@ -105,7 +105,7 @@ class Template:
 
     def __init__(self, text: str, where: str, date: datetime.datetime):
         self._about = f"the chat template of {where}"
-        import_extra("jinja2", extra="text", what=self._about)
+        import_extra("jinja2", extra="text", needed_by=self._about)
         self._made_of = {"template": text, "date": date.isoformat()}
         ((head, _),) = self._answers([{"messages": [], "names": {}, "asks": []}])
         self._has_generation: bool = head["has_generation"]

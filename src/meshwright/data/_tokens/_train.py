@@ -61,8 +61,8 @@ def train_tokenizer(
     folder = local_path(directory, "Write the tokenizer to a disk, and copy it.")
     if (folder / TOKENIZER).exists():
         raise UsageError(f"{folder} has a {TOKENIZER} already; choose another directory, or move it away.")
-    package = import_extra("tokenizers", extra="text", what="a new tokenizer")
-    import_extra("tokenizers.models", extra="text", what="a new tokenizer")
+    package = import_extra("tokenizers", extra="text", needed_by="a new tokenizer")
+    import_extra("tokenizers.models", extra="text", needed_by="a new tokenizer")
     tokenizer, trainer = _MAKERS[kind](package, vocab_size, special)
     counted = _Counted(documents(texts) if isinstance(texts, str | Path) else texts)
     tokenizer.train_from_iterator(iter(counted), trainer=trainer)

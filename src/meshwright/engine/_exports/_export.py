@@ -132,7 +132,7 @@ def _check(platforms: Sequence[str], arrays: str) -> None:
         raise UsageError(f"platforms: {given!r} is not among {', '.join(PLATFORMS)}; give a list of these.")
     if arrays not in ("inside", "beside"):
         raise UsageError(f"arrays={arrays!r}: expected 'inside' or 'beside'.")
-    import_extra("flatbuffers", extra="export", what="a file of a program")
+    import_extra("flatbuffers", extra="export", needed_by="a file of a program")
 
 
 def _place(to: str | Path, suffix: str) -> Path:

@@ -57,7 +57,7 @@ def lm_eval(
       >>> lm_eval.simple_evaluate(harness, tasks=["hellaswag"])["results"]  # doctest: +SKIP
       {'hellaswag': {'acc,none': 0.57, ...}}
     """
-    base = import_extra("lm_eval.api.model", extra="lm-eval", what="mw.lm.lm_eval").LM
+    base = import_extra("lm_eval.api.model", extra="lm-eval", needed_by="mw.lm.lm_eval").LM
 
     class MeshwrightLM(Harness, base):
         def __init__(self, *arguments: Any, **options: Any):

@@ -112,7 +112,7 @@ def tokenizer_of(source: Any) -> Tokenizer:
 
 def _from_file(path: Path) -> Any:
     file = path / "tokenizer.json" if path.is_dir() else path
-    package = import_extra("tokenizers", extra="tokenizers", what=str(file))
+    package = import_extra("tokenizers", extra="tokenizers", needed_by=str(file))
     try:
         settings = json.loads(read_file(file))
         # These settings are of the batches that the tokenizer was saved with, and would cut prompts off.

@@ -99,7 +99,7 @@ def application(
       >>> app, batcher = mw.lm.application(served, mw.lm.Limits(slots=2, length=32))
       >>> batcher.close()
     """
-    import_extra("fastapi", extra="serve", what="the server")
+    import_extra("fastapi", extra="serve", needed_by="the server")
     from meshwright.lm._server._app import app_of
 
     length = min(limits.length, served.model.positions or limits.length)
@@ -138,7 +138,7 @@ def serve(
       >>> stop = lambda url: os.kill(os.getpid(), signal.SIGTERM)
       >>> mw.lm.serve(served, mw.lm.Limits(slots=2, length=32), port=0, on_ready=stop)
     """
-    import_extra("uvicorn", extra="serve", what="the server")
+    import_extra("uvicorn", extra="serve", needed_by="the server")
     listening = _listening(host, port)
     with listening:
         names = {"127.0.0.1", "localhost", "::1", host.lower()} if is_loopback(host) else None

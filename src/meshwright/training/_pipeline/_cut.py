@@ -38,9 +38,9 @@ class Cut:
         operands = self._stack.invars
         is_carry = [scan.num_consts <= i < scan.num_whole for i in range(len(operands))]
         is_own = [var in own or carry for var, carry in zip(map(_key, operands), is_carry, strict=True)]
-        self.own = [i for i, found in enumerate(is_own) if found]
+        self.own = [i for i, differs in enumerate(is_own) if differs]
         """The operands of the scan that differ between microbatches, and those that it carries."""
-        self.shared = [i for i, found in enumerate(is_own) if not found]
+        self.shared = [i for i, differs in enumerate(is_own) if not differs]
         """All other operands."""
         self.trained = {i for i, var in enumerate(operands) if _key(var) in trained and is_inexact(var)}
         """The operands of the scan that depend on weights."""
@@ -64,14 +64,14 @@ class Cut:
         return self._operands(True, [*weights, *piece])
 
     def _operands(self, is_own: bool, inputs: Sequence[Any]) -> list[Any]:
-        found: list[Any] = []
+        values: list[Any] = []
 
         def at_stack(operands: list[Any]) -> list[Any]:
-            found.extend(operands[i] for i in (self.own if is_own else self.shared))
+            values.extend(operands[i] for i in (self.own if is_own else self.shared))
             return [None] * len(self._stack.outvars)
 
         self._evaluated(inputs, self._before[is_own], at_stack)
-        return found
+        return values
 
     def outputs(self, weights: Sequence[Any], piece: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         """Return the outputs of the objective of one microbatch, given the results of the scan."""

@@ -36,26 +36,33 @@ from meshwright.training._pipeline._outside import Outside
 from meshwright.training._pipeline._ring import plain
 from meshwright.training._pipeline._schedule import OneForwardOneBackward
 from meshwright.training._pipeline._stage import Operands, Stage
-from meshwright.training._pipeline._stage_arrays import along, over_microbatches, put, sent_on, swapped, taken
+from meshwright.training._pipeline._stage_arrays import (
+    along,
+    at_index,
+    over_microbatches,
+    put,
+    sent_on,
+    swapped,
+)
 
-_KEPT = 3
+_NUM_INPUT_GROUPS = 3
 """The number of groups of which a stage keeps inputs: 3 p - 1 microbatches are in flight."""
 _LOADED = 4
-"""The number of groups of which a stage has what each microbatch has for each layer: one more is queued."""
+"""The number of groups of which a stage has the operands for each layer: one more group is queued."""
 
 
-class _Now(NamedTuple):
+class _Carry(NamedTuple):
     """All that changes with the ticks. The first dimension is that of the stages, but in `outputs`."""
 
     state: Operands
-    """What each stage computes next, going forward."""
+    """The next input of each stage, going forward."""
     queue: Operands
     inputs: Operands
     """The inputs of each stage by microbatch, [p, 3 p, ...]."""
     own: Operands
-    """What microbatches have for each layer, [p, 4 p, layers, ...]; after they went back, its gradient."""
+    """The operands of each microbatch for each layer, [p, 4 p, layers, ...]; later their gradients."""
     aux: list[Any]
-    """What layers gave besides, [p, 3 p, layers, ...]; after the loss, its gradient."""
+    """The other results of layers, [p, 3 p, layers, ...]; after the loss, their gradients."""
     back: Operands
     """The gradients that each stage gets next, going back."""
     back_queue: Operands
@@ -72,11 +79,11 @@ def loss_and_gradients(
 ) -> tuple[list[Any], list[Any]]:
     """Return the outputs of an objective, summed over microbatches, and the gradient of the first of them."""
     stage = Stage(cut)
-    each = layers_of_stage(jaxprs.num_turns(cut.scan), schedule.stages)
+    depth = layers_of_stage(jaxprs.num_turns(cut.scan), schedule.stages)
     outside = Outside(cut, stage, weights, pieces, schedule)
     shared = dict(zip(cut.shared, map(plain, cut.shared_operands(weights)), strict=True))
     layers = {
-        i: x.reshape(schedule.stages, each, *x.shape[1:]) for i, x in shared.items() if i in stage.weights
+        i: x.reshape(schedule.stages, depth, *x.shape[1:]) for i, x in shared.items() if i in stage.weights
     }
     ticks = _Ticks(
         stage,
@@ -85,45 +92,45 @@ def loss_and_gradients(
         jax.tree.map(split_over_stages, layers),
         schedule,
     )
-    now = _after_all(ticks, schedule)
-    sums = {i: x.sum(0) for i, x in now.of_layers[0].items()}
-    sums |= {i: x.reshape(-1, *x.shape[2:]) for i, x in now.of_layers[1].items()}
-    return now.outputs, _of_weights(cut, weights, sums, [x.sum(0) for x in now.of_outside])
+    carry = _after_all(ticks, schedule)
+    sums = {i: x.sum(0) for i, x in carry.of_layers[0].items()}
+    sums |= {i: x.reshape(-1, *x.shape[2:]) for i, x in carry.of_layers[1].items()}
+    return carry.outputs, _of_weights(cut, weights, sums, [x.sum(0) for x in carry.of_outside])
 
 
-def _after_all(ticks: "_Ticks", schedule: OneForwardOneBackward) -> _Now:
-    """Return what is after all ticks."""
+def _after_all(ticks: "_Ticks", schedule: OneForwardOneBackward) -> _Carry:
+    """Return the carry after all ticks."""
     p, groups, early = schedule.stages, schedule.groups, schedule.before_back
-    now, second = ticks.begun()
+    carry, second = ticks.begun()
 
-    def forward(now: _Now, t: Any) -> tuple[_Now, None]:
-        queue = jax.tree.map(lambda x, y: jnp.where(t == p - 1, x, y), second, now.queue)
-        return ticks.forward(now._replace(queue=queue), t), None
+    def forward(carry: _Carry, t: Any) -> tuple[_Carry, None]:
+        queue = jax.tree.map(lambda x, y: jnp.where(t == p - 1, x, y), second, carry.queue)
+        return ticks.forward(carry._replace(queue=queue), t), None
 
-    def both(now: _Now, t: Any) -> tuple[_Now, None]:
-        return ticks.back(ticks.forward(now, t), t - early), None
+    def both_ways(carry: _Carry, t: Any) -> tuple[_Carry, None]:
+        return ticks.back(ticks.forward(carry, t), t - early), None
 
-    def group(now: _Now, g: Any) -> tuple[_Now, None]:
-        now = ticks.queued(now, g + 1)
-        now, _ = jax.lax.scan(both, now, (g + 1) * p - 1 + jnp.arange(p))
-        return ticks.through_after(ticks.through_before(now, g - 2, now.back_queue), g), None
+    def group(carry: _Carry, g: Any) -> tuple[_Carry, None]:
+        carry = ticks.queued(carry, g + 1)
+        carry, _ = jax.lax.scan(both_ways, carry, (g + 1) * p - 1 + jnp.arange(p))
+        return ticks.through_after(ticks.through_before(carry, g - 2, carry.back_queue), g), None
 
-    def back(carry: tuple[_Now, Operands], n: Any) -> tuple[tuple[_Now, Operands], None]:
-        now, last_but_one = carry
+    def back(pair: tuple[_Carry, Operands], n: Any) -> tuple[tuple[_Carry, Operands], None]:
+        carry, last_but_one = pair
         is_through = n == p
-        last_but_one = jax.tree.map(lambda x, y: jnp.where(is_through, x, y), now.back_queue, last_but_one)
-        nothing = jax.tree.map(lambda x: jnp.where(is_through, 0, x).astype(x.dtype), now.back_queue)
-        return (ticks.back(now._replace(back_queue=nothing), (groups - 1) * p + n), last_but_one), None
+        last_but_one = jax.tree.map(lambda x, y: jnp.where(is_through, x, y), carry.back_queue, last_but_one)
+        nothing = jax.tree.map(lambda x: jnp.where(is_through, 0, x).astype(x.dtype), carry.back_queue)
+        return (ticks.back(carry._replace(back_queue=nothing), (groups - 1) * p + n), last_but_one), None
 
-    def last(now: _Now, numbered: Any) -> tuple[_Now, None]:
-        return ticks.through_before(now, *numbered), None
+    def last(carry: _Carry, numbered: Any) -> tuple[_Carry, None]:
+        return ticks.through_before(carry, *numbered), None
 
-    now, _ = jax.lax.scan(forward, now, jnp.arange(early))
-    now, _ = jax.lax.scan(group, ticks.through_after(now, 0), jnp.arange(1, groups))
-    (now, last_but_one), _ = jax.lax.scan(back, (now, now.back_queue), jnp.arange(early))
-    now = ticks.turned_back(now)
-    queues = jax.tree.map(lambda *x: jnp.stack(x), last_but_one, now.back_queue)
-    return jax.lax.scan(last, now, (groups - 2 + jnp.arange(2), queues))[0]
+    carry, _ = jax.lax.scan(forward, carry, jnp.arange(early))
+    carry, _ = jax.lax.scan(group, ticks.through_after(carry, 0), jnp.arange(1, groups))
+    (carry, last_but_one), _ = jax.lax.scan(back, (carry, carry.back_queue), jnp.arange(early))
+    carry = ticks.turned_back(carry)
+    queues = jax.tree.map(lambda *x: jnp.stack(x), last_but_one, carry.back_queue)
+    return jax.lax.scan(last, carry, (groups - 2 + jnp.arange(2), queues))[0]
 
 
 class _Ticks:
@@ -140,23 +147,23 @@ class _Ticks:
         self._stage, self._outside, self._shared, self._layers = stage, outside, shared, layers
         self._schedule, self._p, self._stages = schedule, schedule.stages, jnp.arange(schedule.stages)
 
-    def begun(self) -> tuple[_Now, Operands]:
-        """Return what is before the first tick, and the queue of the second group."""
+    def begun(self) -> tuple[_Carry, Operands]:
+        """Return the carry before the first tick, and the queue of the second group."""
         two = jnp.minimum(jnp.arange(2), self._schedule.groups - 1)
-        queues, owns = jax.lax.map(self._outside.before, two)
+        queues, owns = jax.lax.map(self._outside.operands_of, two)
         queue, second = ({i: x[n] for i, x in queues.items()} for n in range(2))
         own = {i: split_over_stages(jnp.concatenate([*x] * (_LOADED // 2), 1)) for i, x in owns.items()}
-        kept, trained = _KEPT * self._p, self._stage.only_trained
+        num_inputs, trained = _NUM_INPUT_GROUPS * self._p, self._stage.only_trained
         first = {i: x[:, 0] for i, x in own.items()}
         aux = jax.eval_shape(lambda: self._forward(queue, first)[1])
         back = jax.tree.map(lambda x: _zeros(x.shape, x.dtype), trained(queue))
         state, turned = self._turned(queue, queue)
-        now = _Now(
+        carry = _Carry(
             state=state,
             queue=turned,
-            inputs={i: split_over_stages(jnp.stack([x] * kept, 1)) for i, x in queue.items()},
+            inputs={i: split_over_stages(jnp.stack([x] * num_inputs, 1)) for i, x in queue.items()},
             own=own,
-            aux=[_zeros((self._p, kept, *x.shape[1:]), x.dtype) for x in aux],
+            aux=[_zeros((self._p, num_inputs, *x.shape[1:]), x.dtype) for x in aux],
             back=back,
             back_queue=back,
             of_layers=(
@@ -166,72 +173,72 @@ class _Ticks:
             of_outside=[_sums((self._p, *x.shape), x.dtype) for x in self._outside.weights],
             outputs=[],
         )
-        return now, second
+        return carry, second
 
-    def queued(self, now: _Now, g: Any) -> _Now:
+    def queued(self, carry: _Carry, g: Any) -> _Carry:
         """Queue the microbatches of a group."""
-        queue, own = self._outside.before(g)
-        return now._replace(
-            queue=queue, own={i: self._put(now.own[i], x, g, _LOADED) for i, x in own.items()}
+        queue, own = self._outside.operands_of(g)
+        return carry._replace(
+            queue=queue, own={i: self._put(carry.own[i], x, g, _LOADED) for i, x in own.items()}
         )
 
-    def forward(self, now: _Now, t: Any) -> _Now:
-        """Return what is after all stages have gone forward, at tick t."""
-        kept, loaded = self._places(t - self._stages)
-        inputs = put(now.inputs, now.state, kept)
-        state, aux = self._forward(now.state, taken(now.own, loaded))
-        state, queue = self._turned(jax.tree.map(sent_on, state), now.queue)
-        return now._replace(state=state, queue=queue, inputs=inputs, aux=put(now.aux, aux, kept))
+    def forward(self, carry: _Carry, t: Any) -> _Carry:
+        """Return the carry after all stages have gone forward, at tick t."""
+        input_slot, loaded = self._places(t - self._stages)
+        inputs = put(carry.inputs, carry.state, input_slot)
+        state, aux = self._forward(carry.state, at_index(carry.own, loaded))
+        state, queue = self._turned(jax.tree.map(sent_on, state), carry.queue)
+        return carry._replace(state=state, queue=queue, inputs=inputs, aux=put(carry.aux, aux, input_slot))
 
-    def back(self, now: _Now, t: Any) -> _Now:
-        """Return what is after all stages have gone back; t counts the ticks from the first such."""
-        now, n = self.turned_back(now), t - (self._p - 1 - self._stages)
+    def back(self, carry: _Carry, t: Any) -> _Carry:
+        """Return the carry after all stages have gone back; t counts the ticks from the first such."""
+        carry, n = self.turned_back(carry), t - (self._p - 1 - self._stages)
         is_active = (n >= 0) & (n < self._schedule.places)
-        kept, loaded = self._places(n)
-        inputs, own = taken(now.inputs, kept), taken(now.own, loaded)
-        of_aux = taken([now.aux[j] for j in self._stage.trained_aux], kept)
+        input_slot, loaded = self._places(n)
+        inputs, own = at_index(carry.inputs, input_slot), at_index(carry.own, loaded)
+        of_aux = at_index([carry.aux[j] for j in self._stage.trained_aux], input_slot)
         of_aux = [jnp.where(along(is_active, x), x, 0).astype(x.dtype) for x in of_aux]
-        one = self._on_stages(self._stage.backward, ((None, 0, 0, 0), 0, 0))
-        *found, state, of_own = one((self._shared, self._layers, inputs, own), now.back, of_aux)
+        backward = self._on_stages(self._stage.backward, ((None, 0, 0, 0), 0, 0))
+        *of_layers, state, of_own = backward((self._shared, self._layers, inputs, own), carry.back, of_aux)
         of_own = {i: jnp.where(along(is_active, x), x, own[i]) for i, x in of_own.items()}
-        of_own = put({i: now.own[i] for i in of_own}, of_own, loaded)
-        return now._replace(
+        of_own = put({i: carry.own[i] for i in of_own}, of_own, loaded)
+        return carry._replace(
             back=jax.tree.map(lambda x: sent_on(x, -1), state),
-            own={**now.own, **of_own},
-            of_layers=jax.tree.map(_added, now.of_layers, tuple(found)),
+            own={**carry.own, **of_own},
+            of_layers=jax.tree.map(_added, carry.of_layers, tuple(of_layers)),
         )
 
-    def turned_back(self, now: _Now) -> _Now:
-        """Let the next gradient enter the last stage, and that which left stage 0 the queue."""
-        queue = jax.tree.map(lambda x: sent_on(x, -1), now.back_queue)
-        back, queue = swapped(now.back, queue, self._p - 1)
-        return now._replace(back=back, back_queue=queue)
+    def turned_back(self, carry: _Carry) -> _Carry:
+        """Move the next gradient into the last stage, and the gradient that left stage 0 into the queue."""
+        queue = jax.tree.map(lambda x: sent_on(x, -1), carry.back_queue)
+        back, queue = swapped(carry.back, queue, self._p - 1)
+        return carry._replace(back=back, back_queue=queue)
 
-    def through_after(self, now: _Now, g: Any) -> _Now:
+    def through_after(self, carry: _Carry, g: Any) -> _Carry:
         """Compute the rest of the loss for a group that has left the last stage, and queue its gradient."""
-        aux = [self._block(x, g, _KEPT) for x in now.aux]
-        outputs, (of_weights, of_state, of_aux) = self._outside.after(g, now.queue, aux)
-        queue = {i: of_state.get(i, jnp.zeros_like(x)) for i, x in now.back_queue.items()}
-        new = {j: self._put(now.aux[j], x, g, _KEPT) for j, x in of_aux.items()}
-        return now._replace(
-            aux=[new.get(j, x) for j, x in enumerate(now.aux)],
+        aux = [self._block(x, g, _NUM_INPUT_GROUPS) for x in carry.aux]
+        outputs, (of_weights, of_state, of_aux) = self._outside.outputs_of(g, carry.queue, aux)
+        queue = {i: of_state.get(i, jnp.zeros_like(x)) for i, x in carry.back_queue.items()}
+        new = {j: self._put(carry.aux[j], x, g, _NUM_INPUT_GROUPS) for j, x in of_aux.items()}
+        return carry._replace(
+            aux=[new.get(j, x) for j, x in enumerate(carry.aux)],
             back_queue=jax.tree.map(split_over_stages, queue),
-            of_outside=jax.tree.map(_added, now.of_outside, of_weights),
-            outputs=[x + y for x, y in zip(now.outputs or [0] * len(outputs), outputs, strict=True)],
+            of_outside=jax.tree.map(_added, carry.of_outside, of_weights),
+            outputs=[x + y for x, y in zip(carry.outputs or [0] * len(outputs), outputs, strict=True)],
         )
 
-    def through_before(self, now: _Now, g: Any, state: Operands) -> _Now:
+    def through_before(self, carry: _Carry, g: Any, state: Operands) -> _Carry:
         """Add the gradient of what is before the stack, for a group that went back through stage 0."""
-        own = {i: self._block(x, g, _LOADED) for i, x in now.own.items() if i in self._stage.trained}
-        found = self._outside.back(g, state, own)
-        return now._replace(of_outside=jax.tree.map(_added, now.of_outside, found))
+        own = {i: self._block(x, g, _LOADED) for i, x in carry.own.items() if i in self._stage.trained}
+        of_group = self._outside.back(g, state, own)
+        return carry._replace(of_outside=jax.tree.map(_added, carry.of_outside, of_group))
 
     def _forward(self, state: Operands, own: Operands) -> Any:
-        one = self._on_stages(self._stage.forward, (None, 0, 0, 0))
-        return one(self._shared, self._layers, state, own)
+        forward = self._on_stages(self._stage.forward, (None, 0, 0, 0))
+        return forward(self._shared, self._layers, state, own)
 
-    def _on_stages(self, one: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
-        with_name = over_microbatches(one, in_axes)
+    def _on_stages(self, function: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
+        with_name = over_microbatches(function, in_axes)
         scope = f"busy_{self._schedule.microbatches}_of_{self._schedule.ticks}_ticks"
         return jax.named_scope(scope)(with_name)
 
@@ -240,8 +247,8 @@ class _Ticks:
         return state, jax.tree.map(lambda x: sent_on(x, -1), queue)
 
     def _places(self, n: Any) -> tuple[Any, Any]:
-        """Return where a microbatch is among those kept, and among those loaded."""
-        return n % (_KEPT * self._p), n % (_LOADED * self._p)
+        """Return the indices of a microbatch among the kept inputs, and among the loaded operands."""
+        return n % (_NUM_INPUT_GROUPS * self._p), n % (_LOADED * self._p)
 
     def _block(self, x: Any, g: Any, groups: int) -> Any:
         return jax.lax.dynamic_slice_in_dim(x, g % groups * self._p, self._p, 1)
@@ -256,14 +263,16 @@ def _of_weights(cut: Cut, weights: Sequence[Any], sums: Operands, of_outside: Se
 
     def operands(some: list[Any]) -> Operands:
         new = dict(zip(inexact, some, strict=True))
-        found = cut.shared_operands([new.get(i, x) for i, x in enumerate(weights)])
-        return {i: x for i, x in zip(cut.shared, found, strict=True) if i in sums}
+        shared = cut.shared_operands([new.get(i, x) for i, x in enumerate(weights)])
+        return {i: x for i, x in zip(cut.shared, shared, strict=True) if i in sums}
 
-    known, pull = jax.vjp(operands, [weights[i] for i in inexact])
-    found = dict(zip(inexact, pull({i: x.astype(known[i].dtype) for i, x in sums.items()})[0], strict=True))
+    primals, pull = jax.vjp(operands, [weights[i] for i in inexact])
+    gradients = dict(
+        zip(inexact, pull({i: x.astype(primals[i].dtype) for i, x in sums.items()})[0], strict=True)
+    )
     for i, x in zip(cut.weights_outside, of_outside, strict=True):
-        found[i] = (found[i] + x).astype(found[i].dtype)
-    return [found.get(i) for i in range(len(weights))]
+        gradients[i] = (gradients[i] + x).astype(gradients[i].dtype)
+    return [gradients.get(i) for i in range(len(weights))]
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:

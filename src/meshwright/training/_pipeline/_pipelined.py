@@ -56,13 +56,13 @@ def _all_forward(objective: Callable[..., Any], layout: Layout, ring: Ring) -> C
         traced, out = _traced(objective, (params, model_state), pieces, ring.places)
         weights = jax.tree.leaves((params, model_state))
 
-        def one(*piece: PyTree) -> Any:
+        def of_piece(*piece: PyTree) -> Any:
             leaves = evaluate(traced, [*weights, *jax.tree.leaves(piece)], _stacks_by(ring))
             return jax.tree.unflatten(out, leaves)
 
-        found = over_microbatches(one)(*pieces)
+        results = over_microbatches(of_piece)(*pieces)
         is_real = order < ring.microbatches
-        return jax.tree.map(lambda x: jnp.where(along(is_real, x), x, 0).sum(0), found)
+        return jax.tree.map(lambda x: jnp.where(along(is_real, x), x, 0).sum(0), results)
 
     return total
 
@@ -130,13 +130,13 @@ def _pieces(batch: PyTree, key: jax.Array, order: Any, microbatches: int, layout
     [B, ...] becomes [*order, rows, ...]. Places after the last microbatch get the first ones again.
     """
     rows = tuple(axis for axis in axes_of(layout.batch_sharding.spec[0]) if axis != PIPELINE)
-    split, at = P(*(None,) * (order.ndim - 1), PIPELINE, rows), order % microbatches
+    split, microbatch_of = P(*(None,) * (order.ndim - 1), PIPELINE, rows), order % microbatches
 
     def of_rows(x: jax.Array) -> jax.Array:
-        x = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)[at]
+        x = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)[microbatch_of]
         return jax.lax.with_sharding_constraint(x, split)
 
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(at.reshape(-1)))
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(microbatch_of.reshape(-1)))
     return jax.tree.map(of_rows, batch), keys.reshape(order.shape)
 
 
@@ -166,8 +166,8 @@ def _pipeline(eqn: Any, ring: Ring) -> Callable[..., Any]:
 
     @scan.def_vmap
     def rule(size: int, batched: Any, *operands: Any) -> Any:
-        made = pipelined_scan(eqn, operands, batched, ring.microbatches, ring.rounds)
-        return made, [True] * len(made)
+        results = pipelined_scan(eqn, operands, batched, ring.microbatches, ring.rounds)
+        return results, [True] * len(results)
 
     return scan
 

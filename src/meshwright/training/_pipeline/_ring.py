@@ -50,7 +50,7 @@ class Ring:
     """The number of devices along the axis."""
     microbatches: int
     rounds: int = 1
-    """How often a microbatch goes around the ring."""
+    """The number of times that a microbatch goes around the ring."""
 
     @property
     def places(self) -> int:
@@ -81,10 +81,12 @@ class Ring:
         width = len(str(self.microbatches - 1)) + 1
         lines = []
         for stage in range(self.stages):
-            at = [tick - stage for tick in range(min(ticks, self.ticks))]
-            works = [0 <= n < self.rounds * self.places and n % self.places < self.microbatches for n in at]
-            shown = [str(n % self.places) if works else "." for n, works in zip(at, works, strict=True)]
-            lines.append("".join(f"{each:>{width}}" for each in shown) + (" …" if self.ticks > ticks else ""))
+            entries = [tick - stage for tick in range(min(ticks, self.ticks))]
+            works = [
+                0 <= n < self.rounds * self.places and n % self.places < self.microbatches for n in entries
+            ]
+            cells = [str(n % self.places) if works else "." for n, works in zip(entries, works, strict=True)]
+            lines.append("".join(f"{cell:>{width}}" for cell in cells) + (" …" if self.ticks > ticks else ""))
         return lines
 
     def order(self) -> np.ndarray:
@@ -92,7 +94,9 @@ class Ring:
         p, K, M = self.stages, self.queued, self.places
         first = [M - d if d else M - p for d in range(p)]
         queues = [range(-d % p * K, (-d % p + 1) * K) for d in range(p)]
-        return np.array([[at, *queue] for at, queue in zip(first, queues, strict=True)]).reshape(-1)
+        return np.array(
+            [[first_place, *queue] for first_place, queue in zip(first, queues, strict=True)]
+        ).reshape(-1)
 
     def moved_in(self, state: Any, queue: Any, tick: Any) -> tuple[Any, Any]:
         """Put the next microbatch into stage 0, and the one that was there at the end of the queue."""
@@ -112,23 +116,23 @@ class Ring:
         return state, self._put(queue, column, tick)
 
     def _swapped(self, state: Any, column: Any) -> tuple[Any, Any]:
-        def one(x: Any, y: Any) -> Any:
+        def exchanged(x: Any, y: Any) -> Any:
             is_first = along(jnp.arange(self.stages) == 0, x)
             return split_over_stages(jnp.where(is_first, y, x))
 
-        return jax.tree.map(one, state, column), jax.tree.map(one, column, state)
+        return jax.tree.map(exchanged, state, column), jax.tree.map(exchanged, column, state)
 
     def _put(self, queue: Any, column: Any, tick: Any) -> Any:
-        at = tick % self.queued
+        index = tick % self.queued
         return jax.tree.map(
-            lambda x, new: split_over_stages(jax.lax.dynamic_update_index_in_dim(x, new, at, 1)),
+            lambda x, new: split_over_stages(jax.lax.dynamic_update_index_in_dim(x, new, index, 1)),
             queue,
             column,
         )
 
 
 def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return what all microbatches are after all stages, [places, ...], and what the stages gave besides.
+    """Return all microbatches after all stages, [places, ...], and the other results of the stages.
 
     Returns:
       The microbatches in the order in which they came; and the `aux`, [stages, rounds, places, ...], of
@@ -136,28 +140,31 @@ def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[An
     """
     p, M, s = ring.stages, ring.places, jnp.arange(ring.stages)
     rings = jax.tree.map(lambda x: split_over_stages(x.reshape(p, -1, *x.shape[1:])), state)
-    at, queue = jax.tree.map(lambda x: x[:, 0], rings), jax.tree.map(lambda x: x[:, 1:], rings)
+    current, queue = jax.tree.map(lambda x: x[:, 0], rings), jax.tree.map(lambda x: x[:, 1:], rings)
 
     def tick(carry: Any, t: Any) -> tuple[Any, Any]:
-        at, queue = ring.moved_in(carry[0], carry[1], t)
+        current, queue = ring.moved_in(carry[0], carry[1], t)
         n = t - s
         is_active = (n >= 0) & (n < ring.rounds * M)
         with jax.named_scope(f"busy_{ring.microbatches * ring.rounds}_of_{ring.ticks}_ticks"):
-            new, aux = stage(jnp.clip(n // M, 0, ring.rounds - 1), n % M, at)
-        kept = jax.tree.map(lambda new, old: jnp.where(along(is_active, new), new, old), new, at)
-        return (jax.tree.map(sent_on, kept), queue), aux
+            new, aux = stage(jnp.clip(n // M, 0, ring.rounds - 1), n % M, current)
+        merged = jax.tree.map(lambda new, old: jnp.where(along(is_active, new), new, old), new, current)
+        return (jax.tree.map(sent_on, merged), queue), aux
 
     def back(carry: Any, t: Any) -> tuple[Any, None]:
-        at = jax.tree.map(lambda x: sent_on(x, -1), carry[0])
-        return ring.moved_out(at, carry[1], t), None
+        current = jax.tree.map(lambda x: sent_on(x, -1), carry[0])
+        return ring.moved_out(current, carry[1], t), None
 
-    carry, auxs = jax.lax.scan(tick, (at, queue), jnp.arange(ring.ticks))
-    if (late := ring.ticks - ring.rounds * M) > 0:  # turn the ring back to where it began
+    carry, auxs = jax.lax.scan(tick, (current, queue), jnp.arange(ring.ticks))
+    # Turn the ring back to where it began.
+    if (late := ring.ticks - ring.rounds * M) > 0:
         carry, _ = jax.lax.scan(back, carry, ring.ticks - 1 - jnp.arange(late))
     turned = ring.rounds * M % ring.queued if ring.queued else 0
-    at, queue = carry
+    current, queue = carry
     out = jax.tree.map(
-        lambda x, q: split_over_stages(jnp.concatenate([x[:, None], jnp.roll(q, -turned, 1)], 1)), at, queue
+        lambda x, q: split_over_stages(jnp.concatenate([x[:, None], jnp.roll(q, -turned, 1)], 1)),
+        current,
+        queue,
     )
     return jax.tree.map(lambda x: split_over_stages(x.reshape(M, *x.shape[2:])), out), jax.tree.map(
         lambda y: _by_microbatch(ring, y), auxs
@@ -173,8 +180,8 @@ def _by_microbatch(ring: Ring, y: Any) -> Any:
     return split_over_stages(out.reshape(ring.stages, ring.rounds, ring.places, *out.shape[2:]))
 
 
-def _column(x: Any, at: Any) -> Any:
-    return jax.lax.dynamic_index_in_dim(x, at, 1, keepdims=False)
+def _column(x: Any, index: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(x, index, 1, keepdims=False)
 
 
 def pipelined_scan(
@@ -226,25 +233,26 @@ class _Scan:
     def _one_stage(self, q: Any, i: Any, state: list[Any], xs: dict[int, Any]) -> tuple[list[Any], list[Any]]:
         moved = dict(zip(self.moving, state[self.num_carry :], strict=True))
         consts = [value for _, value in sorted({**self.shared, **moved}.items())]
-        own = [tuple(x[:, i] for x in xs[at]) if self.is_own[at] else xs[at] for at in xs]
+        own = [tuple(x[:, i] for x in xs[n]) if self.is_own[n] else xs[n] for n in xs]
 
-        def one(carry: list[Any], layer: Any) -> tuple[list[Any], list[Any]]:
+        def one_layer(carry: list[Any], layer: Any) -> tuple[list[Any], list[Any]]:
             if self.ring.rounds > 1:
-                layer = [tuple(x[q, layer] for x in each) for each in own]
-            made = self._layer([*consts, *carry, *(_of_sum(*each) for each in layer)])
-            return made[: self.num_carry], made[self.num_carry :]
+                layer = [tuple(x[q, layer] for x in parts) for parts in own]
+            results = self._layer([*consts, *carry, *(_of_sum(*parts) for parts in layer)])
+            return results[: self.num_carry], results[self.num_carry :]
 
-        if self.ring.rounds > 1:  # the weights of a round are a copy, which is not kept for the gradient
-            one = jax.checkpoint(one, policy=_without_copies(self.policy), prevent_cse=False)
-            carry, aux = jax.lax.scan(one, state[: self.num_carry], jnp.arange(self.each))
+        # The weights of a round are a copy, which is not kept for the gradient.
+        if self.ring.rounds > 1:
+            one_layer = jax.checkpoint(one_layer, policy=_without_copies(self.policy), prevent_cse=False)
+            carry, aux = jax.lax.scan(one_layer, state[: self.num_carry], jnp.arange(self.each))
         else:
             carry, aux = jax.lax.scan(
-                one, state[: self.num_carry], [tuple(x[0] for x in each) for each in own]
+                one_layer, state[: self.num_carry], [tuple(x[0] for x in parts) for parts in own]
             )
         return [*carry, *moved.values()], aux
 
     def _layer(self, operands: list[Any]) -> list[Any]:
-        """Return what the body of the scan makes of its operands, in which keys are numbers."""
+        """Return the results of the body of the scan for operands in which keys are numbers."""
         arguments = [
             x if key is None else jax.random.wrap_key_data(x, impl=key)
             for x, key in zip(operands, self.keys, strict=True)
@@ -273,7 +281,7 @@ def _without_copies(policy: Any) -> Any:
 
 
 def _summed(x: Any) -> tuple[Any, ...]:
-    """Return what `_of_sum` makes of narrow weights at each tick, so that gradients add up in float32."""
+    """Return the arguments of `_of_sum` for weights, so that gradients of narrow ones add up in float32."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize >= 4:
         return (x,)
     return jax.lax.stop_gradient(x), x.astype(jnp.float32)

@@ -12,9 +12,9 @@ as soon as the first ones did."""
 
 def check_schedule(schedule: str, rounds: int) -> None:
     """Check the settings of a pipeline."""
-    known = get_args(PipelineSchedule)
-    if schedule not in known:
-        raise UsageError(f"pipeline_schedule={schedule!r} is not known. It is one of {', '.join(known)}.")
+    schedules = get_args(PipelineSchedule)
+    if schedule not in schedules:
+        raise UsageError(f"pipeline_schedule={schedule!r} is not known. It is one of {', '.join(schedules)}.")
     if schedule == "1f1b" and rounds != 1:
         raise UsageError(
             "pipeline_schedule='1f1b' sends each microbatch through the stages once, but "

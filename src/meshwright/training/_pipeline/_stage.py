@@ -1,4 +1,4 @@
-"""One stage of a pipeline, for one microbatch: its layers, and the gradient of its layers."""
+"""A stage of a pipeline, for one microbatch: its layers, and the gradient of its layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,17 +38,17 @@ class Stage:
         self._of_results = [key_type(var.aval) for var in cut.scan.outvars[: scan.num_carry]]
 
     def forward(self, shared: Operands, weights: Operands, state: Operands, own: Operands) -> Any:
-        """Return what moves, after the layers, and what each layer gave besides."""
+        """Return the moving operands after the layers, and the other results of each layer."""
         constants = {**shared, **{i: state[i] for i in self.moving if i not in self.carried}}
 
-        def one(carry: Operands, layer: Operands) -> tuple[Operands, list[Any]]:
+        def one_layer(carry: Operands, layer: Operands) -> tuple[Operands, list[Any]]:
             operands = sorted({**constants, **carry, **layer}.items())
             arguments = [_typed(x, key) for (_, x), key in zip(operands, self._keys, strict=True)]
-            made = [plain(x) for x in evaluate(self._jaxpr, arguments, bind)]
+            results = [plain(x) for x in evaluate(self._jaxpr, arguments, bind)]
             number = len(self.carried)
-            return dict(zip(self.carried, made[:number], strict=True)), made[number:]
+            return dict(zip(self.carried, results[:number], strict=True)), results[number:]
 
-        carry, aux = jax.lax.scan(one, {i: state[i] for i in self.carried}, {**weights, **own})
+        carry, aux = jax.lax.scan(one_layer, {i: state[i] for i in self.carried}, {**weights, **own})
         return {**state, **carry}, aux
 
     def backward(self, operands: tuple[Operands, ...], state: Operands, aux: Sequence[Any]) -> Any:

@@ -86,7 +86,7 @@ def _block(file: File, offset: int, size: int) -> bytes:
 
 def _decompressed(file: File, data: bytes) -> bytes:
     """Return the content of a Snappy block, which TensorFlow wrote up to version 1.1."""
-    cramjam = import_extra("cramjam", extra="t5", what=f"{file.path}, which Snappy compressed,")
+    cramjam = import_extra("cramjam", extra="t5", needed_by=f"{file.path}, which Snappy compressed,")
     try:
         if cramjam.snappy.decompress_raw_len(data) > _MOST * len(data):
             raise ValueError("a Snappy block claims a length that is not possible")

@@ -34,7 +34,7 @@ _HOST = "127.0.0.1"
 
 def tensorstore_for(user: str) -> Any:
     """Return the module `tensorstore`."""
-    return import_extra("tensorstore", extra="tensorstore", what=user)
+    return import_extra("tensorstore", extra="tensorstore", needed_by=user)
 
 
 @functools.cache

@@ -123,7 +123,7 @@ def export_model(
 
 
 def _package() -> Any:
-    package = import_extra("gguf", extra="gguf", what="a GGUF file")
+    package = import_extra("gguf", extra="gguf", needed_by="a GGUF file")
     # The package logs its plan of the file at the level INFO.
     logging.getLogger("gguf").setLevel(logging.WARNING)
     return package

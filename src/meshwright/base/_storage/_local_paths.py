@@ -1,4 +1,4 @@
-"""Places: URLs of stores, `s3://bucket/run`; local paths; folders of this user for what can be made again."""
+"""Local paths, the URLs of stores beside them, and folders of this user for caches."""
 
 import functools
 import logging
@@ -18,14 +18,14 @@ INSTEAD = (
 _MANGLED = re.compile("([a-z][a-z0-9+.-]+):/(?!/)")
 
 
-def is_address(place: str | Path) -> bool:
-    """Return whether a place is the URL of a store; `file:///tmp/run` is a local path."""
-    return "://" in str(place) and not str(place).startswith("file://")
+def is_address(path: str | Path) -> bool:
+    """Return whether a path is the URL of a store; `file:///tmp/run` is a local path."""
+    return "://" in str(path) and not str(path).startswith("file://")
 
 
-def local_path(place: str | Path, instead: str = INSTEAD) -> Path:
+def local_path(path: str | Path, instead: str = INSTEAD) -> Path:
     """Return a local path, with `~` resolved."""
-    text = str(place)
+    text = str(path)
     if not text:
         raise UsageError(
             "a path is empty, perhaps from a variable that is not set. The current directory is `.`."
@@ -39,9 +39,11 @@ def local_path(place: str | Path, instead: str = INSTEAD) -> Path:
     return Path(text.removeprefix("file://")).expanduser()
 
 
-def join(place: str | Path, name: str) -> str:
+def join(directory: str | Path, name: str) -> str:
     """Return the path or URL of a file in a directory."""
-    return f"{str(place).rstrip('/')}/{name}" if is_address(place) else str(local_path(place) / name)
+    return (
+        f"{str(directory).rstrip('/')}/{name}" if is_address(directory) else str(local_path(directory) / name)
+    )
 
 
 def is_file_name(name: str) -> bool:
@@ -54,11 +56,10 @@ log = logging.getLogger("meshwright")
 
 
 def user_cache() -> Path:
-    """Return the folder of this user for what can be made again: `$XDG_CACHE_HOME/meshwright`, or
-    `~/.cache/meshwright`.
+    """Return the cache folder of this user: `$XDG_CACHE_HOME/meshwright`, or `~/.cache/meshwright`.
 
-    Where that cannot be written, as on machines that have homes read-only or none, it is a folder of the user
-    in the temporary directory, with a warning.
+    On machines where that cannot be written, with a read-only home or none, it is a folder of the user in the
+    temporary directory, with a warning.
     """
     instead = Path(tempfile.gettempdir(), f"meshwright-cache-{os.getuid()}")
     try:

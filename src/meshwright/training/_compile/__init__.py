@@ -1,1 +1,0 @@
-"""Options of the compiler, and compiled programs that are kept for the next start."""
