@@ -1,16 +1,21 @@
-"""The options of the compiler for the step of a run, and the lines that say what they are."""
+"""The compiler of a run: the options for its step, and compiling for a start with other processes."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from meshwright.base._internal import human_bytes
+from meshwright.engine._directory import compiled_programs
 from meshwright.engine._errors import errors_naming
-from meshwright.engine._settings import Compile
-from meshwright.training._internal import CompilerOptions, check_compiler_options
+from meshwright.engine._settings import Compile, Settings
+from meshwright.engine._training import Training
+from meshwright.errors import EXIT_DONE
+from meshwright.processes import _internal as processes
+from meshwright.training._internal import CompilerOptions, RunningWatchdog, check_compiler_options
 
 _MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
@@ -54,3 +59,22 @@ def _memory_taken(device: jax.Device) -> int | None:
     """Return the bytes that JAX may take of the memory of a GPU in this process; None for other devices."""
     is_here = device.platform == "gpu" and device in jax.local_devices()
     return (device.memory_stats() or {}).get("bytes_limit") if is_here else None
+
+
+def offer_compiling_ahead(training: Training) -> None:
+    """Tell the launcher that this program can be started to compile only, while it trains.
+
+    It cannot on GPUs and TPUs, which the run holds; nor without a cache of compiled programs.
+    """
+    is_cpu = training.layout.mesh.devices.flat[0].platform == "cpu"
+    if is_cpu and jax.config.jax_compilation_cache_dir:  # type: ignore[missing-attribute]
+        processes.report_can_compile_ahead()
+
+
+def only_compile(settings: Settings, training: Training, watch: RunningWatchdog) -> NoReturn:
+    """Compile the step into the cache, and end the process. It opens no file of the run. Collective."""
+    with compiled_programs(settings.compile.cache), watch.phase("compile"):
+        for batch in (*training.other_batches, training.batch):
+            training.step.compile(training.target, batch)
+    processes.compare("the end of compiling", str)
+    raise SystemExit(EXIT_DONE)

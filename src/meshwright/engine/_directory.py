@@ -6,7 +6,7 @@ attempts/went_back.jsonl  the times when the run went back to an earlier step; s
 experiment.json           how the run was started, for `meshwright resume`
 state.txt                 the arrays of the state, the sharding of each, and their memory
 began_from.txt            the checkpoints that the first state was made from, if there are any
-programs.json             digests of the step's program; see `_programs.py`
+programs.json             digests of the step's program; see `_run_files.py`
 environment.json          versions, devices, mesh, commit, command line; where checkpoints are, if elsewhere
 spikes.jsonl              the loss spikes that the run went back before; see `_spikes.py`
 ledger.json               where the seconds of all attempts went; see `report/_ledger.py`
@@ -16,9 +16,9 @@ plugins/profile/step_…    profiles, if there are any, where TensorBoard looks 
 checkpoints/step_…        see docs/checkpoint-format.md
 outputs/test/step_….jsonl the model's output for each example, of evaluations that store it
 logs/process-00000.log    the log of each process
-board/process-00000.json  where each process stands, while the run goes on; see
-`meshwright.processes._heartbeat` .run.lock                 locked by the run, so that no other run writes
-here; see `processes.lock_directory` outcome.json              how the run ended; it is written at the end
+board/process-00000.json  where each process stands, while the run goes on; see `training/_heartbeat.py`
+.run.lock                 locked by the run, so that no other run writes here
+outcome.json              how the run ended; it is written at the end
 report.html               a page that shows all of this; it is written at the end
 """
 
@@ -35,7 +35,7 @@ import jax
 
 from meshwright.base._internal import FORMAT, is_address, local_path, mirrored
 from meshwright.engine._errors import explaining_full_disk
-from meshwright.engine._programs import PROGRAMS
+from meshwright.engine._run_files import PROGRAMS
 from meshwright.errors import UsageError
 from meshwright.processes import _internal as processes
 from meshwright.report._internal import LEDGER, SPIKES, WENT_BACK

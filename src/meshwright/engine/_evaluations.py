@@ -9,8 +9,7 @@ from typing import Any
 import jax
 
 from meshwright.engine._errors import errors_naming
-from meshwright.engine._evaluation._interruption import BeforeBatch, EvaluationInterrupted
-from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._batches import BeforeBatch, EvaluationInterrupted, Scores
 from meshwright.engine._evaluation._scoring import Scoring
 from meshwright.engine._policies import Policy, as_when, is_informed
 from meshwright.errors import InputError

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.base._internal import PyTree
-from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._batches import Scores
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._open_run import OpenRun
 from meshwright.engine._policies import as_when, is_informed

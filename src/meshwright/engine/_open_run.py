@@ -10,18 +10,91 @@ from meshwright.base._internal import join
 from meshwright.checkpoints._internal import Checkpoints
 from meshwright.engine._directory import compiled_programs, log_file, open_directory
 from meshwright.engine._errors import errors_naming, explaining_full_disk
-from meshwright.engine._kept_open import KeptOpen
 from meshwright.engine._ledger import LedgerKeeper
 from meshwright.engine._machines import Machines
-from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Save, Settings, as_casts
 from meshwright.engine._training import Training
-from meshwright.errors import UsageError
-from meshwright.observe._internal import Console, sync_jsonl
+from meshwright.errors import UsageError, printable
+from meshwright.observe._internal import Console, Writer, sync_jsonl
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import board_directory
-from meshwright.training._internal import RunningWatchdog, TrainState, check_finite, on_board
+from meshwright.training._internal import PhaseClock, RunningWatchdog, TrainState, check_finite, on_board
+
+log = logging.getLogger("meshwright")
+
+
+class OpenRunDirectory:
+    """The run directory of several trainings: the first one opens it, and `close` closes it.
+
+    It has one description and one file of events. `refresh` and `close` write the page.
+    """
+
+    def __init__(self) -> None:
+        self._stack, self._files = contextlib.ExitStack(), contextlib.ExitStack()
+        self._opened: tuple[Path, Record, LedgerKeeper] | None = None
+        self._write: Writer | None = None
+        self.step = -1
+        """The step at which the newest training ended."""
+
+    def open(self, settings: Settings, clock: PhaseClock) -> tuple[Path, Record, LedgerKeeper]:
+        """Return the directory, its record and its ledger. The first call opens them. Collective."""
+        if self._opened is None:
+            with contextlib.ExitStack() as stack, errors_naming("workdir"):
+                warn = settings.say or log.warning
+                directory, _ = stack.enter_context(open_directory(settings.place or "", warn, shared=False))
+                record = stack.enter_context(Record(directory, settings))
+                ledger = stack.enter_context(LedgerKeeper(directory, clock))
+                stack.enter_context(log_file(directory))
+                self._stack, self._opened = stack.pop_all(), (directory, record, ledger)
+        else:
+            self._opened[2].follow(clock)
+        return self._opened
+
+    def reports(
+        self, open_files: Callable[[contextlib.ExitStack], Writer], after: int
+    ) -> tuple[Writer, bool]:
+        """Return the writer of reports, and whether its files were opened by this call.
+
+        The files are opened again if a training does not continue from the step at which the last one ended.
+        """
+        if self._write is not None and after == self.step:
+            return self._write, False
+        self._files.close()
+        self._write = open_files(self._files)
+        return self._write, True
+
+    def refresh(self) -> None:
+        """Note that a round is saved, and write the page again, but not too often; see `Record.refresh`."""
+        if self._opened is not None:
+            _, record, ledger = self._opened
+            ledger.save(self.step)
+            record.refresh()
+
+    def close(self) -> None:
+        """Write the outcome of the newest training and the page, and unlock the directory."""
+        self._opened = self._write = None
+        self._files.close()
+        self._stack.close()
+
+
+log = logging.getLogger("meshwright")
+
+
+def line_printer(
+    console: Console, level: int = logging.INFO, *, is_shown: bool = True
+) -> Callable[[str], None]:
+    """Return a function that shows a line to the user."""
+
+    def say(text: str) -> None:
+        shows = is_shown and processes.is_lead()
+        if log.hasHandlers() or not shows:  # without a handler, Python would print the line a second time
+            log.log(level, text.strip())
+        if shows:
+            console.say(printable(text))
+
+    return say
+
 
 log = logging.getLogger("meshwright")
 
@@ -50,7 +123,7 @@ class OpenRun:
     """Shows a detail, on the screen only if the run is verbose."""
     started: float
     """The time when the user started the run, on the clock `time.monotonic`."""
-    kept_open: KeptOpen | None = None
+    kept_open: OpenRunDirectory | None = None
     """The run directory if it stays open for further trainings."""
     machines: Machines = field(default_factory=Machines)
     """Reads the machines and devices of the run."""
@@ -62,7 +135,7 @@ def open_run(
     training: Training,
     watch: RunningWatchdog,
     started: float,
-    kept_open: KeptOpen | None = None,
+    kept_open: OpenRunDirectory | None = None,
 ) -> Iterator[OpenRun]:
     """Open the resources of a run, and close them however the run ends. Collective."""
     console = Console(None)
@@ -127,7 +200,7 @@ def _on_board(
 
 @contextlib.contextmanager
 def _opened_before(
-    kept_open: KeptOpen, settings: Settings, watch: RunningWatchdog
+    kept_open: OpenRunDirectory, settings: Settings, watch: RunningWatchdog
 ) -> Iterator[tuple[Path, Record, LedgerKeeper]]:
     """Yield the directory that stays open, its record and its ledger.
 

@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from meshwright.checkpoints._internal import Checkpoints
-from meshwright.engine._programs import noted_program
-from meshwright.engine._run_files import ended_before, write_description, write_outcome
+from meshwright.engine._run_files import ended_before, noted_program, write_description, write_outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError

@@ -12,8 +12,7 @@ import jax
 import meshwright
 from meshwright.base._internal import mesh_words
 from meshwright.engine._evaluations import Evaluations, seconds_of
-from meshwright.engine._messages import line_printer
-from meshwright.engine._open_run import OpenRun
+from meshwright.engine._open_run import OpenRun, line_printer
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.observe._internal import (

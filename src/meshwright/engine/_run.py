@@ -11,23 +11,19 @@ from typing import Any, Self
 import jax.extend.core  # noqa: F401
 
 from meshwright.base._internal import PyTree, screen_width
-from meshwright.engine._changes import show_changes
 from meshwright.engine._checks import CheckResult, check_parts, try_first_state
-from meshwright.engine._compile_ahead import offer_compiling_ahead, only_compile
-from meshwright.engine._deadline import deadline
-from meshwright.engine._earlier_steps import go_back, step_to_go_back_to
+from meshwright.engine._compiler import offer_compiling_ahead, only_compile
+from meshwright.engine._earlier_steps import go_back, show_changes, step_to_go_back_to
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._hooks import Hooks, LoopContext, open_tracer
-from meshwright.engine._kept_open import KeptOpen
 from meshwright.engine._ledger import saving_remark
-from meshwright.engine._messages import line_printer
-from meshwright.engine._open_run import OpenRun, newest_step, open_run
+from meshwright.engine._open_run import OpenRun, OpenRunDirectory, line_printer, newest_step, open_run
 from meshwright.engine._out_of_memory import explaining_out_of_memory
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._reports import heading, read_reports, warn_of_lost_reports, writers
 from meshwright.engine._rollback import Rollbacks, Spiked
 from meshwright.engine._settings import Settings
-from meshwright.engine._stopping import Stopping
+from meshwright.engine._stopping import Stopping, deadline
 from meshwright.engine._training import Data, Training
 from meshwright.observe._internal import StepTime
 from meshwright.processes import _internal as processes
@@ -45,7 +41,7 @@ from meshwright.training._internal import (
 def run_engine(
     settings: Settings,
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
-    kept_open: KeptOpen | None = None,
+    kept_open: OpenRunDirectory | None = None,
 ) -> Outcome:
     """Train, and continue from the newest checkpoint in the run directory, if there is one. Collective."""
     started = time.monotonic() if settings.started is None else settings.started

@@ -1,4 +1,4 @@
-"""The files in which a run describes itself: settings, environment and outcome. They contain no secrets."""
+"""The files in which a run describes itself, without secrets: settings, environment, program, outcome."""
 
 import contextlib
 import importlib.metadata
@@ -13,13 +13,15 @@ from typing import Any
 
 import jax
 
-from meshwright.base._internal import is_address, parse_object, read_file
+import meshwright
+from meshwright.base._internal import is_address, mesh_text, parse_object, read_file, tree
 from meshwright.checkpoints._internal import Checkpoints, step_name
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.processes import _internal as processes
 from meshwright.training._internal import describe_state
 
+PROGRAMS = "programs.json"
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 BEGAN_FROM = "began_from.txt"
 ATTEMPTS = "attempts"
@@ -128,3 +130,41 @@ def _secret(value: Any) -> str:
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, allow_nan=False, default=_secret) + "\n", encoding="utf-8")
+
+
+_MAX_PROGRAMS = 100
+"""The largest number of kinds that are kept, so that the file stays small."""
+
+
+def noted_program(directory: Path, training: Training, step: int) -> str | None:
+    """Write the digest of the step's program, and return a remark if it differs from the one so far.
+
+    Only process 0 calls it.
+    """
+    digests = _read_programs(directory / PROGRAMS) if step else {}
+    kind, digest = _kind_of_program(training), training.step.digest
+    previous = digests.get(kind)
+    others = [pair for pair in digests.items() if pair[0] != kind]
+    _write_json(directory / PROGRAMS, dict([*others[1 - _MAX_PROGRAMS :], (kind, digest)]))
+    if previous is None or previous == digest:
+        return None
+    return (
+        f"  ! the program of the training step differs from the one that trained up to step {step}: the code "
+        "of the model, the loss or the optimizer has changed, or a setting"
+    )
+
+
+def _kind_of_program(training: Training) -> str:
+    """Return the kind of a program: everything besides the code and settings that its text depends on."""
+    leaves = tree.named_leaves(training.batch)
+    shapes = ", ".join(f"{name or 'batch'} {x.dtype}{list(x.shape)}" for name, x in leaves.items())
+    mesh = mesh_text(training.layout.mesh.shape)
+    device = training.layout.mesh.devices.flat[0].device_kind
+    return f"meshwright {meshwright.__version__}, jax {jax.__version__}, {device}, mesh {mesh}, {shapes}"
+
+
+def _read_programs(path: Path) -> Mapping[str, Any]:
+    try:
+        return parse_object(read_file(path))
+    except (OSError, ValueError):  # missing or damaged: there is nothing to compare with
+        return {}

@@ -15,8 +15,7 @@ import numpy as np
 from meshwright.base._internal import PyTree, documented, explained_as, in_order, is_file_name, write_whole
 from meshwright.checkpoints._internal import step_name
 from meshwright.engine._errors import errors_naming
-from meshwright.engine._evaluation._interruption import BeforeBatch
-from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._batches import BeforeBatch, Scores
 from meshwright.engine._evaluation._scoring import Scoring
 from meshwright.engine._evaluations import EvaluationPart
 from meshwright.engine._policies import InformedWhen, is_informed

@@ -11,9 +11,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.engine._errors import errors_naming
-from meshwright.engine._evaluation._files import OutputFiles
+from meshwright.engine._evaluation._outputs import ExampleFunction, OutputFiles
 from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_parts
-from meshwright.engine._evaluation._rows import ExampleFunction
 from meshwright.errors import LayoutError, PeersError, UsageError
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}

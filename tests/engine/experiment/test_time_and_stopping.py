@@ -130,7 +130,7 @@ def test_time_counts_from_when_the_run_was_asked_for(tmp_path):
 @pytest.mark.slow
 def test_an_evaluation_that_time_cuts_off_is_made_when_the_run_goes_on(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("meshwright.engine._deadline.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("meshwright.engine._stopping.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def at_5(step):
         now[0] += 100 * (step == 5)

@@ -29,7 +29,7 @@ from meshwright.checkpoints._internal import (
 )
 from meshwright.engine._deployer._randomness import Randomness
 from meshwright.engine._deployer._workdir import Workdir
-from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._open_run import OpenRunDirectory
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.processes import _internal as processes
 
@@ -84,7 +84,7 @@ class Loops:
         """The carry that a restart begins with, as structs: that of the first loop of this program."""
         self.was_cut_off = False
         """True if the newest loop ended in the middle of a round, for example by an error."""
-        self._open_runs: dict[str, KeptOpen] = {}
+        self._open_runs: dict[str, OpenRunDirectory] = {}
 
     def join(self, trainer: Member) -> None:
         """Add a trainer to the rounds, for as long as it exists."""
@@ -124,11 +124,11 @@ class Loops:
         self._newest = ref(rounds)
         return rounds
 
-    def held(self, place: str | None) -> KeptOpen | None:
+    def held(self, place: str | None) -> OpenRunDirectory | None:
         """Return the object that keeps a run directory open until the loop ends; None outside of a round."""
         if place is None or not self.is_in_round:
             return None
-        return self._open_runs.setdefault(place, KeptOpen())
+        return self._open_runs.setdefault(place, OpenRunDirectory())
 
     def refresh(self) -> None:
         """Write the report pages of the run directories again, if they are not recent."""

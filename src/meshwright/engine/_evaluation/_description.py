@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from meshwright.base._internal import PyTree, documented, explained, explained_as, is_file_name
-from meshwright.engine._evaluation._function import ParamsFunction
 from meshwright.engine._evaluation._measured import Measure, StatefulMeasure
 from meshwright.engine._evaluation._metric import PredictsState, check_metric
+from meshwright.engine._evaluation._scoring import ParamsFunction
 from meshwright.engine._policies import InformedWhen, is_informed
 from meshwright.engine._types import check_least, check_types
 from meshwright.errors import UsageError

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from meshwright.base._internal import PyTree
-from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._batches import Scores
 from meshwright.engine._evaluation._measured import Measure, Measured, StatefulMeasure, WeightedBatch
 from meshwright.parallel._internal import Layout
 from meshwright.processes._internal import Due, Tick, When

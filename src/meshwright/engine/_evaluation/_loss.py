@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from meshwright.base._internal import PyTree
-from meshwright.engine._evaluation._means import Scores, mean_over
+from meshwright.engine._evaluation._batches import Scores, mean_over
 from meshwright.errors import ExamplesError
 from meshwright.observe._internal import Mean
 from meshwright.parallel._internal import Layout, adding_right, meeting

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.base._internal import PyTree, collector_paused, in_order
-from meshwright.engine._evaluation._means import Scores, mean_over
+from meshwright.engine._evaluation._batches import Scores, mean_over
 from meshwright.errors import UsageError
 from meshwright.observe._internal import Mean
 from meshwright.parallel._internal import Layout, adding_right, in_mesh

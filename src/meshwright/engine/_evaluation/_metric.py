@@ -15,8 +15,7 @@ import jax
 
 from meshwright.base._internal import by_name, declares
 from meshwright.data._internal import each_example, is_indexed
-from meshwright.engine._evaluation._interruption import BeforeBatch
-from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._batches import BeforeBatch, Scores
 from meshwright.errors import UsageError
 from meshwright.processes import _internal as processes
 from meshwright.training._internal import nothing

@@ -17,15 +17,13 @@ from meshwright.data._internal import (
     some_rows,
 )
 from meshwright.engine._errors import errors_naming
+from meshwright.engine._evaluation._batches import BeforeBatch
 from meshwright.engine._evaluation._description import OWN_LOSS, Evaluation, EvaluationFunction
-from meshwright.engine._evaluation._files import OutputFiles
-from meshwright.engine._evaluation._function import scoring_by_function
-from meshwright.engine._evaluation._interruption import BeforeBatch
 from meshwright.engine._evaluation._loss import AverageLoss
 from meshwright.engine._evaluation._measured import Measured
 from meshwright.engine._evaluation._metric import Metric, Predict, PredictsState
-from meshwright.engine._evaluation._rows import ExampleFunction
-from meshwright.engine._evaluation._scoring import Scoring
+from meshwright.engine._evaluation._outputs import ExampleFunction, OutputFiles
+from meshwright.engine._evaluation._scoring import Scoring, scoring_by_function
 from meshwright.engine._evaluations import EvaluationPart
 from meshwright.engine._samples import NAME as SAMPLES
 from meshwright.engine._samples import Sampler, samples_part

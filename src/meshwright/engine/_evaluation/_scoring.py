@@ -1,14 +1,16 @@
 """One evaluation of a state: its averages, its metric function and its output files together."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.engine._evaluation._interruption import BeforeBatch, calling_before_each
-from meshwright.engine._evaluation._means import Scores
-from meshwright.engine._evaluation._metric import Metric
-from meshwright.training._internal import nothing
+from meshwright.base._internal import PyTree, in_order
+from meshwright.engine._evaluation._batches import BeforeBatch, Scores, calling_before_each
+from meshwright.engine._evaluation._measured import held_by
+from meshwright.engine._evaluation._metric import Metric, as_scores
+from meshwright.processes import _internal as processes
+from meshwright.training._internal import ComputeDtype, eval_params, narrowing, nothing
 
 
 class Scoring:
@@ -62,3 +64,31 @@ class Scoring:
         if self._metric is None:
             return scores
         return scores | self._metric(state, scores, before_batch, is_trial=is_trial)
+
+
+ParamsFunction = Callable[..., Mapping[str, float]]
+"""`(params) -> {name: number}`, or `(params, model_state)` for a model with a state. All processes call it,
+and the numbers of process 0 count."""
+
+
+def scoring_by_function(
+    function: ParamsFunction,
+    name: str,
+    *,
+    compute_dtype: ComputeDtype = None,
+    params: Callable[[Any], PyTree] = eval_params,
+) -> Scoring:
+    """Return the scoring of a state by a function of its parameters, which are on the mesh of the run.
+
+    A run calls it once before its first step, so that errors show and its scores are known.
+    """
+    narrow = narrowing(compute_dtype)
+
+    def scores(state: Any, batches: Iterable[Any]) -> Scores:
+        for _ in batches:  # here the run may interrupt the evaluation
+            pass
+        values = {"params": narrow(params(state)), **held_by(state, "model_state")}
+        call = in_order(function, values, named=held_by(state, "step"), optional="model_state")
+        return processes.agree(as_scores(call(), name))
+
+    return Scoring(scores, lambda: iter((None,)), None)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._batches import Scores
 from meshwright.errors import UsageError
 from meshwright.observe._internal import Mean
 

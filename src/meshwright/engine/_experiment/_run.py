@@ -8,8 +8,7 @@ from typing import Any
 
 from meshwright.base._internal import tree
 from meshwright.data._internal import Batches
-from meshwright.engine._comparable import comparable_settings
-from meshwright.engine._describe import describe
+from meshwright.engine._describe import comparable_settings, describe
 from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_facts, evaluation_parts
 from meshwright.engine._experiment._auto import Planner, automatic, settled
 from meshwright.engine._experiment._builders import noted_sources

@@ -1,6 +1,7 @@
 """`export`: a function and its weights as a file that JAX alone runs."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from meshwright.checkpoints._internal import (
     write_safetensors,
 )
 from meshwright.engine._exports._file import crc32_of, packed
-from meshwright.engine._exports._inputs import structs_of, told
 from meshwright.errors import UsageError, listed
 from meshwright.processes._internal import on_lead
 
@@ -204,3 +204,41 @@ def _write_weights(held: TreeSource, path: Path) -> dict[str, Any]:
     structs = {new: arrays[name] for new, name in names.items()}
     write_safetensors(path, structs, lambda new: iter([held.read(names[new], ())]), {"format": "pt"})
     return {"file": path.name, "bytes": path.stat().st_size, "crc32": crc32_of(path)}
+
+
+_TEXT = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*")
+
+
+def structs_of(inputs: tree.PyTree, constraints: Sequence[str]) -> tree.PyTree:
+    """Return the structs of a program's inputs; a size with a name stands for any number."""
+    try:
+        scope = jax_export.SymbolicScope(constraints)
+    except ValueError as error:
+        raise UsageError(f"constraints={list(constraints)}: {error}") from None
+    return tree.map_named(lambda name, given: _struct(name, given, scope), inputs)
+
+
+def _struct(name: str, given: Any, scope: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(given, str):
+        return tree.abstract(given)
+    found = _TEXT.fullmatch(given)
+    try:
+        if found is None:
+            raise ValueError("there are no brackets")
+        sizes = found["shape"].strip()
+        shape = jax_export.symbolic_shape(sizes, scope=scope) if sizes else ()
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(found["dtype"]))
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"the input{f' {name}' if name else ''} is {given!r}, which is not a dtype and sizes, such as "
+            f"'float32[batch, 28, 28]': {error}"
+        ) from None
+
+
+def told(structs: tree.PyTree) -> Any:
+    """Return the text of a struct, or a dictionary with the text of each by name."""
+    texts = {
+        name: f"{jnp.dtype(x.dtype).name}[{', '.join(map(str, x.shape))}]"
+        for name, x in tree.named_leaves(structs).items()
+    }
+    return texts[""] if texts.keys() == {""} else texts

@@ -11,8 +11,8 @@ from jax import export as jax_export
 
 from meshwright.base._internal import documented, local_path, tree
 from meshwright.checkpoints._internal import open_source
+from meshwright.engine._exports._export import told
 from meshwright.engine._exports._file import crc32_of, read
-from meshwright.engine._exports._inputs import told
 from meshwright.errors import InputError, UsageError
 
 

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 from meshwright.base._internal import PyTree, explained, local_path, tree
 from meshwright.data._internal import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.engine._adapters._functional import functional
-from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._deployer._deployer import Deployer
-from meshwright.engine._evaluation._interruption import BeforeBatch, calling_before_each
+from meshwright.engine._describe import comparable_settings
+from meshwright.engine._evaluation._batches import BeforeBatch, calling_before_each
 from meshwright.engine._functions import prediction_of
 from meshwright.engine._predict._fingerprint import fingerprint
 from meshwright.engine._predict._outputs import Outputs

@@ -9,7 +9,7 @@ from functools import partial
 import jax
 
 from meshwright.data._internal import facts_of, is_indexed
-from meshwright.engine._evaluation._means import Scores
+from meshwright.engine._evaluation._batches import Scores
 from meshwright.engine._evaluation._parts import evaluation_facts, evaluation_parts
 from meshwright.engine._evaluations import EvaluationPart
 from meshwright.engine._outcome import Outcome

@@ -11,10 +11,9 @@ from meshwright.base._internal import PyTree, explained
 from meshwright.checkpoints._internal import open_best, restore
 from meshwright.data._internal import Collate
 from meshwright.engine._adapters._functional import functional
-from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._compiler import step_options
 from meshwright.engine._deployer._deployer import Deployer
-from meshwright.engine._describe import describe
+from meshwright.engine._describe import comparable_settings, describe
 from meshwright.engine._evaluation._description import Evaluation, EvaluationFunction
 from meshwright.engine._evaluation._parts import scoring_of
 from meshwright.engine._functions import step_of
