@@ -58,7 +58,7 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     for whole in layout.left_whole({"params": target.params}):
         yield CheckResult(whole, is_warning=True)
     yield CheckResult(f"one batch read: {_shapes(training.batch)}")
-    yield from map(CheckResult, training.told)
+    yield from map(CheckResult, training.notes)
     for remark in training.remarks:
         yield CheckResult(remark, is_warning=True)
     for remark in unscored(settings, training.evaluations, training.last_step()):
@@ -66,12 +66,12 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     for remark in never_due(settings.profile, training.evaluations, training.last_step()):
         yield CheckResult(remark, is_warning=True)
     yield from _evaluations_fit(training)
-    if all(one.names() is not None for one in training.evaluations):
+    if all(evaluation.names() is not None for evaluation in training.evaluations):
         _check_names(settings, training.evaluations)
-    before, read_before = step.compile_seconds, step.num_read
+    compile_seconds, read_before = step.compile_seconds, step.num_read
     programs = [step.compile(target, batch) for batch in (*training.other_batches, training.batch)]
     shapes = f" for {len(programs)} shapes" if training.other_batches else ""
-    seconds, memory = step.compile_seconds - before, _memory(programs, target)
+    seconds, memory = step.compile_seconds - compile_seconds, _memory(programs, target)
     read = ", read from the cache" if step.num_read - read_before == len(programs) else ""
     yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s{read}; {memory} per device")
     if step.jaxpr is not None:
@@ -84,15 +84,18 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
 def _evaluations_fit(training: Training) -> Iterator[CheckResult]:
     """Check each evaluation, and yield the results. If there are many, the first is a summary of all."""
     texts = []
-    for one in training.evaluations:
-        if one.scoring.check(training.target):
-            number = one.scoring.num_examples
+    for evaluation in training.evaluations:
+        if evaluation.scoring.check(training.target):
+            number = evaluation.scoring.num_examples
             texts.append(
-                f"evaluation {one.name!r} fits: {'any number of' if number is None else number} examples"
+                f"evaluation {evaluation.name!r} fits: "
+                f"{'any number of' if number is None else number} examples"
             )
     are_many = len(texts) > _MOST_EVALUATIONS
     if are_many:
-        yield CheckResult(f"{len(texts)} evaluations fit: {listed(one.name for one in training.evaluations)}")
+        yield CheckResult(
+            f"{len(texts)} evaluations fit: {listed(evaluation.name for evaluation in training.evaluations)}"
+        )
     yield from (CheckResult(text, is_detail=are_many) for text in texts)
 
 
@@ -105,14 +108,14 @@ def try_first_state(
     if its settings say so; a run that continues has shown that it can save.
     """
     scores: Scores = {}
-    unknown = [one for one in training.evaluations if one.names() is None]
-    for one in unknown:
-        scores |= one.first(state)
+    unknown = [evaluation for evaluation in training.evaluations if evaluation.names() is None]
+    for evaluation in unknown:
+        scores |= evaluation.first(state)
     if unknown:
         _check_names(settings, training.evaluations)
     if scores:
-        found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        yield CheckResult(f"evaluation of the first examples: {found}")
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        yield CheckResult(f"evaluation of the first examples: {numbers}")
     if checkpoints is not None and settings.tries_saving and checkpoints.resumed is None:
         always: Callable[[int], bool] = lambda step: True  # noqa: E731
         checkpoints.saver(always)(Tick(int(state.step)), state, training.data, {})
@@ -122,12 +125,12 @@ def try_first_state(
 
 def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> None:
     """Check that no score has the name of a time, and that policies read only scores that exist."""
-    scores = [name for one in evaluations for name in one.names() or ()]
-    for one in evaluations:
-        if seconds_of(one.name) in scores:
+    scores = [name for evaluation in evaluations for name in evaluation.names() or ()]
+    for evaluation in evaluations:
+        if seconds_of(evaluation.name) in scores:
             raise UsageError(
-                f"{one.field} gives a score called 'seconds', but reports use this name for the time of the "
-                "evaluation.\n  Give the score another name."
+                f"{evaluation.field} gives a score called 'seconds', but reports use this name for the "
+                "time of the evaluation.\n  Give the score another name."
             )
     policies: list[tuple[str, Any]] = [("stop.early", settings.stop.early)]
     if settings.save is not None:
@@ -169,12 +172,12 @@ def never_due(profile: Profile, evaluations: Collection[EvaluationPart], last_st
     number = jax.process_count()
     if profile.steps and profile.processes != "all" and min(profile.processes, default=number) >= number:
         yield f"profile.processes={profile.processes}: the run has {number}, so none of them is profiled"
-    for one in evaluations:
-        every = num_steps_of(one.when)
-        if every is not None and every > last_step and not one.at_end():
+    for evaluation in evaluations:
+        every = num_steps_of(evaluation.when)
+        if every is not None and every > last_step and not evaluation.at_end():
             yield (
-                f"evaluations.{one.name}.when={every}, at_end=False: the run ends after step {last_step}, so "
-                "it never makes this evaluation"
+                f"evaluations.{evaluation.name}.when={every}, at_end=False: the run ends after step "
+                f"{last_step}, so it never makes this evaluation"
             )
 
 
@@ -187,18 +190,18 @@ def unscored(settings: Settings, evaluations: Collection[EvaluationPart], last_s
         return
     saved_every = num_steps_of(save.when)
     for metric in metrics_of(save.keep):
-        for one in evaluations:
-            every = num_steps_of(one.when)
-            if saved_every is None or every is None or not metric.startswith(one.prefix):
+        for evaluation in evaluations:
+            every = num_steps_of(evaluation.when)
+            if saved_every is None or every is None or not metric.startswith(evaluation.prefix):
                 continue
             saved = range(saved_every, last_step, saved_every)[:_MOST]
             scored = {step for step in saved if step % every == 0}
             if len(saved) > _FEW and (not scored or _surplus(save.keep, saved, scored) > _FEW):
                 yield (
-                    f"save.when={saved_every} and evaluations.{one.name}.when={every}: "
+                    f"save.when={saved_every} and evaluations.{evaluation.name}.when={every}: "
                     f"{len(saved) - len(scored)} of the first {len(saved)} checkpoints will have no score "
                     f"{metric!r}, by which save.keep chooses. Save what is evaluated: "
-                    f"save.when=mw.engine.when_evaluated({one.name!r})"
+                    f"save.when=mw.engine.when_evaluated({evaluation.name!r})"
                 )
 
 
@@ -207,5 +210,5 @@ def _surplus(keep: int | Keep, saved: Collection[int], scored: Collection[int]) 
     if isinstance(keep, int):
         return 0
     scores = dict.fromkeys(metrics_of(keep), 0.0)
-    kept = keep({step: scores if step in scored else {} for step in saved})
-    return len(kept) - len(keep(dict.fromkeys(saved, scores)))
+    num_kept = keep({step: scores if step in scored else {} for step in saved})
+    return len(num_kept) - len(keep(dict.fromkeys(saved, scores)))

@@ -33,15 +33,15 @@ class StepOptions:
     memory_nbytes: int | None = None
     """The bytes of a GPU's memory that JAX has taken for arrays; None if it does not take a share of it."""
 
-    def told(self) -> Iterator[str]:
+    def summary(self) -> Iterator[str]:
         """Yield lines about what is set, if anything is."""
         if self.options:
             values = ", ".join(f"{name}={value}" for name, value in self.options.items())
             yield f"options of the compiler for {self.kind}: {values}"
         if self.memory_nbytes is not None:
             share = os.environ.get(_MEMORY_SHARE, "0.75, as it is not set")
-            taken = human_bytes(self.memory_nbytes)
-            yield f"{taken} of a device's memory for arrays: {_MEMORY_SHARE}={share}"
+            memory = human_bytes(self.memory_nbytes)
+            yield f"{memory} of a device's memory for arrays: {_MEMORY_SHARE}={share}"
 
 
 def step_options(settings: Compile, mesh: Mesh | AbstractMesh) -> StepOptions:

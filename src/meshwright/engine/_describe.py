@@ -45,8 +45,8 @@ def describe(described: Any) -> str:
 
 def differences(a: Any, b: Any) -> list[Difference]:
     """Return the differences between two descriptions, by dotted path."""
-    before, after = (each if isinstance(each, str) else describe(each) for each in (a, b))
-    return description.differences(before, after)
+    first, second = (settings if isinstance(settings, str) else describe(settings) for settings in (a, b))
+    return description.differences(first, second)
 
 
 def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
@@ -97,8 +97,8 @@ def comparable_settings(described: Any) -> dict[str, str]:
     lines = description.values(describe(described))
     settings = {path: _LOCAL_PATH.sub("<path>", value) for path, value in lines.items()}
     code = itertools.islice(_code("", described, ()), MAX_ROWS)
-    both = {**settings, **{f"{path}: code": digest for path, digest in code if digest}}
-    return {path: value for path, value in both.items() if not _may_differ(path)}
+    lines_and_code = {**settings, **{f"{path}: code": digest for path, digest in code if digest}}
+    return {path: value for path, value in lines_and_code.items() if not _may_differ(path)}
 
 
 def _may_differ(path: str) -> bool:
@@ -130,11 +130,11 @@ def _unwrapped(value: Any) -> Any:
 
 def _digest(code: types.CodeType) -> str:
     """Return a digest of what code does. Paths, line numbers and addresses in memory do not change it."""
-    found = hashlib.sha256(code.co_code)
-    found.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
+    digest = hashlib.sha256(code.co_code)
+    digest.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
     for constant in code.co_consts:
-        found.update(_constant(constant).encode())
-    return found.hexdigest()[:12]
+        digest.update(_constant(constant).encode())
+    return digest.hexdigest()[:12]
 
 
 def _constant(constant: Any) -> str:

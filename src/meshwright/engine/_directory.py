@@ -59,7 +59,7 @@ log = logging.getLogger("meshwright")
 
 @contextlib.contextmanager
 def open_directory(
-    place: str, warn: Callable[[str], None], *, shared: bool
+    location: str, warn: Callable[[str], None], *, shared: bool
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Open a run directory; yield its path and a function that uploads changed files at once. Collective.
 
@@ -68,12 +68,12 @@ def open_directory(
     have no locks.
     """
     with contextlib.ExitStack() as stack:
-        if is_address(place):
-            mirror = processes.on_all(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
+        if is_address(location):
+            mirror = processes.on_all(lambda: stack.enter_context(mirrored(location, _downloads(), warn)))
             processes.on_lead(mirror.remove_probes)
             directory, upload = mirror.path, mirror.put
         else:
-            directory, upload = local_path(place), nothing
+            directory, upload = local_path(location), nothing
             processes.on_all(lambda: _prepare(directory))
             processes.lock_run_directory(directory, stack)
             if shared:
@@ -137,8 +137,8 @@ def _check_shared(directory: Path) -> None:
 @contextlib.contextmanager
 def compiled_programs(cache: bool | str) -> Iterator[None]:
     """Keep the programs that are compiled in the block."""
-    known = jax.config.jax_compilation_cache_dir  # type: ignore[missing-attribute]
-    if cache is False or (cache is True and known is not None):
+    previous = jax.config.jax_compilation_cache_dir  # type: ignore[missing-attribute]
+    if cache is False or (cache is True and previous is not None):
         yield
         return
     try:
@@ -152,7 +152,7 @@ def compiled_programs(cache: bool | str) -> Iterator[None]:
     try:
         yield
     finally:
-        compile_cache(known)
+        compile_cache(previous)
 
 
 @contextlib.contextmanager

@@ -49,9 +49,9 @@ def step_to_go_back_to(settings: Settings, opened: OpenRun) -> int | None:
         )
         return None
     if step not in steps:
-        there = listed(map(str, steps), _MOST_NAMED) or "none"
+        existing = listed(map(str, steps), _MOST_NAMED) or "none"
         raise UsageError(
-            f"from_step={step}: there is no checkpoint of that step.\n  There are checkpoints of: {there}."
+            f"from_step={step}: there is no checkpoint of that step.\n  There are checkpoints of: {existing}."
         )
     return step
 
@@ -65,8 +65,8 @@ def go_back(step: int, opened: OpenRun) -> None:
         checkpoints.host_memory.invalidate()
     later = processes.on_lead(lambda: _go_back(step, directory, checkpoints.directory))
     steps = listed(map(str, later), _MOST_NAMED)
-    done = f"later checkpoints are set aside, of step {steps}" if later else "there is no later checkpoint"
-    opened.say(f"  ↺ going back to step {step}: {done}")
+    result = f"later checkpoints are set aside, of step {steps}" if later else "there is no later checkpoint"
+    opened.say(f"  ↺ going back to step {step}: {result}")
 
 
 def _go_back(step: int, directory: Path, checkpoints: Directory) -> list[int]:
@@ -76,15 +76,15 @@ def _go_back(step: int, directory: Path, checkpoints: Directory) -> list[int]:
     if metrics.exists():
         write_whole(path.with_name(f"metrics-{mark}.jsonl"), read_file(metrics))
     entry = {"time": round(time.time(), 3), "to": step, "newest": newest, "mark": mark}
-    before = read_file(path) if path.exists() else b""
-    write_whole(path, before + json.dumps(entry).encode() + b"\n")
+    lines = read_file(path) if path.exists() else b""
+    write_whole(path, lines + json.dumps(entry).encode() + b"\n")
     return set_aside_after(checkpoints, step, mark)
 
 
 def _went_back(settings: Settings, directory: Path, step: int) -> bool:
     """Return whether the attempt before went back to this step, with these settings, and was interrupted."""
-    before, outcome = times_back(directory), directory / "outcome.json"
-    if not before or before[-1].to != step or changes(settings, directory):
+    entries, outcome = times_back(directory), directory / "outcome.json"
+    if not entries or entries[-1].to != step or changes(settings, directory):
         return False
     ended = parse_object(read_file(outcome)).get("ended") if outcome.exists() else None
     return ended not in ("finished", "diverged")
@@ -100,7 +100,8 @@ def changes(settings: Settings, directory: Path) -> list[str]:
         return []
     described = without_secrets(settings.described(), secrets_in(settings.origin))
     return [
-        str(each) for each in description.differences(read_file(file).decode(errors="replace"), described)
+        str(difference)
+        for difference in description.differences(read_file(file).decode(errors="replace"), described)
     ]
 
 
@@ -109,11 +110,11 @@ def show_changes(settings: Settings, opened: OpenRun) -> None:
     directory = opened.directory
     if directory is None:
         return
-    found = processes.on_lead(lambda: changes(settings, directory))
-    if not found:
+    differences = processes.on_lead(lambda: changes(settings, directory))
+    if not differences:
         return
-    more = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
-    lines = "".join(f"\n    {each}" for each in found[:_MOST_SHOWN]) + more
+    more = f"\n    and {len(differences) - _MOST_SHOWN} more" if len(differences) > _MOST_SHOWN else ""
+    lines = "".join(f"\n    {difference}" for difference in differences[:_MOST_SHOWN]) + more
     if settings.is_strict:
         raise UsageError(
             f"{settings.place} was trained with different settings so far:{lines}\n"

@@ -30,12 +30,16 @@ def evaluate(
         stack.enter_context(compiled_programs(settings.compile.cache))
         training = make(stack, unwatched())
         processes.compare("the state and the examples", training.facts)
-        for one in training.evaluations:
-            one.scoring.check(training.target)
+        for evaluation in training.evaluations:
+            evaluation.scoring.check(training.target)
         checkpoints = checkpoints_for(settings, training)
         state = _state(training, checkpoints, choose)
         step, started = int(state.step), time.perf_counter()
-        scores = {name: x for one in training.evaluations for name, x in one(step, state, None).items()}
+        scores = {
+            name: x
+            for evaluation in training.evaluations
+            for name, x in evaluation(step, state, None).items()
+        }
         return Outcome(step, scores, time.perf_counter() - started, state)
 
 
@@ -61,7 +65,7 @@ def _state(
             if step not in steps:
                 continue
             if isinstance(error, DamagedError):
-                others = listed((str(each) for each in steps if each != step), _MOST_NAMED)
+                others = listed((str(other) for other in steps if other != step), _MOST_NAMED)
                 raise DamagedError(
                     f"the checkpoint of step {step} is damaged: {error}\n"
                     f"  There are checkpoints of other steps: {others or 'none'}. Choose the one to evaluate."

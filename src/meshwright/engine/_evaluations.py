@@ -56,8 +56,8 @@ class EvaluationPart:
 
     def names(self) -> Sequence[str] | None:
         """Return the names of the scores, or None if they are not known yet."""
-        known = self.scoring.names
-        return None if known is None else [self.prefix + name for name in known]
+        names = self.scoring.names
+        return None if names is None else [self.prefix + name for name in names]
 
     def _named(self, scores: Scores) -> Scores:
         return {self.prefix + name: score for name, score in scores.items()}
@@ -66,16 +66,16 @@ class EvaluationPart:
 class Evaluations:
     """All evaluations of a run. A call returns the scores of those that are due, such as `held_out/loss`."""
 
-    def __init__(self, each: Sequence[EvaluationPart], directory: Path | None):
-        self.each, self._directory = each, directory
+    def __init__(self, evaluations: Sequence[EvaluationPart], directory: Path | None):
+        self.parts, self._directory = evaluations, directory
         self.newest: Scores = {}
         """The newest score of each name."""
         self.history: dict[int, Scores] = {}
         """The scores by step."""
         self.seconds = 0.0
         """The seconds that all evaluations took, without the training steps that they waited for."""
-        self._due = [Due(as_when(one.when, lambda step: self._known)) for one in each]
-        self.needs_reports = any(is_informed(one.when) for one in each)
+        self._due = [Due(as_when(evaluation.when, lambda step: self._known)) for evaluation in evaluations]
+        self.needs_reports = any(is_informed(evaluation.when) for evaluation in evaluations)
         """True if the policy of an evaluation reads reported numbers."""
         self._known: Scores = {}
         self._newest: tuple[int, Scores] = (-1, {})
@@ -91,25 +91,26 @@ class Evaluations:
             if must_abort(tick.step):
                 raise EvaluationInterrupted
 
-        found: Scores = {}
+        scores: Scores = {}
         took: Scores = {}
-        for one, due in zip(self.each, self._due, strict=True):
-            if self._is_done(one, tick.step) or (tick.last and not one.at_end()) or not due(tick):
+        for evaluation, due in zip(self.parts, self._due, strict=True):
+            is_owed = not self._is_done(evaluation, tick.step) and (not tick.last or evaluation.at_end())
+            if not is_owed or not due(tick):
                 continue
             jax.block_until_ready(state)
             started = time.perf_counter()
             try:
-                found |= one(tick.step, state, self._directory, before_batch)
+                scores |= evaluation(tick.step, state, self._directory, before_batch)
             except EvaluationInterrupted:
                 break
             finally:
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
-            took[seconds_of(one.name)] = seconds
-        self._keep(tick.step, found)
-        return took | found or None
+            took[seconds_of(evaluation.name)] = seconds
+        self._keep(tick.step, scores)
+        return took | scores or None
 
-    def at(self, step: int) -> Scores:
+    def scores_at(self, step: int) -> Scores:
         """Return the scores of this step if it is the newest step with scores, else an empty dictionary."""
         return self._newest[1] if step == self._newest[0] else {}
 
@@ -118,29 +119,29 @@ class Evaluations:
         if self.needs_reports:
             self._known |= processes.agree(numbers(values))
 
-    def restore(self, history: Mapping[int, Scores], after: int) -> None:
+    def restore(self, history: Mapping[int, Scores], first_step: int) -> None:
         """Restore the scores and known numbers from the reports of earlier attempts."""
         for step in sorted(history):
             self._known |= history[step]
-            is_ours = step > after or step == after == 0
-            if is_ours and (found := self._scores_in(history[step])):
-                self._keep(step, found)
+            is_ours = step > first_step or step == first_step == 0
+            if is_ours and (scores := self._scores_in(history[step])):
+                self._keep(step, scores)
 
     def has_missing(self, step: int) -> bool:
         """Return whether an evaluation after the last step, `step`, is missing because it was aborted."""
-        return any(one.at_end() and not self._is_done(one, step) for one in self.each)
+        return any(evaluation.at_end() and not self._is_done(evaluation, step) for evaluation in self.parts)
 
-    def _is_done(self, one: EvaluationPart, step: int) -> bool:
-        return any(name.startswith(one.prefix) for name in self.history.get(step, ()))
+    def _is_done(self, evaluation: EvaluationPart, step: int) -> bool:
+        return any(name.startswith(evaluation.prefix) for name in self.history.get(step, ()))
 
     def _scores_in(self, reported: Scores) -> Scores:
         """Return the scores in a report, without the metrics of training and the times of evaluations."""
-        prefixes = tuple(one.prefix for one in self.each)
-        times = {seconds_of(one.name) for one in self.each}
+        prefixes = tuple(evaluation.prefix for evaluation in self.parts)
+        times = {seconds_of(evaluation.name) for evaluation in self.parts}
         return {name: x for name, x in reported.items() if name.startswith(prefixes) and name not in times}
 
-    def _keep(self, step: int, found: Scores) -> None:
-        if found:
-            self.newest |= found
-            self.history.setdefault(step, {}).update(found)
-            self._newest = step, self.at(step) | found
+    def _keep(self, step: int, scores: Scores) -> None:
+        if scores:
+            self.newest |= scores
+            self.history.setdefault(step, {}).update(scores)
+            self._newest = step, self.scores_at(step) | scores

@@ -60,9 +60,9 @@ class Hooks:
         save = context.settings.save
         self._when_saved = _when_saved(context)
         self._is_by_scores = save is not None and is_informed(save.when)
-        before = never if self._is_by_scores else self._when_saved
+        when_saved = never if self._is_by_scores else self._when_saved
         buffer = _Buffer(pending, (context.write,))  # does not refer to self, which would make a cycle
-        self._gather = report_maker(context.settings, buffer, before, context.training, context.evaluate)
+        self._gather = report_maker(context.settings, buffer, when_saved, context.training, context.evaluate)
         self._save = _saver(context, self._when_saved)
         checkpoints = context.opened.checkpoints
         always = self._is_by_scores or (checkpoints is not None and checkpoints.host_memory is not None)
@@ -104,22 +104,22 @@ class Hooks:
             self._judge(tick, metrics)
         self._gather(tick, metrics, None)
         if self._pending:
-            made = self._pending[0]
-            self._pending[0] = {**made, **self._rate(), **made}  # a metric called `learning_rate` wins
+            pending = self._pending[0]
+            self._pending[0] = {**pending, **self._rate(), **pending}  # a metric called `learning_rate` wins
             context.evaluate.update_known(self._pending[0])
-        found, failure = {}, None
+        evaluated, failure = {}, None
         try:
-            found = self._scores(tick, context.stop.must_abort) or {}
+            evaluated = self._scores(tick, context.stop.must_abort) or {}
         except Exception as error:
             failure = error
         context.opened.signals.is_over = tick.last  # the loop asks no more whether to stop
         if self._is_by_scores and not (self._pending or tick.last) and self._when_saved(tick.step):
             self._gather(Tick(tick.step, last=True), {}, None)  # the rest, before the state is saved
         # The last tick repeats a step, of which the rate is told already if nothing is left to report.
-        rate = self._rate() if found and not tick.last else {}
+        rate = self._rate() if evaluated and not tick.last else {}
         report = self._pending.pop() if self._pending else rate
-        if report or found:
-            self._write(tick.step, {**report, **found}, found)
+        if report or evaluated:
+            self._write(tick.step, {**report, **evaluated}, evaluated)
         if failure is not None:
             self._save_before(failure, tick.step)
             raise failure
@@ -171,12 +171,12 @@ class Hooks:
             return must_abort(step)
 
         with context.opened.watch.phase("evaluation"):
-            found = context.evaluate(tick, self._state, before_batch)
-            if found:
+            scores = context.evaluate(tick, self._state, before_batch)
+            if scores:
                 clock.record_usual()
-        if found:
-            context.evaluate.update_known(found)
-        return found
+        if scores:
+            context.evaluate.update_known(scores)
+        return scores
 
     def _write(self, step: int, values: Values, scores: Scores) -> None:
         with self._context.opened.watch.phase("report"):
@@ -188,8 +188,8 @@ class Hooks:
 
     def _rate(self) -> dict[str, float]:
         """Return the learning rates of the last update, as far as they are known."""
-        given, training = self._context.settings.learning_rate, self._context.training
-        return learning_rates(given, training, lambda: num_updates(self._state))
+        schedule, training = self._context.settings.learning_rate, self._context.training
+        return learning_rates(schedule, training, lambda: num_updates(self._state))
 
 
 def _when_saved(context: LoopContext) -> When:
@@ -197,7 +197,7 @@ def _when_saved(context: LoopContext) -> When:
     training, save = context.training, context.settings.save
     if save is None or context.opened.checkpoints is None:
         return never
-    when = as_when(save.when, lambda step: {**context.evaluate.at(step), **context.settings.marks()})
+    when = as_when(save.when, lambda step: {**context.evaluate.scores_at(step), **context.settings.marks()})
     return asked_once(lambda step: step < context.last and when(step) and not training.data.is_empty())
 
 
@@ -207,7 +207,8 @@ def _saver(context: LoopContext, when_saved: When) -> Callable[[Tick, TrainState
         return lambda tick, state: False
     save, data = checkpoints.saver(when_saved), context.training.data if settings.save.data_position else None
     # All scores of the step: some of them may have been computed before the last tick.
-    return lambda tick, state: save(tick, state, data, {**context.evaluate.at(tick.step), **settings.marks()})
+    scores_at, marks = context.evaluate.scores_at, settings.marks
+    return lambda tick, state: save(tick, state, data, {**scores_at(tick.step), **marks()})
 
 
 def open_tracer(context: LoopContext) -> contextlib.AbstractContextManager[Trace]:

@@ -94,11 +94,11 @@ class LedgerKeeper:
     def adding(self, write: Writer) -> Writer:
         """Return a writer that adds the seconds of the ledger so far, as `ledger/step` and so on."""
 
-        def written(step: int, values: Values, /) -> None:
+        def write_with_ledger(step: int, values: Values, /) -> None:
             self._change(lambda ledger: ledger)
             write(step, {**values, **{f"ledger/{part}": x for part, x in self._ledger.seconds.items()}})
 
-        return written
+        return write_with_ledger
 
     def _change(self, change: Callable[[Ledger], Ledger]) -> None:
         if self._path is not None:
@@ -106,10 +106,10 @@ class LedgerKeeper:
                 self._advance(time.monotonic())
                 self._ledger = change(self._ledger)
 
-    def _advance(self, now: float) -> None:
+    def _advance(self, current_time: float) -> None:
         """Add the seconds of each phase since the last call."""
         seconds: dict[str, float] = {}
-        for phase, spent in self._clock.seconds(now).items():
+        for phase, spent in self._clock.seconds(current_time).items():
             part = _PART_OF_PHASE.get(phase, phase)
             seconds[part] = seconds.get(part, 0.0) + spent
         new = {part: spent - self._counted.get(part, 0.0) for part, spent in seconds.items()}
@@ -149,8 +149,8 @@ def saving_remark(ledger: Ledger) -> str | None:
     """Return how often to save, if the run has failed before and saves far too often or too rarely; else
     None.
     """
-    best, now = ledger.best_save_seconds, ledger.seconds_between_saves
-    if best is None or now is None or 1 / _FAR < now / best < _FAR:
+    best, seconds = ledger.best_save_seconds, ledger.seconds_between_saves
+    if best is None or seconds is None or 1 / _FAR < seconds / best < _FAR:
         return None
     return f"  saves: {saving_advice(ledger)}"
 

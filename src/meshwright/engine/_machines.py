@@ -66,20 +66,20 @@ class Machines:
         if self._thread is not None:
             self._thread.join()
 
-    def told(self) -> Mapping[str, float]:
+    def readings(self) -> Mapping[str, float]:
         """Return the newest readings of this process."""
         return self._newest
 
     def adding(self, write: Writer) -> Writer:
         """Return a writer that adds the readings since the last report to the reports of training."""
 
-        def written(step: int, values: Values, /) -> None:
+        def write_with_readings(step: int, values: Values, /) -> None:
             if "steps_per_second" in values:
-                found, self._unreported = self._unreported, {}
-                values = {**values, **found}
+                readings, self._unreported = self._unreported, {}
+                values = {**values, **readings}
             write(step, values)
 
-        return written
+        return write_with_readings
 
     def _keep(self) -> None:
         try:
@@ -97,12 +97,14 @@ class Machines:
 
     def _gather(self) -> None:
         entries = read_entries(self._board).values() if self._board is not None else ()
-        told = {each.process: each.readings for each in entries if each.readings}
+        readings = {entry.process: entry.readings for entry in entries if entry.readings}
         own = {name: value for name, value in self._newest.items() if name.startswith(PREFIX)}
-        others = ({name: x for name, x in each.items() if name.startswith(PREFIX)} for each in told.values())
+        others = (
+            {name: x for name, x in values.items() if name.startswith(PREFIX)} for values in readings.values()
+        )
         self._unreported = worst([own, *others])
-        hosts = {each.process: each.host for each in entries}
-        for slow in self._peers.add(told):
+        hosts = {entry.process: entry.host for entry in entries}
+        for slow in self._peers.add(readings):
             self._warn(f"  ! {slow}, on {hosts[slow.process]}")
 
     def _of_steps(self) -> Mapping[str, float]:
@@ -113,11 +115,11 @@ class Machines:
         if self._before is None or step < self._before[0]:
             self._before = step, seconds
             return self._steps
-        num_steps, before = step - self._before[0], self._before[1]
+        num_steps, previous = step - self._before[0], self._before[1]
         if num_steps < _FEWEST_STEPS:
             return self._steps
         self._before = step, seconds
-        took = {name: (seconds.get(name, 0.0) - before.get(name, 0.0)) / num_steps for name in _OF_A_STEP}
+        took = {name: (seconds.get(name, 0.0) - previous.get(name, 0.0)) / num_steps for name in _OF_A_STEP}
         whole = sum(took.values())
         self._steps = {INPUT_SECONDS: took["input"], REPORT_SECONDS: took["report"], STEP_SECONDS: whole}
         return self._steps

@@ -46,31 +46,29 @@ def made_from(value: Any) -> tuple[str, Values]:
     if isinstance(value, Mapping | list | tuple | set | frozenset):
         return _of_container(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = (f.name for f in dataclasses.fields(value) if f.repr)
-        return name_of(type(value)), {name: getattr(value, name, None) for name in shown}
+        names = (f.name for f in dataclasses.fields(value) if f.repr)
+        return name_of(type(value)), {name: getattr(value, name, None) for name in names}
     return _of_function(value) if callable(value) else (_plain(value), {})
 
 
-def name_of(thing: Any) -> str:
+def name_of(named: Any) -> str:
     """Return the dotted name of a function or type, in the outermost package that has it.
 
     The module of the package in which it is defined is left out: it may change with the package's version.
     """
     module, qualname = (
-        getattr(thing, "__module__", None) or "builtins",
-        thing.__qualname__.replace(".<locals>", ""),
+        getattr(named, "__module__", None) or "builtins",
+        named.__qualname__.replace(".<locals>", ""),
     )
     first = qualname.split(".")[0]
     defined = vars(sys.modules.get(module, types)).get(first)
-    places = module.split(".")
-    for end in range(1, len(places)):
-        package = sys.modules.get(".".join(places[:end]))
+    parts = module.split(".")
+    for end in range(1, len(parts)):
+        package = sys.modules.get(".".join(parts[:end]))
         if defined is not None and package is not None and vars(package).get(first) is defined:
-            places = places[:end]
+            parts = parts[:end]
             break
-    return ".".join(
-        [*(place for place in places if not place.startswith("_") or place == "__main__"), qualname]
-    )
+    return ".".join([*(part for part in parts if not part.startswith("_") or part == "__main__"), qualname])
 
 
 def _plain(value: Any) -> str:
@@ -152,14 +150,14 @@ def _arguments(call: functools.partial) -> Values:
 
 def _variables(function: types.FunctionType) -> Values:
     """Return the variables that a function closes over and, if a function defined it, its defaults."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if _factory(function):
         parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-        found = {p.name: p.default for p in parameters if p.default is not None and p.default is not p.empty}
+        values = {p.name: p.default for p in parameters if p.default is not None and p.default is not p.empty}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # the variable has no value yet
-            found[name] = cell.cell_contents
-    return found
+            values[name] = cell.cell_contents
+    return values
 
 
 def _factory(function: Any) -> str:
@@ -176,15 +174,15 @@ def _of_named_tuple(value: Any) -> tuple[str, Values]:
     if len(functions) < len(value):
         return _of_methods(value)
     variables = {item: _variables(item) for item in functions if _factory(item)}
-    inner = [each for found in variables.values() for each in found.values() if isinstance(each, tuple)]
+    inner = [items for values in variables.values() for items in values.values() if isinstance(items, tuple)]
     # For instance `init`, if a factory wrapped only `update` of an inner transformation.
-    of_inner = {id(item) for each in inner for item in each}
-    made = {item: found for item, found in variables.items() if id(item) not in of_inner}
-    if len({(item.__module__, _factory(item)) for item in made}) != 1:
+    of_inner = {id(item) for items in inner for item in items}
+    outer = {item: values for item, values in variables.items() if id(item) not in of_inner}
+    if len({(item.__module__, _factory(item)) for item in outer}) != 1:
         return name_of(type(value)), value._asdict()
-    name = name_of(next(iter(made))).rpartition(".")[0]
-    parts = _parts_of_chain(value, list(made.values()))
-    return name, parts or {key: x for found in made.values() for key, x in found.items()}
+    name = name_of(next(iter(outer))).rpartition(".")[0]
+    parts = _parts_of_chain(value, list(outer.values()))
+    return name, parts or {key: x for values in outer.values() for key, x in values.items()}
 
 
 def _of_methods(value: Any) -> tuple[str, Values]:
@@ -200,7 +198,7 @@ def _parts_of_chain(value: Any, variables: Sequence[Values]) -> Values:
 
     Each function of a chain closes over a tuple of functions. The n-th functions of all tuples are part n.
     """
-    columns = [items for found in variables for items in found.values()]
+    columns = [items for values in variables for items in values.values()]
     if not len(columns) == len(variables) == len(value) or not all(map(_are_functions, columns)):
         return {}
     if len(set(map(len, columns))) != 1:

@@ -51,14 +51,12 @@ class OpenRunDirectory:
             self._opened[2].follow(clock)
         return self._opened
 
-    def reports(
-        self, open_files: Callable[[contextlib.ExitStack], Writer], after: int
-    ) -> tuple[Writer, bool]:
+    def reports(self, open_files: Callable[[contextlib.ExitStack], Writer], step: int) -> tuple[Writer, bool]:
         """Return the writer of reports, and whether its files were opened by this call.
 
         The files are opened again if a training does not continue from the step at which the last one ended.
         """
-        if self._write is not None and after == self.step:
+        if self._write is not None and step == self.step:
             return self._write, False
         self._files.close()
         self._write = open_files(self._files)
@@ -174,13 +172,13 @@ def open_run(
         stack.enter_context(log_file(directory))
         stack.enter_context(compiled_programs(settings.compile.cache))
         machines = _on_board(settings, settings.place, watch, warn, stack)
-        shown = (say, detail, started, None, machines)
-        yield OpenRun(directory, console, checkpoints, signals, record, watch, ledger, *shown)
+        shared_fields = (say, detail, started, None, machines)
+        yield OpenRun(directory, console, checkpoints, signals, record, watch, ledger, *shared_fields)
 
 
 def _on_board(
     settings: Settings,
-    place: str,
+    location: str,
     watch: RunningWatchdog,
     warn: Callable[[str], None],
     stack: contextlib.ExitStack,
@@ -189,12 +187,12 @@ def _on_board(
     chosen, seconds = settings.watchdog, settings.logging.machine_seconds
     if chosen is None or chosen.learned == "ignore":
         return stack.enter_context(Machines(seconds, watch.clock))
-    directory = board_directory(place)
+    directory = board_directory(location)
     processes.report_board(directory)
     machines = stack.enter_context(Machines(seconds, watch.clock, directory, warn))
     limits = {"shortest_seconds": chosen.shortest_seconds, "first_seconds": chosen.first_seconds}
     ends = chosen.learned == "end"
-    stack.enter_context(on_board(directory, watch.clock, **limits, kill=ends, readings=machines.told))
+    stack.enter_context(on_board(directory, watch.clock, **limits, kill=ends, readings=machines.readings))
     return machines
 
 
@@ -261,10 +259,10 @@ def _check_can_continue(left_out: set[str]) -> None:
         )
 
 
-def _checkpoints_at(place: str, save: Save) -> Checkpoints:
+def _checkpoints_at(location: str, save: Save) -> Checkpoints:
     try:
         return Checkpoints(
-            save.directory or join(place, "checkpoints"),
+            save.directory or join(location, "checkpoints"),
             keep=save.keep,
             cast=as_casts(save.cast),
             names=save.names,
@@ -273,5 +271,7 @@ def _checkpoints_at(place: str, save: Save) -> Checkpoints:
         )
     except UsageError as error:
         if save.directory is None:
-            raise UsageError(f"{error}\n  Give another directory for the checkpoints of {place}.") from None
+            raise UsageError(
+                f"{error}\n  Give another directory for the checkpoints of {location}."
+            ) from None
         raise

@@ -44,21 +44,21 @@ def explaining_out_of_memory(settings: Settings, training: Training) -> Iterator
             raise
         log.info("XLA's own message", exc_info=error)
         rows = _held(training)
-        shown = [(human_bytes(nbytes), name) for nbytes, name in rows[:_MOST_ROWS]]
+        lines = [(human_bytes(nbytes), name) for nbytes, name in rows[:_MOST_ROWS]]
         if rest := rows[_MOST_ROWS:]:
-            shown.append((human_bytes(sum(nbytes for nbytes, _ in rest)), f"{len(rest)} others"))
-        held = "\n".join(aligned(shown, right=(0,), indent="    "))
+            lines.append((human_bytes(sum(nbytes for nbytes, _ in rest)), f"{len(rest)} others"))
+        table = "\n".join(aligned(lines, right=(0,), indent="    "))
         raise OutOfMemoryError(
             f"the memory of a device is exhausted: {_first_line(error)}\n"
-            f"  One device holds, or would hold:\n{held}\n  {_remedies(settings)}"
+            f"  One device holds, or would hold:\n{table}\n  {_remedies(settings)}"
         ) from error
 
 
 def _first_line(error: Exception) -> str:
     """Return XLA's first sentence, with its bytes as people read them."""
     line = str(error).partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ").strip()
-    asked = re.search(r"(\d{4,}) ?bytes", line)
-    return f"{line} ({human_bytes(int(asked[1]))})" if asked else line
+    match = re.search(r"(\d{4,}) ?bytes", line)
+    return f"{line} ({human_bytes(int(match[1]))})" if match else line
 
 
 def _remedies(settings: Settings) -> str:
@@ -92,8 +92,8 @@ def _work(training: Training) -> int:
 def _others(training: Training) -> list[tuple[int, str]]:
     """Return the live arrays that are of neither the state nor a batch, those of one shape together."""
     leaves = [*jax.tree.leaves(training.target), *jax.tree.leaves(training.batch)]
-    known = {(x.shape, str(x.dtype)) for x in leaves}
-    alive = [x for x in jax.live_arrays() if not x.is_deleted() and (x.shape, str(x.dtype)) not in known]
+    shapes = {(x.shape, str(x.dtype)) for x in leaves}
+    alive = [x for x in jax.live_arrays() if not x.is_deleted() and (x.shape, str(x.dtype)) not in shapes]
     counted = Counter((x.shape, str(x.dtype), device_bytes(x, x.sharding)) for x in alive)
     return [
         (times * nbytes, f"other arrays of the program: {times} × {dtype}{list(shape)}")

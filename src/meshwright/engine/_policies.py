@@ -75,10 +75,10 @@ def num_steps_of(when: Policy) -> int | None:
     return when if isinstance(when, int) else when.num_steps if isinstance(when, Every) else None
 
 
-def as_when(when: Policy, known: Callable[[int], Known]) -> When:
+def as_when(when: Policy, numbers_at: Callable[[int], Known]) -> When:
     """Return a policy as a function of the step alone."""
     if (number := num_steps_of(when)) is not None:
         return every(number)
     if not is_informed(when):
         return cast(When, when)
-    return lambda step: cast(InformedWhen, when)(step, known(step))
+    return lambda step: cast(InformedWhen, when)(step, numbers_at(step))

@@ -98,13 +98,13 @@ class Record:
             log.warning("outcome.json or report.html could not be written: %s", failure, exc_info=is_bug)
 
     def _write_page(self, directory: Path) -> None:
-        metrics, place = directory / "metrics.jsonl", self._settings.place or str(directory)
+        metrics, location = directory / "metrics.jsonl", self._settings.place or str(directory)
         if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
             log.warning(
-                "report.html is not written, because that takes long: run `meshwright report %s`", place
+                "report.html is not written, because that takes long: run `meshwright report %s`", location
             )
         else:
-            write_page(read_run(directory, place))
+            write_page(read_run(directory, location))
 
 
 def _ended_by(error: BaseException) -> dict[str, Any]:

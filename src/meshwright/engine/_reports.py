@@ -43,8 +43,8 @@ def heading(settings: Settings, mesh: jax.sharding.Mesh) -> tuple[str, str]:
     devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
     axes = mesh_words(mesh.shape)
     versions = f"meshwright {meshwright.__version__} · jax {jax.__version__}"
-    place = "" if settings.place is None else f" · run {settings.place}"
-    return f"{versions}{place}", f"{processes}, {devices} · mesh {axes}{settings.remark}"
+    run = "" if settings.place is None else f" · run {settings.place}"
+    return f"{versions}{run}", f"{processes}, {devices} · mesh {axes}{settings.remark}"
 
 
 def writers(
@@ -54,16 +54,16 @@ def writers(
     opened: OpenRun,
     step_time: StepTime,
     *,
-    after: int,
+    step: int,
 ) -> Writer:
     """Return the writer of reports. It has already reported the sizes of the state and the compile time.
 
     Process 0 writes. All processes check that the loss is finite. Collective.
     """
     halt = halt_on_divergence(opened.checkpoints.wait_quietly if opened.checkpoints else lambda: None)
-    opening = partial(_files_and_trackers, settings, opened, after)
+    opening = partial(_files_and_trackers, settings, opened, step)
     keep = opened.kept_open.reports if opened.kept_open else lambda opening, _: (opening(stack), True)
-    files, is_new = processes.on_all(lambda: keep(opening, after) if processes.is_lead() else (tee(), False))
+    files, is_new = processes.on_all(lambda: keep(opening, step) if processes.is_lead() else (tee(), False))
     if not processes.is_lead():
         return halt
     counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
@@ -71,18 +71,20 @@ def writers(
         _log_uncounted(counted)
         flops = {} if training.other_batches else {"model_flops": float(counted.model)}
         sizes = {**flops, **state_sizes(training.target)}
-        files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
-    written = opened.machines.adding(_timed(files, step_time))
-    shown = _screen(settings, training, opened.console)
+        files(step, {"compile_seconds": training.step.compile_seconds, **sizes})
+    to_files = opened.machines.adding(_timed(files, step_time))
+    to_screen = _screen(settings, training, opened.console)
     if training.other_batches:  # the operations of a step depend on the shape of its batch
-        return tee(written, shown, halt)
+        return tee(to_files, to_screen, halt)
     return tee(
-        with_utilisation(written, counted, devices), with_known_utilisation(shown, counted, devices), halt
+        with_utilisation(to_files, counted, devices),
+        with_known_utilisation(to_screen, counted, devices),
+        halt,
     )
 
 
 def _files_and_trackers(
-    settings: Settings, opened: OpenRun, after: int, stack: contextlib.ExitStack
+    settings: Settings, opened: OpenRun, step: int, stack: contextlib.ExitStack
 ) -> Writer:
     trackers = open_trackers(
         stack,
@@ -92,8 +94,8 @@ def _files_and_trackers(
     if opened.directory is None:
         return trackers
     return tee(
-        jsonl(opened.directory / "metrics.jsonl", resume_step=after),
-        stack.enter_context(tensorboard(opened.directory, resume_step=after)),
+        jsonl(opened.directory / "metrics.jsonl", resume_step=step),
+        stack.enter_context(tensorboard(opened.directory, resume_step=step)),
         opened.ledger.adding(trackers),
     )
 
@@ -144,7 +146,7 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
 
 def _screen(settings: Settings, training: Training, console: Console) -> Writer:
     """Return the writer that shows reports on the screen; it does nothing if `settings` say so."""
-    left_out = frozenset(seconds_of(one.name) for one in training.evaluations)
+    left_out = frozenset(seconds_of(evaluation.name) for evaluation in training.evaluations)
     return _Shown(console, left_out, is_first=not training.is_continued) if settings.is_shown else tee()
 
 
@@ -163,13 +165,13 @@ def report_maker(
 
 
 def learning_rates(
-    given: Callable[[int], float] | None, training: Training, updates: Callable[[], int]
+    schedule: Callable[[int], float] | None, training: Training, updates: Callable[[], int]
 ) -> dict[str, float]:
     """Return the learning rates of the last update: those that the optimizer shows, or else the given one."""
-    shown = training.step.learning_rates()
-    if given is None or "learning_rate" in shown:
-        return shown
-    return {"learning_rate": given(max(updates() - 1, 0)), **shown}
+    rates = training.step.learning_rates()
+    if schedule is None or "learning_rate" in rates:
+        return rates
+    return {"learning_rate": schedule(max(updates() - 1, 0)), **rates}
 
 
 def warn_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:
@@ -187,7 +189,7 @@ def read_reports(directory: Path | None, *, until: int) -> dict[int, dict[str, f
     if directory is None:
         return {}
     path = directory / "metrics.jsonl"
-    found: dict[int, dict[str, float]] = {}
+    reports: dict[int, dict[str, float]] = {}
     for report in processes.on_lead(lambda: read_jsonl(path) if path.exists() else []):
-        found.setdefault(int(report["step"]), {}).update(report)
-    return {step: values for step, values in found.items() if step <= until}
+        reports.setdefault(int(report["step"]), {}).update(report)
+    return {step: values for step, values in reports.items() if step <= until}

@@ -22,7 +22,7 @@ from meshwright.base._internal import read_file, write_whole
 from meshwright.checkpoints._internal import Checkpoints, complete_steps, set_aside_after
 from meshwright.data._internal import examples_at
 from meshwright.engine._settings import Settings
-from meshwright.engine._skipped_batches import LeavingOut
+from meshwright.engine._skipped_batches import SkippingBatches
 from meshwright.engine._spikes import Rule, Spike
 from meshwright.engine._training import Training
 from meshwright.errors import DivergedError, InputError
@@ -36,7 +36,7 @@ _MOST_EXAMPLES = 10_000
 Decision = Mapping[str, Any]
 
 
-class Spiked(Exception):  # noqa: N818 - caught in the engine, and never shown
+class SpikeDetected(Exception):  # noqa: N818 - caught in the engine, and never shown
     """The loop must go back before a spike."""
 
     def __init__(self, spike: Spike, batch: int, first: int):
@@ -50,8 +50,8 @@ class Rollbacks:
     def __init__(self, settings: Settings, training: Training, directory: Path | None):
         self._spikes, self._directory = settings.spikes, directory
         self._rule = None if settings.spikes is None else Rule(settings.spikes)
-        before = 0 if settings.spikes is None else settings.spikes.before
-        self.data = LeavingOut(training.data, self._rule, RUN_AHEAD + before + 2)
+        num_before = 0 if settings.spikes is None else settings.spikes.before
+        self.data = SkippingBatches(training.data, self._rule, RUN_AHEAD + num_before + 2)
         self._batch_size = int(jax.tree.leaves(training.batch)[0].shape[0])
         self._decisions: Sequence[Sequence[int]] = ()
 
@@ -74,15 +74,15 @@ class Rollbacks:
         """Check that the run may go back once more."""
         assert self._spikes is not None
         if len(self._decisions) >= self._spikes.max_rollbacks:
-            before = ", ".join(str(step) for step, *_ in self._decisions)
+            steps = ", ".join(str(step) for step, *_ in self._decisions)
             raise DivergedError(
                 f"another loss spike: {spike}. The run has gone back {len(self._decisions)} times before, at "
-                f"steps {before}, and spikes.max_rollbacks is {self._spikes.max_rollbacks}.\n  Lower the "
+                f"steps {steps}, and spikes.max_rollbacks is {self._spikes.max_rollbacks}.\n  Lower the "
                 "learning rate or clip the gradients, go further back (`meshwright resume RUN --from-step "
                 "N`), or allow more. spikes.jsonl in the run directory has all decisions."
             )
 
-    def keep_until(self, spiked: Spiked, checkpoints: Checkpoints) -> None:
+    def keep_until(self, spiked: SpikeDetected, checkpoints: Checkpoints) -> None:
         """Set aside checkpoints that have seen a batch to leave out, if there is an earlier one. Collective.
 
         Which batches are left out then does not depend on when states are saved.
@@ -99,7 +99,7 @@ class Rollbacks:
                 )
         processes.on_lead(lambda: _set_aside_after(checkpoints, newest))
 
-    def decide(self, spiked: Spiked, step: int) -> str:
+    def decide(self, spiked: SpikeDetected, step: int) -> str:
         """Write down which batches are left out, leave them out, and return a line for the user.
         Collective.
         """
@@ -145,20 +145,20 @@ def without_left_out(settings: Settings, training: Training, directory: Path | N
 class Judge:
     """Judges the metrics of each step by the rule; all so far whenever a report or a save is due."""
 
-    def __init__(self, rule: Rule, data: LeavingOut, before: int, is_due: Callable[[int], bool]):
-        self._rule, self._data, self._before, self._is_due = rule, data, before, is_due
+    def __init__(self, rule: Rule, data: SkippingBatches, num_before: int, is_due: Callable[[int], bool]):
+        self._rule, self._data, self._before, self._is_due = rule, data, num_before, is_due
         self._pending = deque[tuple[int, Any]]()
 
     def __call__(self, tick: Tick, metrics: Any) -> None:
         """Take the metrics of a step, and judge those that are due."""
         if not tick.last:
             self._pending.append((tick.step, metrics))
-        left = 0 if tick.last or self._is_due(tick.step) else RUN_AHEAD
-        while len(self._pending) > left:
-            step, found = self._pending.popleft()
-            spike = self._rule.judge(step, _numbers(found))
+        num_pending = 0 if tick.last or self._is_due(tick.step) else RUN_AHEAD
+        while len(self._pending) > num_pending:
+            step, step_metrics = self._pending.popleft()
+            spike = self._rule.judge(step, _numbers(step_metrics))
             if spike is not None:
-                raise Spiked(spike, *self._data.numbers(tick.step - step, self._before))
+                raise SpikeDetected(spike, *self._data.numbers(tick.step - step, self._before))
 
 
 def _set_aside_after(checkpoints: Checkpoints, newest: int) -> list[int]:
@@ -173,7 +173,7 @@ def _decisions_in(directory: Path) -> list[list[int]]:
     """Return the step of each decision that a run has written down, and its first and last batch."""
     path = directory / SPIKES
     try:
-        return [[each.step, *each.batches] for each in (spikes_in(path) if path.exists() else ())]
+        return [[decision.step, *decision.batches] for decision in (spikes_in(path) if path.exists() else ())]
     except ValueError as error:
         raise InputError(
             f"{path}, which says which batches the run leaves out, is damaged: {error}.\n  Restore it; or "
@@ -183,8 +183,8 @@ def _decisions_in(directory: Path) -> list[list[int]]:
 
 def _added(directory: Path, decision: Decision) -> list[list[int]]:
     path = directory / SPIKES
-    before = read_file(path) if path.exists() else b""
-    write_whole(path, before + json.dumps(decision).encode() + b"\n")
+    lines = read_file(path) if path.exists() else b""
+    write_whole(path, lines + json.dumps(decision).encode() + b"\n")
     return _decisions_in(directory)
 
 

@@ -21,7 +21,7 @@ from meshwright.engine._open_run import OpenRun, OpenRunDirectory, line_printer,
 from meshwright.engine._out_of_memory import explaining_out_of_memory
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._reports import heading, read_reports, warn_of_lost_reports, writers
-from meshwright.engine._rollback import Rollbacks, Spiked
+from meshwright.engine._rollback import Rollbacks, SpikeDetected
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping, deadline
 from meshwright.engine._training import Data, Training
@@ -71,13 +71,17 @@ def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
     while True:
         try:
             return _attempt(settings, training, opened, rollbacks, spiked)
-        except Spiked as found:
-            spiked = found.with_traceback(None)  # whose frames would keep a second state in memory
+        except SpikeDetected as spike:
+            spiked = spike.with_traceback(None)  # whose frames would keep a second state in memory
         rollbacks.check(spiked.spike)
 
 
 def _attempt(
-    settings: Settings, training: Training, opened: OpenRun, rollbacks: Rollbacks, spiked: Spiked | None
+    settings: Settings,
+    training: Training,
+    opened: OpenRun,
+    rollbacks: Rollbacks,
+    spiked: SpikeDetected | None,
 ) -> Outcome:
     """Train to the end of the run; after a spike, from the newest checkpoint on."""
     with contextlib.ExitStack() as stack:
@@ -92,7 +96,7 @@ def _attempt(
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
         # In rounds, each training would read the reports of all trainings before it, but needs none of them.
         if is_resumed or evaluate.needs_reports or first > training.first_step():
-            evaluate.restore(read_reports(opened.directory, until=first), after=training.first_step())
+            evaluate.restore(read_reports(opened.directory, until=first), first_step=training.first_step())
         stop = _stopping(settings, opened, evaluate)
         if (reason := _why_over(training, stop, first)) and not (is_resumed and evaluate.has_missing(first)):
             say(f"  {reason}")
@@ -101,7 +105,7 @@ def _attempt(
             scores = {**evaluate.newest, **(checkpoints.scores() if checkpoints else {})}
             return Outcome(first, scores, 0.0, state)
         _tell(opened, training, first, is_resumed=is_resumed)
-        write = writers(stack, settings, training, opened, step_time, after=first)
+        write = writers(stack, settings, training, opened, step_time, step=first)
         expected = training.num_steps(first)
         opened.console.expect(expected)
         if settings.is_shown and processes.is_lead():
@@ -132,7 +136,7 @@ def _tell(opened: OpenRun, training: Training, first: int, *, is_resumed: bool) 
 
 
 def _state_before(
-    spiked: Spiked, settings: Settings, training: Training, opened: OpenRun, rollbacks: Rollbacks
+    spiked: SpikeDetected, settings: Settings, training: Training, opened: OpenRun, rollbacks: Rollbacks
 ) -> TrainState:
     """Return the newest state that was saved, which is before the spike, and leave out its batches."""
     with opened.watch.phase("restore"):
@@ -159,7 +163,7 @@ def _why_over(training: Training, stop: Stopping, step: int) -> str | None:
     """Return why there are no more steps to train, or None if there are some."""
     if step >= training.last_step() or training.data.is_empty():
         return (
-            f"already at step {step}: {training.asked} asks for no more steps. To train more, give a larger "
+            f"already at step {step}: {training.length} asks for no more steps. To train more, give a larger "
             "number; to begin again, another workdir"
         )
     return f"ended at step {step}: the scores had stopped improving" if stop.ended_early() else None
@@ -258,11 +262,11 @@ class _Timed:
         return self
 
     def __next__(self) -> PyTree:
-        before = self._watch.enter("input")
+        phase = self._watch.enter("input")
         try:
             return next(self._data)
         finally:
-            self._watch.enter(before)
+            self._watch.enter(phase)
 
 
 @contextlib.contextmanager

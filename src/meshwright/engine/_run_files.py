@@ -85,11 +85,11 @@ def ended_before(directory: Path) -> str | None:
         has_begun = reports.exists() and reports.stat().st_size
         return "it was killed, and could not say why" if has_begun else None
     try:
-        told = parse_object(read_file(outcome))
+        ending = parse_object(read_file(outcome))
     except (OSError, ValueError) as error:
         return f"{outcome} cannot be read: {error}"
-    how = ": ".join(str(told[name]) for name in ("ended", "message") if name in told)
-    return None if told.get("ended") == "finished" else how
+    how = ": ".join(str(ending[name]) for name in ("ended", "message") if name in ending)
+    return None if ending.get("ended") == "finished" else how
 
 
 def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
@@ -116,8 +116,8 @@ def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[st
 
 def _commit() -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5)
-        return found.stdout.decode().strip() or None
+        process = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5)
+        return process.stdout.decode().strip() or None
     return None
 
 

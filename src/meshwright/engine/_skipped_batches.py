@@ -21,7 +21,7 @@ def position_of_data(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return state["data"] if state.keys() == _KEYS else state
 
 
-class LeavingOut:
+class SkippingBatches:
     """The batches of a run, counted from 1 over all attempts, without some ranges of them."""
 
     def __init__(self, data: Data, rule: Rule | None, num_kept: int):
@@ -55,12 +55,12 @@ class LeavingOut:
         """Leave out batches from now on."""
         self._ranges = sorted({*self._ranges, *((first, last) for first, last in ranges)})
 
-    def numbers(self, ago: int, before: int) -> tuple[int, int]:
+    def numbers(self, ago: int, num_before: int) -> tuple[int, int]:
         """Return the numbers of the batch that was returned `ago` batches before the last, and of one
         before.
         """
-        taken = self._taken[-1 - ago]
-        return taken, max(1, taken - before)
+        number = self._taken[-1 - ago]
+        return number, max(1, number - num_before)
 
     def __iter__(self) -> Self:
         return self
@@ -82,7 +82,7 @@ class LeavingOut:
         if not self._ranges and self._rule is None:
             return state
         recent = {} if self._rule is None else self._rule.get_state()
-        ranges = [list(each) for each in self._ranges]
+        ranges = [list(bounds) for bounds in self._ranges]
         return {"batches": self.number or 0, "left_out": ranges, "recent": recent, "data": state}
 
     def set_state(self, state: dict[str, Any], /) -> None:

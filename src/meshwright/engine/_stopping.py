@@ -37,8 +37,8 @@ class Deadline:
         """Return why the run is out of time, or None if it is not. Collective if a limit is set."""
         if not self.is_set:
             return None
-        now = time.monotonic()
-        return processes.agree(next((limit.reason for limit in self.limits if now >= limit.until), None))
+        seconds = time.monotonic()
+        return processes.agree(next((limit.reason for limit in self.limits if seconds >= limit.until), None))
 
 
 def deadline(
@@ -49,17 +49,17 @@ def deadline(
     job = None if job_margin_seconds is None else processes.on_lead(processes.job_end)
     if job is not None and job_margin_seconds is not None:
         scheduler, variable, end = job
-        left = end - time.time()
-        if left <= 0:
+        remaining_seconds = end - time.time()
+        if remaining_seconds <= 0:
             say(f"  ! {variable} is in the past, so the run ignores it and does not end before the job does")
         else:
-            margin, remaining = f"{job_margin_seconds:g} s", duration(left)
+            margin, remaining = f"{job_margin_seconds:g} s", duration(remaining_seconds)
             say(
                 f"  {scheduler} ends this job in {remaining}: the run saves and ends {margin} before that "
                 "(job_margin_seconds)"
             )
             reason = f"{scheduler} ends the job in {margin}"
-            limits.append(Limit(time.monotonic() + left - job_margin_seconds, reason))
+            limits.append(Limit(time.monotonic() + remaining_seconds - job_margin_seconds, reason))
     return Deadline(limits, processes.agree(bool(limits)))
 
 
@@ -116,9 +116,9 @@ class EarlyStopping:
     def __call__(self, history: History) -> bool:
         sign = 1 if self.mode == "max" else -1
         evaluated = (history[step] for step in sorted(history) if self.metric in history[step])
-        found = [_comparable(sign * scores[self.metric]) for scores in evaluated]
-        before, newest = found[: -self.patience], found[-self.patience :]
-        return bool(before) and not any(score > max(before) + self.by for score in newest)
+        values = [_comparable(sign * scores[self.metric]) for scores in evaluated]
+        earlier, newest = values[: -self.patience], values[-self.patience :]
+        return bool(earlier) and not any(score > max(earlier) + self.by for score in newest)
 
 
 def _comparable(score: float) -> float:

@@ -66,13 +66,13 @@ class Training:
     """The evaluations of the run."""
     facts: Callable[[], Mapping[str, str]] = dict
     """Returns facts about the state and the examples by name, which must be the same on all processes."""
-    told: Sequence[str] = ()
+    notes: Sequence[str] = ()
     """Facts to show before the run starts."""
     remarks: Sequence[str] = ()
     """Warnings to show before the run starts."""
     first_step: Callable[[], int] = lambda: 0
     """Returns the number of updates before this training. The scores of earlier steps do not count for it."""
-    num_steps: Callable[[int], int | None] = lambda done: None
+    num_steps: Callable[[int], int | None] = lambda num_updates: None
     """Returns the total number of updates for the progress bar, from the number so far; None if it depends on
     the data."""
     is_continued: bool = False
@@ -80,7 +80,7 @@ class Training:
     checkpoint, and the checks are not repeated."""
     other_batches: Sequence[PyTree] = ()
     """Global batches of all other shapes that the data may have, as structs."""
-    asked: str = ""
+    length: str = ""
     """The user's argument for the length of the training, as text: `max_steps=100`."""
     has_dropout: bool = False
     """True if the model is known to have dropout layers with a rate above 0."""

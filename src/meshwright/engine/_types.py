@@ -23,10 +23,10 @@ def check_types(description: Any) -> None:
     kind = type(description)
     hints = get_type_hints(kind)
     problems = [
-        f"{kind.__name__}.{name} is {_shown(value)}; it must be {spelled(wanted)}."
+        f"{kind.__name__}.{name} is {_shown(value)}; it must be {spelled(hint)}."
         for field in dataclasses.fields(description)
-        for name, value, wanted in _items(field.name, getattr(description, field.name), hints[field.name])
-        if not _fits(value, wanted)
+        for name, value, hint in _items(field.name, getattr(description, field.name), hints[field.name])
+        if not _fits(value, hint)
     ]
     if problems:
         raise UsageError("\n".join(problems))
@@ -40,31 +40,31 @@ def check_least(least: int, owner: Any, *names: str) -> None:
             raise UsageError(f"{type(owner).__name__}.{name} is {value}; it must be at least {least}.")
 
 
-def _items(name: str, value: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+def _items(name: str, value: Any, hint: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield a value, or each value of a mapping, with its name and type."""
-    if get_origin(wanted) is Mapping and isinstance(value, Mapping):
-        for key, each in value.items():
-            yield f"{name}[{key!r}]", each, get_args(wanted)[1]
+    if get_origin(hint) is Mapping and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield f"{name}[{key!r}]", item, get_args(hint)[1]
     else:
-        yield name, value, wanted
+        yield name, value, hint
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    origin, arguments = get_origin(wanted), get_args(wanted)
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in arguments)
+        return any(_fits(value, part) for part in arguments)
     if origin is Literal:
         return value in arguments
-    if wanted in NUMBERS:
-        return isinstance(value, NUMBERS[wanted]) and not isinstance(value, bool)
-    if wanted in PLAIN or (isinstance(wanted, type) and dataclasses.is_dataclass(wanted)):
-        return isinstance(value, wanted)
+    if hint in NUMBERS:
+        return isinstance(value, NUMBERS[hint]) and not isinstance(value, bool)
+    if hint in PLAIN or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return isinstance(value, hint)
     if origin is collections.abc.Callable:
         return callable(value)
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(each, arguments[1]) for each in value.values())
+        return isinstance(value, Mapping) and all(_fits(part, arguments[1]) for part in value.values())
     if origin is tuple and Ellipsis in arguments:
-        return isinstance(value, tuple | list) and all(_fits(each, arguments[0]) for each in value)
+        return isinstance(value, tuple | list) and all(_fits(part, arguments[0]) for part in value)
     return True
 
 

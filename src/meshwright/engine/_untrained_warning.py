@@ -49,8 +49,8 @@ def unused(training: Training) -> Iterator[str]:
     program, names = program_of(step.jaxpr), tree.leaf_names(training.target)
     inputs = dict(zip(names, program.inputs, strict=False))
     if step.minimised is None:
-        kept = dict(zip(names, program.outputs, strict=False))
-        if changed := [name for name in training.frozen if kept[name] is not inputs[name]]:
+        outputs = dict(zip(names, program.outputs, strict=False))
+        if changed := [name for name in training.frozen if outputs[name] is not inputs[name]]:
             yield f"the update changes parameters that are not trainable: {listed(changed, _MOST)}"
         return
     trained = [name for name in _under("params", inputs) if name not in training.frozen]
@@ -61,9 +61,9 @@ def unused(training: Training) -> Iterator[str]:
             f"{len(idle)} of {len(trained)} trained parameters {have} no influence on the loss: "
             f"{listed(idle, _MOST)}. Use them in the loss, freeze them, or leave them out of the model"
         )
-    for optimizer, taken, remedy in _stacks_as_matrices(program, inputs, training.target.opt_state):
+    for optimizer, stacks, remedy in _stacks_as_matrices(program, inputs, training.target.opt_state):
         yield (
-            f"{optimizer} takes {listed(taken, _MOST)} for matrices, but the loss scans over their first "
+            f"{optimizer} takes {listed(stacks, _MOST)} for matrices, but the loss scans over their first "
             f"dimension, as over stacks of vectors. Name the dimensions: {remedy}"
         )
     of_batch = dict(zip(tree.leaf_names(training.batch), program.inputs[len(names) :], strict=False))
@@ -120,8 +120,9 @@ def _stacks_as_matrices(
             origins.update(zip(operation.outputs, operands, strict=True))
     for state in states:
         optimizer, field, remedy = _OF_MATRICES[type(state)]
-        taken = [name for name, x in tree.named_leaves({"params": getattr(state, field)}).items() if x.size]
-        stacks = [name for name in taken if len(inputs[name].shape) == 2 and inputs[name] in scanned]
+        leaves = tree.named_leaves({"params": getattr(state, field)})
+        matrices = [name for name, x in leaves.items() if x.size]
+        stacks = [name for name in matrices if len(inputs[name].shape) == 2 and inputs[name] in scanned]
         if stacks:
             yield optimizer, stacks, remedy
 

@@ -393,8 +393,10 @@ def test_the_first_lines_of_a_run_say_which_options_are_set(tmp_path, caplog):
 
 def test_the_share_of_a_gpu_s_memory_is_told(monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-    found = StepOptions("NVIDIA H100 80GB HBM3", {}, memory_nbytes=72 << 30)
-    assert [*found.told()] == ["72 GiB of a device's memory for arrays: XLA_PYTHON_CLIENT_MEM_FRACTION=0.9"]
+    options = StepOptions("NVIDIA H100 80GB HBM3", {}, memory_nbytes=72 << 30)
+    assert [*options.summary()] == [
+        "72 GiB of a device's memory for arrays: XLA_PYTHON_CLIENT_MEM_FRACTION=0.9"
+    ]
 
 
 def test_a_mesh_rule_sets_options_for_one_kind_of_device(tmp_path):

@@ -78,16 +78,16 @@ class Bound(Part):
 
     def _part(self, path: str) -> Any:
         model = self._model.bind(self._params, model_state=self.model_state, key=self._key, train=self._train)
-        found = reach(model[0] if isinstance(model, tuple) else model, path)
-        return Part(self, path) if _is_called(found) else found
+        attribute = reach(model[0] if isinstance(model, tuple) else model, path)
+        return Part(self, path) if _is_called(attribute) else attribute
 
 
 def _is_called(x: Any) -> bool:
     """Return whether `x` is a function or a module, or holds some, and not an array or a variable."""
     if isinstance(x, Mapping):
-        return any(_is_called(each) for each in x.values())
+        return any(_is_called(item) for item in x.values())
     if isinstance(x, Sequence) and not isinstance(x, str):
-        return any(_is_called(each) for each in x)
+        return any(_is_called(item) for item in x)
     return callable(x) and not hasattr(x, "dtype")
 
 
@@ -97,8 +97,8 @@ def _over_examples(apply: Callable[..., tuple[Any, PyTree]]) -> Callable[..., tu
     def call(key: jax.Array | None, *args: Any) -> tuple[Any, PyTree]:
         shapes = [jax.numpy.shape(x) for x in jax.tree.leaves(args)]
         if not shapes or () in shapes:
-            found = f"arguments of the shapes {shapes}" if shapes else "no positional argument"
-            raise UsageError(f"the model was called with {found}, which have no examples.\n  {_MAPPED}")
+            arguments = f"arguments of the shapes {shapes}" if shapes else "no positional argument"
+            raise UsageError(f"the model was called with {arguments}, which have no examples.\n  {_MAPPED}")
         keys = None if key is None else jax.random.split(key, shapes[0][0])
         try:
             return jax.vmap(apply, out_axes=(0, None), axis_name=BATCH_AXIS)(keys, *args)

@@ -201,8 +201,8 @@ def _is(model: Any, library: str) -> bool:
 
 
 def _adapter(file: str, library: str) -> Any:
-    what = "this model, which is no pair (init, apply),"
-    return import_extra(f"meshwright.engine._adapters.{file}", extra=library, needed_by=what)
+    subject = "this model, which is no pair (init, apply),"
+    return import_extra(f"meshwright.engine._adapters.{file}", extra=library, needed_by=subject)
 
 
 def _parameters(model: Any) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def in_evaluation(model: Any) -> Any:
     mode = mode_and_key(train=False, key=None)
     parts: dict[int, tuple[Any, Any]] = {}  # a module that is in two fields stays one
 
-    def one(part: Any) -> Any:
+    def copied(part: Any) -> Any:
         if isinstance(part, Mapping | list | tuple):
             return every(part)
         if not dataclasses.is_dataclass(part) or isinstance(part, type):
@@ -72,7 +72,7 @@ def in_evaluation(model: Any) -> Any:
             is_same = True
             for name in {field.name for field in dataclasses.fields(part)} - {"parent"}:
                 old = getattr(part, name, None)
-                value = mode[name] if name in mode and isinstance(old, bool) else one(old)
+                value = mode[name] if name in mode and isinstance(old, bool) else copied(old)
                 is_same &= value is old
                 object.__setattr__(new, name, value)
             parts[id(part)] = part, part if is_same else new
@@ -80,7 +80,7 @@ def in_evaluation(model: Any) -> Any:
 
     def every(values: Any) -> Any:  # not by `jax.tree.map`, which sorts the keys of a dict
         old = list(values.values() if isinstance(values, Mapping) else values)
-        new = [one(value) for value in old]
+        new = [copied(value) for value in old]
         if all(map(operator.is_, old, new)):
             return values
         make: Callable[[Any], Any] = getattr(values, "_make", type(values))
@@ -89,7 +89,7 @@ def in_evaluation(model: Any) -> Any:
             return values | named if isinstance(values, dict) else make(named)
         return make(new)
 
-    return one(model)
+    return copied(model)
 
 
 def reach(model: Any, path: str) -> Any:
@@ -123,15 +123,15 @@ def accepted(model: Callable[..., Any], options: Mapping[str, Any], num_given: i
 
 def abstract(take_apart: Callable[[jax.Array], tuple[Any, PyTree]]) -> tuple[Any, PyTree]:
     """Return `take_apart(key)` with structs for the arrays of its second part. Uses no device."""
-    kept = []
+    structures = []
 
     def leaves(seed: jax.Array) -> PyTree:
         structure, tree_of_arrays = take_apart(key_of(seed))
-        kept.append(structure)
+        structures.append(structure)
         return tree_of_arrays
 
     structs = jax.eval_shape(leaves, jax.ShapeDtypeStruct((), jnp.uint32))
-    return kept[0], structs
+    return structures[0], structs
 
 
 def of_dimensions(specs: Mapping[str, Axes], named: Mapping[str, Any]) -> dict[str, Axes]:
@@ -149,14 +149,14 @@ def arrays(examples: PyTree) -> PyTree:
     )
 
 
-def ordered_leaves(values: PyTree, names: Sequence[str], what: str) -> list[Any]:
+def ordered_leaves(values: PyTree, names: Sequence[str], label: str) -> list[Any]:
     """Return the leaves of the plain tree `values` in the order of `names`."""
     named = tree.named_leaves(values)
     missing = [name for name in names if name not in named]
     unknown = sorted(named.keys() - {*names})
     if missing or unknown:
         raise UsageError(
-            f"{what} does not fit this model:\n"
+            f"{label} does not fit this model:\n"
             f"  missing: {', '.join(missing) or 'nothing'}\n"
             f"  unknown: {', '.join(unknown) or 'nothing'}\n"
             f"  The model has: {', '.join(names) or 'nothing'}.{_instead(named, names)}"

@@ -121,9 +121,9 @@ def _keep_arrays(model: nnx.Module) -> None:
 def _fresh(streams: Any, key: jax.Array) -> list[jax.Array]:
     """Return fresh leaves for `streams`: new keys, and counts of 0."""
 
-    def one(i: int, x: jax.ShapeDtypeStruct) -> jax.Array:
+    def fresh(i: int, x: jax.ShapeDtypeStruct) -> jax.Array:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.split(jax.random.fold_in(key, i), x.shape)
         return jnp.zeros(x.shape, x.dtype)
 
-    return [one(i, x) for i, x in enumerate(jax.tree.leaves(streams))]
+    return [fresh(i, x) for i, x in enumerate(jax.tree.leaves(streams))]

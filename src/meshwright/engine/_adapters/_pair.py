@@ -36,8 +36,8 @@ class Pair:
 
     def init(self, key: jax.Array) -> Variables:
         """Return the result of the user's `init`, with the state {} if it has none."""
-        made = self._made(key)
-        return made if isinstance(made, Variables) else Variables(made, {})
+        variables = self._made(key)
+        return variables if isinstance(variables, Variables) else Variables(variables, {})
 
     def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> Any:
         """Return `apply` with everything but the inputs filled in."""

@@ -126,13 +126,13 @@ class EvaluationFunction:
 
 def check_names(evaluations: Mapping[str, Any], field: str) -> None:
     """Check that the names of evaluations can be names of folders, for their `outputs`."""
-    known: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in evaluations:
         if not is_file_name(name):
             raise UsageError(
                 f"{field}: {name!r} cannot be a folder's name, and each evaluation needs one. "
                 'Give a name of printable characters without "/", such as "test".'
             )
-        other = known.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
+        other = names.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other != name:
             raise UsageError(f"{field}: {other!r} and {name!r} are one name on some disks. Rename one.")

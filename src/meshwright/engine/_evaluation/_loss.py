@@ -102,13 +102,13 @@ class AverageLoss:
             sharding = self._layout.replicated if is_whole else self._layout.batch_sharding
             # On explicit axes a constraint only asserts what an array's type says.
             explicit = AxisType.Explicit in sharding.mesh.axis_types
-            place = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
-            batch = jax.tree.map(lambda x: place(x[rows], sharding), batch)
+            constrain = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+            batch = jax.tree.map(lambda x: constrain(x[rows], sharding), batch)
         # Evaluation has a stream of keys of its own, so it does not change what training draws.
         key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
         params, has_state = self._narrow(self._params(state)), state.model_state is not None
-        held = [state.model_state] if has_state else []
-        returned = of_loss(self._loss, params, batch, key, *held, step=state.step)
+        state_arguments = [state.model_state] if has_state else []
+        returned = of_loss(self._loss, params, batch, key, *state_arguments, step=state.step)
         value, metrics = _split(returned, has_state)
         means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
         return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}

@@ -42,9 +42,9 @@ def evaluating(
     narrow = narrowing(compute_dtype)
 
     def evaluated(state: Any, batch: PyTree) -> T:
-        held = held_by(state, "model_state")
-        hint = "\n  Write output, _ = model.apply(params, ..., model_state=model_state)." if held else ""
-        values = {"params": narrow(params(state)), "batch": batch, **held}
+        states = held_by(state, "model_state")
+        hint = "\n  Write output, _ = model.apply(params, ..., model_state=model_state)." if states else ""
+        values = {"params": narrow(params(state)), "batch": batch, **states}
         return in_order(function, values, named=held_by(state, "step"), hint=hint)()
 
     return evaluated

@@ -95,10 +95,10 @@ class Metric:
             error.add_note(f"in {self._name}{available}")
             raise
         more = as_scores(returned, self._name)
-        if taken := more.keys() & scores.keys():
+        if duplicates := more.keys() & scores.keys():
             raise UsageError(
-                f"{self._name} returned {min(taken)!r}, which is the name of an average over the examples.\n"
-                "  Give it another name."
+                f"{self._name} returned {min(duplicates)!r}, which is the name of an average over the "
+                "examples.\n  Give it another name."
             )
         return more
 

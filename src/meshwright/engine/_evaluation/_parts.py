@@ -63,7 +63,7 @@ def evaluation_parts(
     context: EvaluationContext,
 ) -> list[EvaluationPart]:
     """Return the evaluations of a run, and its samples."""
-    parts = [_evaluation(name, one, context) for name, one in evaluations.items()]
+    parts = [_evaluation(name, evaluation, context) for name, evaluation in evaluations.items()]
     if samples is None or samples.num_samples == 0:
         return parts
     if SAMPLES in evaluations:
@@ -74,41 +74,45 @@ def evaluation_parts(
 def evaluation_facts(evaluations: Mapping[str, Evaluation | EvaluationFunction]) -> dict[str, dict[str, str]]:
     """Return facts on the examples of each evaluation that must be the same on all processes."""
     facts = {}
-    for name, one in evaluations.items():
-        if isinstance(one, Evaluation):
+    for name, evaluation in evaluations.items():
+        if isinstance(evaluation, Evaluation):
             with errors_naming(f"evaluations.{name}"):
-                facts[f"evaluations.{name}"] = facts_of(one.examples)
+                facts[f"evaluations.{name}"] = facts_of(evaluation.examples)
     return facts
 
 
-def scoring_of(one: Evaluation | EvaluationFunction, field: str, context: EvaluationContext) -> Scoring:
+def scoring_of(
+    evaluation: Evaluation | EvaluationFunction, field: str, context: EvaluationContext
+) -> Scoring:
     """Return the function that scores a state by an evaluation, which errors call `field`."""
-    if isinstance(one, Evaluation):
-        return _Parts(one, field, context).scoring()
-    dtype = context.compute_dtype if one.dtype == "train" else one.dtype
+    if isinstance(evaluation, Evaluation):
+        return _Parts(evaluation, field, context).scoring()
+    dtype = context.compute_dtype if evaluation.dtype == "train" else evaluation.dtype
     with errors_naming(f"{field}.dtype"):
-        return scoring_by_function(one.function, f"{field}.function", compute_dtype=dtype, params=one.params)
+        return scoring_by_function(
+            evaluation.function, f"{field}.function", compute_dtype=dtype, params=evaluation.params
+        )
 
 
 def _evaluation(
-    name: str, one: Evaluation | EvaluationFunction, context: EvaluationContext
+    name: str, evaluation: Evaluation | EvaluationFunction, context: EvaluationContext
 ) -> EvaluationPart:
     field = f"evaluations.{name}"
-    scored_by = f"{field}.{'measure' if isinstance(one, Evaluation) else 'function'}"
-    when = context.when if one.when is None else one.when
-    scoring = scoring_of(one, field, context)
-    return EvaluationPart(name, f"{name}/", scored_by, when, scoring, lambda: one.at_end)
+    scored_by = f"{field}.{'measure' if isinstance(evaluation, Evaluation) else 'function'}"
+    when = context.when if evaluation.when is None else evaluation.when
+    scoring = scoring_of(evaluation, field, context)
+    return EvaluationPart(name, f"{name}/", scored_by, when, scoring, lambda: evaluation.at_end)
 
 
 class _Parts:
     """The functions of an `Evaluation`, each applied to all examples. None stands for a missing function."""
 
-    def __init__(self, one: Evaluation, field: str, context: EvaluationContext):
-        self._one, self._field, self._context, layout = one, field, context, context.layout
+    def __init__(self, evaluation: Evaluation, field: str, context: EvaluationContext):
+        self._evaluation, self._field, self._context, layout = evaluation, field, context, context.layout
         usual = context.batch_size or _USUAL_SIZE + -_USUAL_SIZE % layout.batch_ways
-        self._size = size = batch_size_of(one.examples, one.batch_size or usual)
-        dtype = context.compute_dtype if one.dtype == "train" else one.dtype
-        chosen: dict[str, Any] = {"compute_dtype": dtype, "params": one.params}
+        self._size = size = batch_size_of(evaluation.examples, evaluation.batch_size or usual)
+        dtype = context.compute_dtype if evaluation.dtype == "train" else evaluation.dtype
+        chosen: dict[str, Any] = {"compute_dtype": dtype, "params": evaluation.params}
 
         def rows(function: Callable[..., PyTree] | PredictsState | None) -> ExampleFunction | None:
             if not callable(function):
@@ -116,36 +120,38 @@ class _Parts:
             return ExampleFunction(function, size, layout, context.seed, **chosen, collate=context.collate)
 
         self._average_loss = self._measured = None
-        if one.measure == OWN_LOSS and context.average_loss is None:
+        if evaluation.measure == OWN_LOSS and context.average_loss is None:
             raise UsageError(
                 f'{field}.measure is "{OWN_LOSS}", but there is no loss of a Trainer.\n'
                 "  Give a function (params, batch) that returns {'loss': values}, one for each example, or "
                 "predict and metric_fn."
             )
         with errors_naming(f"{field}.dtype"):
-            if callable(one.measure):
-                self._measured = Measured(one.measure, layout, **chosen)
-            elif one.measure is not None and context.average_loss is not None:
-                self._average_loss = context.average_loss(dtype, one.params)
-            self._predict, outputs = rows(one.predict), rows(one.outputs)
-        self._outputs = None if outputs is None else OutputFiles(outputs, one.examples)
+            if callable(evaluation.measure):
+                self._measured = Measured(evaluation.measure, layout, **chosen)
+            elif evaluation.measure is not None and context.average_loss is not None:
+                self._average_loss = context.average_loss(dtype, evaluation.params)
+            self._predict, outputs = rows(evaluation.predict), rows(evaluation.outputs)
+        self._outputs = None if outputs is None else OutputFiles(outputs, evaluation.examples)
 
     def scoring(self) -> Scoring:
         """Return the function that scores a state."""
-        one, context, metric = self._one, self._context, None
+        evaluation, context, metric = self._evaluation, self._context, None
         read = partial(
             # The average of a loss needs the numbers of the examples, that of a measure their weights.
             padded_batches if self._average_loss is None else numbered_batches,
-            one.examples,
+            evaluation.examples,
             self._size,
             context.layout.batch_sharding,
             collate=context.collate,
         )
-        if one.metric_fn is not None:
-            options = {"has_scores": one.measure is not None, "name": f"{self._field}.metric_fn"}
-            metric = Metric(one.metric_fn, one.examples, self._size, self._predictions(), **options)
+        if evaluation.metric_fn is not None:
+            options = {"has_scores": evaluation.measure is not None, "name": f"{self._field}.metric_fn"}
+            metric = Metric(
+                evaluation.metric_fn, evaluation.examples, self._size, self._predictions(), **options
+            )
         with errors_naming(self._field):
-            number = num_examples(one.examples)
+            number = num_examples(evaluation.examples)
         return Scoring(
             self._average_loss or self._measured,
             read,
@@ -156,7 +162,7 @@ class _Parts:
         )
 
     def _predictions(self) -> Predict | None:
-        predictor, size = self._one.predict, self._size
+        predictor, size = self._evaluation.predict, self._size
         if not isinstance(predictor, PredictsState):
             return None if self._predict is None else self._predict.of_each
 
@@ -170,7 +176,7 @@ class _Parts:
 
         The loss of a trainer and a `Predictor` are not traced, but tried with the first examples; None then.
         """
-        one, sharding = self._one, self._context.layout.batch_sharding
+        evaluation, sharding = self._evaluation, self._context.layout.batch_sharding
         functions = {
             name: function
             for name, function in (("predict", self._predict), ("outputs", self._outputs))
@@ -179,7 +185,7 @@ class _Parts:
         names: Sequence[str] = ()
         if self._measured is not None or functions:
             with errors_naming(self._field):
-                rows = some_rows(one.examples, self._size, sharding, self._context.collate)
+                rows = some_rows(evaluation.examples, self._size, sharding, self._context.collate)
                 local_rows(self._size, sharding)  # raises if the batch cannot be split
                 batch = global_batch(rows, self._size)
             if self._measured is not None:
@@ -188,5 +194,5 @@ class _Parts:
             for name, function in functions.items():
                 with errors_naming(f"{self._field}.{name}"):
                     function.check(target, batch)
-        is_traced = self._average_loss is None and not isinstance(one.predict, PredictsState)
+        is_traced = self._average_loss is None and not isinstance(evaluation.predict, PredictsState)
         return names if is_traced else None

@@ -93,11 +93,11 @@ def perplexity(scores: Scores) -> Scores:
             f"perplexity needs the mean `loss` in nats per token; found {', '.join(scores) or 'no scores'}.\n"
             '  Return it from the measure: {"loss": losses}, or mw.engine.token_means(...).'
         )
-    found = {"perplexity": _exp(scores["loss"])}
+    means = {"perplexity": _exp(scores["loss"])}
     if "loss_per_byte" in scores:
         per_byte = scores["loss_per_byte"]
-        found |= {"byte_perplexity": _exp(per_byte), "bits_per_byte": per_byte / math.log(2)}
-    return found
+        means |= {"byte_perplexity": _exp(per_byte), "bits_per_byte": per_byte / math.log(2)}
+    return means
 
 
 def _exp(x: float) -> float:

@@ -116,13 +116,13 @@ def training_of(
         data=data,
         last_step=lambda: experiment.max_steps,
         num_steps=lambda done: experiment.max_steps,
-        asked=f"max_steps={experiment.max_steps}",
+        length=f"max_steps={experiment.max_steps}",
         first_state=partial(_first_state, experiment, parts.target, began_from),
         began_from=began_from,
         has_dropout=getattr(getattr(experiment.model, "__self__", None), "has_dropout", False),
         evaluations=evaluation_parts(experiment.evaluations, experiment.samples, context),
         facts=partial(_facts, experiment, parts, data),
-        told=[*chosen, *parts.compiler.told()],
+        notes=[*chosen, *parts.compiler.summary()],
         remarks=[f"compute_dtype: {wider}"] if wider else [],
     )
 

@@ -70,37 +70,37 @@ def export(
       (3, 2)
     """
     _check(platforms, arrays)
-    place, held = _place(to, ".jaxexport"), TreeSource(params)
-    beside = place.with_suffix(".safetensors") if arrays == "beside" else None
-    if beside is None and (nbytes := tree.nbytes(held.arrays())) > _LARGEST_INSIDE:
+    path, source = _place(to, ".jaxexport"), TreeSource(params)
+    beside = path.with_suffix(".safetensors") if arrays == "beside" else None
+    if beside is None and (nbytes := tree.nbytes(source.arrays())) > _LARGEST_INSIDE:
         raise UsageError(
             f"the parameters have {nbytes / 1e9:.1f} GB, and a program holds 1.9 GB: give arrays='beside'."
         )
     structs = structs_of(inputs, constraints)
 
     def write() -> str:
-        names = [_in_file(name) for name in held.arrays()]
-        _refuse_existing(place, *([beside] if beside else []))
-        values = [held.read(name, ()) for name in held.arrays()]
+        names = [_in_file(name) for name in source.arrays()]
+        _refuse_existing(path, *([beside] if beside else []))
+        values = [source.read(name, ()) for name in source.arrays()]
         called = partial(_called, function, jax.tree.structure(params))
         exported = _exported(called, names, values, structs, platforms, inside=beside is None)
         about: dict[str, Any] = {
             "platforms": list(exported.platforms),
-            "inputs": told(structs),
-            "outputs": told(jax.tree.unflatten(exported.out_tree, exported.out_avals)),
+            "inputs": texts_of(structs),
+            "outputs": texts_of(jax.tree.unflatten(exported.out_tree, exported.out_avals)),
             "constraints": list(constraints),
             "arrays": None,
             "jax": jax.__version__,
         }
         program = _serialized(exported)
-        with staged(place) as unfinished:
+        with staged(path) as unfinished:
             if beside is not None:
-                about["arrays"] = _write_weights(held, unfinished / beside.name)
-            write_whole(unfinished / place.name, packed(program, about))
-            for path in [*([beside] if beside else []), place]:
-                (unfinished / path.name).rename(path)
-            fsync_directory(place.parent)
-        return str(place)
+                about["arrays"] = _write_weights(source, unfinished / beside.name)
+            write_whole(unfinished / path.name, packed(program, about))
+            for target in [*([beside] if beside else []), path]:
+                (unfinished / target.name).rename(target)
+            fsync_directory(path.parent)
+        return str(path)
 
     return Path(on_lead(write))
 
@@ -113,38 +113,38 @@ def export_params(params: tree.PyTree, to: str | Path) -> Path:
       >>> list(mw.checkpoints.open_source(path).arrays())
       ['layer.w']
     """
-    place, held = _place(to, ".safetensors"), TreeSource(params)
+    path, source = _place(to, ".safetensors"), TreeSource(params)
 
     def write() -> str:
-        _refuse_existing(place)
-        with staged(place) as unfinished:
-            _write_weights(held, unfinished / place.name)
-            (unfinished / place.name).rename(place)
-            fsync_directory(place.parent)
-        return str(place)
+        _refuse_existing(path)
+        with staged(path) as unfinished:
+            _write_weights(source, unfinished / path.name)
+            (unfinished / path.name).rename(path)
+            fsync_directory(path.parent)
+        return str(path)
 
     return Path(on_lead(write))
 
 
 def _check(platforms: Sequence[str], arrays: str) -> None:
     if isinstance(platforms, str) or not platforms or (unknown := [*{*platforms} - {*PLATFORMS}]):
-        given = platforms if isinstance(platforms, str) or not platforms else ", ".join(sorted(unknown))
-        raise UsageError(f"platforms: {given!r} is not among {', '.join(PLATFORMS)}; give a list of these.")
+        refused = platforms if isinstance(platforms, str) or not platforms else ", ".join(sorted(unknown))
+        raise UsageError(f"platforms: {refused!r} is not among {', '.join(PLATFORMS)}; give a list of these.")
     if arrays not in ("inside", "beside"):
         raise UsageError(f"arrays={arrays!r}: expected 'inside' or 'beside'.")
     import_extra("flatbuffers", extra="export", needed_by="a file of a program")
 
 
 def _place(to: str | Path, suffix: str) -> Path:
-    place = local(to)
-    if place.suffix != suffix:
+    path = local(to)
+    if path.suffix != suffix:
         raise UsageError(f"{to}: the name of the file must end with {suffix}.")
-    return place
+    return path
 
 
 def _refuse_existing(*paths: Path) -> None:
-    if there := [str(path) for path in paths if path.exists()]:
-        raise UsageError(f"{listed(there)} exists already; give another name, or move it away.")
+    if existing := [str(path) for path in paths if path.exists()]:
+        raise UsageError(f"{listed(existing)} exists already; give another name, or move it away.")
     paths[0].parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -166,16 +166,16 @@ def _exported(
     inside: bool,
 ) -> jax_export.Exported:
     """Return the exported program of the inputs alone, or of the weights by name and the inputs."""
-    one = lambda inputs: called([jnp.asarray(x) for x in arrays], inputs)  # noqa: E731
-    two = lambda weights, inputs: called([weights[name] for name in names], inputs)  # noqa: E731
+    with_constants = lambda inputs: called([jnp.asarray(x) for x in arrays], inputs)  # noqa: E731
+    with_weights = lambda weights, inputs: called([weights[name] for name in names], inputs)  # noqa: E731
     of_weights = {name: tree.abstract(x) for name, x in zip(names, arrays, strict=True)}
-    given = (structs,) if inside else (of_weights, structs)
+    function, arguments = (with_constants, (structs,)) if inside else (with_weights, (of_weights, structs))
     try:
-        return jax_export.export(jax.jit(one if inside else two), platforms=platforms)(*given)
+        return jax_export.export(jax.jit(function), platforms=platforms)(*arguments)
     except Exception as error:
         error.add_note(
             f"This was raised while the function was exported for {', '.join(platforms)}, for inputs "
-            f"{json.dumps(told(structs))}.\n  If it needs to know a size, give a number in place of its "
+            f"{json.dumps(texts_of(structs))}.\n  If it needs to know a size, give a number in place of its "
             "name, or say in `constraints` what holds of it."
         )
         raise
@@ -191,9 +191,9 @@ def _serialized(exported: jax_export.Exported) -> bytes:
         ) from None
 
 
-def _write_weights(held: TreeSource, path: Path) -> dict[str, Any]:
+def _write_weights(source: TreeSource, path: Path) -> dict[str, Any]:
     """Write the arrays of a tree to a file, and return what the description says of it."""
-    arrays = held.arrays()
+    arrays = source.arrays()
     names = {_in_file(name): name for name in arrays}
     unfit = [f"{n} of {type_name(x)}" for n, x in arrays.items() if x.dtype.name not in SAFETENSORS_DTYPES]
     if unfit or len(names) < len(arrays):
@@ -202,7 +202,7 @@ def _write_weights(held: TreeSource, path: Path) -> dict[str, Any]:
             "their dtype, or two would have one name.\n  Write them into the program: arrays='inside'."
         )
     structs = {new: arrays[name] for new, name in names.items()}
-    write_safetensors(path, structs, lambda new: iter([held.read(names[new], ())]), {"format": "pt"})
+    write_safetensors(path, structs, lambda new: iter([source.read(names[new], ())]), {"format": "pt"})
     return {"file": path.name, "bytes": path.stat().st_size, "crc32": crc32_of(path)}
 
 
@@ -215,27 +215,27 @@ def structs_of(inputs: tree.PyTree, constraints: Sequence[str]) -> tree.PyTree:
         scope = jax_export.SymbolicScope(constraints)
     except ValueError as error:
         raise UsageError(f"constraints={list(constraints)}: {error}") from None
-    return tree.map_named(lambda name, given: _struct(name, given, scope), inputs)
+    return tree.map_named(lambda name, text: _struct(name, text, scope), inputs)
 
 
-def _struct(name: str, given: Any, scope: Any) -> jax.ShapeDtypeStruct:
-    if not isinstance(given, str):
-        return tree.abstract(given)
-    found = _TEXT.fullmatch(given)
+def _struct(name: str, text: Any, scope: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(text, str):
+        return tree.abstract(text)
+    match = _TEXT.fullmatch(text)
     try:
-        if found is None:
+        if match is None:
             raise ValueError("there are no brackets")
-        sizes = found["shape"].strip()
+        sizes = match["shape"].strip()
         shape = jax_export.symbolic_shape(sizes, scope=scope) if sizes else ()
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(found["dtype"]))
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(match["dtype"]))
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"the input{f' {name}' if name else ''} is {given!r}, which is not a dtype and sizes, such as "
+            f"the input{f' {name}' if name else ''} is {text!r}, which is not a dtype and sizes, such as "
             f"'float32[batch, 28, 28]': {error}"
         ) from None
 
 
-def told(structs: tree.PyTree) -> Any:
+def texts_of(structs: tree.PyTree) -> Any:
     """Return the text of a struct, or a dictionary with the text of each by name."""
     texts = {
         name: f"{jnp.dtype(x.dtype).name}[{', '.join(map(str, x.shape))}]"

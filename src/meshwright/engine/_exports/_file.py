@@ -53,8 +53,8 @@ def read(path: Path) -> Contents:
             f"bytes, and the last do not say {_MAGIC.decode()}.\n  Copy it again, or export it again."
         )
     length, crc, _ = _END.unpack_from(content, len(content) - _END.size)
-    before = memoryview(content)[: len(content) - 12]
-    if crc32(before) != crc:
+    checked = memoryview(content)[: len(content) - 12]
+    if crc32(checked) != crc:
         raise InputError(
             f"{path} is damaged: its {len(content)} bytes do not have the checksum at their end.\n"
             "  Copy it again, or export it again."
@@ -80,12 +80,12 @@ def _check_types(
             raise TypeError("the name of the file of the arrays is not one")
         if any(type(arrays.get(name)) is not int for name in ("bytes", "crc32")):
             raise TypeError("the size or the checksum of the arrays is not a number")
-    if not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError("its values have wrong types")
 
 
-def _texts(told: Any) -> list[Any]:
-    return list(told.values()) if isinstance(told, dict) else [told]
+def _texts(described: Any) -> list[Any]:
+    return list(described.values()) if isinstance(described, dict) else [described]
 
 
 def crc32_of(path: Path) -> int:

@@ -11,7 +11,7 @@ from jax import export as jax_export
 
 from meshwright.base._internal import documented, local_path, tree
 from meshwright.checkpoints._internal import open_source
-from meshwright.engine._exports._export import told
+from meshwright.engine._exports._export import texts_of
 from meshwright.engine._exports._file import crc32_of, read
 from meshwright.errors import InputError, UsageError
 
@@ -49,19 +49,19 @@ class Exported:
     def __call__(self, inputs: tree.PyTree) -> Any:
         """Return the outputs."""
         platform = jax.default_backend()
-        here = self.platforms if platform != "gpu" else {*self.platforms} & {"cuda", "rocm"}
-        if platform not in ("gpu", *here) or not here:
+        platforms = self.platforms if platform != "gpu" else {*self.platforms} & {"cuda", "rocm"}
+        if platform not in ("gpu", *platforms) or not platforms:
             raise UsageError(
                 f"{self.path} is for {', '.join(self.platforms)}, and the devices here are of {platform}.\n"
                 f"  Export it again with --platforms {','.join((*self.platforms, platform))}."
             )
-        given = (inputs,) if self.arrays is None else (self.arrays, inputs)
+        arguments = (inputs,) if self.arrays is None else (self.arrays, inputs)
         try:
-            return self.program.call(*given)
+            return self.program.call(*arguments)
         except (ValueError, TypeError) as error:
-            found = json.dumps(told(tree.abstract(inputs)))
+            text = json.dumps(texts_of(tree.abstract(inputs)))
             raise UsageError(
-                f"{self.path} takes {json.dumps(self.inputs)}{self._where()}; found {found}.\n  {error}"
+                f"{self.path} takes {json.dumps(self.inputs)}{self._where()}; found {text}.\n  {error}"
             ) from None
 
     def _where(self) -> str:
@@ -86,18 +86,18 @@ def load_program(path: str | Path) -> Exported:
       >>> int(mw.engine.load_program(path)(np.int32(41)))
       42
     """
-    place = local_path(path)
-    program, about = read(place)
+    file = local_path(path)
+    program, about = read(file)
     try:
         exported = jax_export.deserialize(bytearray(program))
     except Exception as error:  # jax and flatbuffers raise many kinds
         raise InputError(
-            f"{place} was written by jax {about['jax']} and cannot be read by jax {jax.__version__}: "
+            f"{file} was written by jax {about['jax']} and cannot be read by jax {jax.__version__}: "
             f"{error}\n  JAX reads programs of the six months before it: export it again."
         ) from None
-    arrays = None if about["arrays"] is None else _beside(place, about["arrays"])
+    arrays = None if about["arrays"] is None else _beside(file, about["arrays"])
     platforms, constraints = tuple(about["platforms"]), tuple(about["constraints"])
-    return Exported(place, platforms, about["inputs"], about["outputs"], constraints, exported, arrays)
+    return Exported(file, platforms, about["inputs"], about["outputs"], constraints, exported, arrays)
 
 
 def _beside(program: Path, about: dict[str, Any]) -> dict[str, jax.Array]:

@@ -31,43 +31,44 @@ def predictions_of(experiment: Experiment, evaluation: str | None) -> Callable[[
     `evaluation` is its name; None takes the only one that predicts.
     """
     predicting = {
-        name: one
-        for name, one in experiment.evaluations.items()
-        if isinstance(one, Evaluation) and callable(one.predict)
+        name: description
+        for name, description in experiment.evaluations.items()
+        if isinstance(description, Evaluation) and callable(description.predict)
     }
     if evaluation is None and len(predicting) == 1:
         evaluation = next(iter(predicting))
     if evaluation not in predicting:
-        asked = "" if evaluation is None else f" named {evaluation!r}"
-        known = f"there are {listed(predicting)}: name one" if predicting else "there is none"
+        named = "" if evaluation is None else f" named {evaluation!r}"
+        choices = f"there are {listed(predicting)}: name one" if predicting else "there is none"
         raise UsageError(
-            f"the experiment does not say what its model generates, and has no evaluation{asked} to export: "
-            f"of evaluations with `predict`, {known}.\n  Add `samples=mw.lm.Generation(model)` or an "
+            f"the experiment does not say what its model generates, and has no evaluation{named} to export: "
+            f"of evaluations with `predict`, {choices}.\n  Add `samples=mw.lm.Generation(model)` or an "
             "`mw.Evaluation(predict=…)`; or, in Python: mw.engine.export(function, params, inputs, to)."
         )
-    one = predicting[evaluation]
-    dtype = experiment.compute_dtype if one.dtype == "train" else one.dtype
-    return lambda state: _prediction(one, state, dtype)
+    chosen = predicting[evaluation]
+    dtype = experiment.compute_dtype if chosen.dtype == "train" else chosen.dtype
+    return lambda state: _prediction(chosen, state, dtype)
 
 
-def _prediction(one: Evaluation, state: Any, dtype: Any) -> Program:
+def _prediction(evaluation: Evaluation, state: Any, dtype: Any) -> Program:
     """Return the program of an evaluation's predictions; a model's state is among its parameters."""
-    assert callable(one.predict)
-    predict = evaluating(one.predict, params=lambda held: held.params)
-    held = Variables(narrowing(dtype)(one.params(state)), state.model_state)
-    batch = global_batch(some_rows(one.examples, 2), 2)
-    inputs = jax.tree.map(_of_any_number, _used(predict, held, batch))
-    if held.model_state is None:
-        return Program(lambda params, batch: predict(Variables(params, None), batch), held.params, inputs)
-    arrays = {"params": held.params, "model_state": held.model_state}
-    return Program(lambda held, batch: predict(Variables(**held), batch), arrays, inputs)
+    assert callable(evaluation.predict)
+    predict = evaluating(evaluation.predict, params=lambda variables: variables.params)
+    variables = Variables(narrowing(dtype)(evaluation.params(state)), state.model_state)
+    batch = global_batch(some_rows(evaluation.examples, 2), 2)
+    inputs = jax.tree.map(_of_any_number, _used(predict, variables, batch))
+    params, model_state = variables.params, variables.model_state
+    if model_state is None:
+        return Program(lambda params, batch: predict(Variables(params, None), batch), params, inputs)
+    arrays = {"params": params, "model_state": model_state}
+    return Program(lambda variables, batch: predict(Variables(**variables), batch), arrays, inputs)
 
 
-def _used(predict: Callable[[Any, PyTree], PyTree], held: Variables, batch: PyTree) -> PyTree:
+def _used(predict: Callable[[Any, PyTree], PyTree], variables: Variables, batch: PyTree) -> PyTree:
     """Return the batch without arrays that predictions do not need, such as labels, if it is a dictionary."""
     if not isinstance(batch, dict):
         return batch
-    jaxpr = jax.make_jaxpr(predict)(tree.abstract(held), tree.abstract(batch)).jaxpr
+    jaxpr = jax.make_jaxpr(predict)(tree.abstract(variables), tree.abstract(batch)).jaxpr
     used = jaxprs.needed(jaxpr, jaxpr.outvars)
     leaves, structure = jax.tree.flatten(batch)
     is_used = structure.unflatten([x in used for x in jaxpr.invars[-len(leaves) :]])
