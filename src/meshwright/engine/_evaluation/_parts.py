@@ -38,7 +38,7 @@ _USUAL_SIZE = 256
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What all evaluations of a run share, and the values for those that give none."""
+    """The values that all evaluations of a run share, and the defaults of their settings."""
 
     layout: Layout
     """The mesh, which splits the batches."""

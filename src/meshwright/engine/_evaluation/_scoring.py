@@ -1,4 +1,4 @@
-"""One evaluation of a state: its averages, its metric function and its output files together."""
+"""The evaluation of a state: its averages, its metric function and its output files together."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ _PART = 1 << 24
 
 
 class Contents(NamedTuple):
-    """What is in the file."""
+    """The contents of the file."""
 
     program: bytes
     """The serialized program."""
@@ -42,7 +42,7 @@ def packed(program: bytes, about: dict[str, Any]) -> list[bytes]:
 
 
 def read(path: Path) -> Contents:
-    """Return what is in a file, having compared its checksum."""
+    """Return the contents of a file, after a check of its checksum."""
     try:
         content = read_file(path)
     except OSError as error:

@@ -38,9 +38,9 @@ class Exported:
     inputs: Any
     """The dtype and sizes of the inputs, a text, or a dictionary of texts by name."""
     outputs: Any
-    """Those of the outputs."""
+    """The dtype and sizes of the outputs, in the same form."""
     constraints: tuple[str, ...]
-    """What must hold of the sizes."""
+    """Conditions on the sizes, such as `length <= 1024`."""
     program: jax_export.Exported = field(repr=False)
     """The program as JAX knows it."""
     arrays: dict[str, jax.Array] | None = field(repr=False)
