@@ -46,7 +46,8 @@ def described_devices(hardware: Hardware) -> Sequence[jax.Device]:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is not installed
+    # The plugin's parent package is not installed.
+    except ModuleNotFoundError:
         return False
 
 
@@ -61,11 +62,11 @@ def _cpus(number: int) -> Sequence[jax.Device]:
 
 
 def _gpus(hardware: Hardware, target: Gpu) -> Sequence[jax.Device]:
-    hosts, each = hardware.shape
+    hosts, per_host = hardware.shape
     return topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
-        topology=f"1x{hosts}x{each}",  # slices, hosts, devices per host
+        topology=f"1x{hosts}x{per_host}",  # slices, hosts, devices per host
         target_config=_target_config(hardware.chip, target),
     ).devices
 

@@ -40,7 +40,7 @@ class Rule(NamedTuple):
     """Pairs of a dimension's letter and the letter of a slice of it; None if the slice has no dimension."""
     sizes: Mapping[int, int] = {}
     """Sizes of letters that share a dimension with others."""
-    known: bool = True
+    is_known: bool = True
     """False if the rule is guessed from shapes and they are ambiguous."""
 
 
@@ -55,7 +55,7 @@ def elementwise(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 def resized(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place; those whose size changes must be whole."""
-    return _in_place(inputs, outputs)._replace(known=True)
+    return _in_place(inputs, outputs)._replace(is_known=True)
 
 
 def sliced(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -111,8 +111,8 @@ def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozen
 
     found = [dims(number, shape) for number, shape in enumerate((*inputs, *outputs))]
     whole = frozenset(letter for (d, *_), letter in letters.items() if len(sizes[d]) > 1)
-    known = not whole and {len(shape) for shape in inputs} <= {0, rank}
-    return Rule(found[: len(inputs)], found[len(inputs) :], whole=whole, known=known)
+    is_known = not whole and {len(shape) for shape in inputs} <= {0, rank}
+    return Rule(found[: len(inputs)], found[len(inputs) :], whole=whole, is_known=is_known)
 
 
 def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:

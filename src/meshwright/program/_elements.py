@@ -28,7 +28,7 @@ def parts_of(eqn: Equation, out: int, index: tuple[int, ...]) -> list[Part]:
     letters = {
         dim[0]: (i, size)
         for dim, i, size in zip(rule.outputs[out], index, results[out], strict=True)
-        if len(dim) == 1 and rule.known
+        if len(dim) == 1 and rule.is_known
     }
     return [
         tuple(_part(letters.get(dim[0]) if len(dim) == 1 else None, size) for dim, size in zip(dims, shape))  # noqa: B905
