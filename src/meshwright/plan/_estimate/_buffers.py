@@ -33,7 +33,7 @@ class Buffers:
             memory = operation.primitive.memory
             if memory.is_whole:
                 self._stored.update(map(self.root, operation.values))
-            elif memory in (Memory.WRITTEN, Memory.REDUCED):
+            elif memory in (Memory.STORED, Memory.REDUCED):
                 self._stored.update(operation.outputs)
         self._stored |= _costly(program)
         self._stored -= _added(program, carried)
