@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from meshwright.data._batches import batches
     from meshwright.engine._adapters._functional import functional
     from meshwright.engine._deployer._deployer import Deployer
+    from meshwright.engine._evaluation._description import Evaluation
     from meshwright.engine._experiment._evaluate import evaluate
-    from meshwright.engine._experiment._experiment import Evaluation, Experiment, Input, Save
-    from meshwright.engine._experiment._run import run
+    from meshwright.engine._experiment._experiment import Experiment, Input
     from meshwright.engine._predictor._predictor import Predictor
-    from meshwright.engine._settings import Compile, Logging, Profile, Watchdog
+    from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdog
     from meshwright.engine._stopping import Stop
     from meshwright.engine._trainer._trainer import Trainer
     from meshwright.errors import MeshwrightError
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from meshwright.parallel._infer_rules import infer_rules
     from meshwright.parallel._layout import Layout
     from meshwright.parallel._mesh import make_mesh
+    from meshwright.plan._runs import run
     from meshwright.training._loop import fit
     from meshwright.training._state import TrainState
     from meshwright.training._step import make_step

@@ -18,7 +18,15 @@ from jax.sharding import PartitionSpec as P
 from meshwright.errors import LayoutError
 from meshwright.parallel._layout import Layout, axes_of
 from meshwright.parallel._stages import layer_by_layer
-from meshwright.program._internal import Convolution, bind, convolution_of, evaluate, jaxprs, replacing
+from meshwright.program._internal import (
+    Convolution,
+    as_function,
+    bind,
+    convolution_of,
+    evaluate,
+    jaxprs,
+    replacing,
+)
 
 T = TypeVar("T")
 
@@ -67,17 +75,6 @@ def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]
         if jaxpr is traced.jaxpr:
             return inner(*arguments)  # JAX does not trace it again
         return as_function(jaxpr, traced.out_info)(*arguments)
-
-    return called
-
-
-def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
-    """Return a closed jaxpr as a function of pytrees."""
-    from jax.extend.core import jaxpr_as_fun  # here, as it loads Pallas, which takes some 40 ms
-
-    def called(*arguments: Any) -> Any:
-        leaves = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
     return called
 

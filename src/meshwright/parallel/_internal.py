@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         SPLITTING_STATE,
         TENSOR,
         Axis,
-        Exchange,
         Use,
         axis_named,
         described,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
         num_stages,
         plain_axes,
     )
-    from meshwright.parallel._convolutions import adding_right, as_function, mended
+    from meshwright.parallel._convolutions import adding_right, mended
     from meshwright.parallel._copies import compare_given, copy_to, move_to
     from meshwright.parallel._explain import device_bytes, explain
     from meshwright.parallel._foreign import as_arrays

@@ -21,6 +21,7 @@ from meshwright.program._internal import Algebra, Operation, Tie, Value, influen
 
 APART = "rows_apart"
 """The scope of an operation of rows that sorts them only to compute each by itself, as `mw.nn.moe` does."""
+_SUMS = (Algebra.SUMMED, Algebra.PRODUCT)
 _FREE, _ROW, _SUM, _QUOTIENT, _MET = range(5)
 
 
@@ -89,8 +90,8 @@ class _Levels:
         if after > max(before, 1):
             return _MET  # pairs of rows
         if highest == _ROW:
-            if after < before and (known.is_sum or known.algebra is Algebra.EXTREME):
-                return _SUM if known.is_sum else _MET
+            if after < before and known.algebra in (*_SUMS, Algebra.EXTREME):
+                return _SUM if known.algebra in _SUMS else _MET
             return _MET if self._is_along_rows(operation) else _ROW
         return self._level_of_sums(operation, levels, highest)
 
@@ -101,7 +102,7 @@ class _Levels:
             known.algebra is Algebra.DIVIDED and levels[1] >= _SUM
         ):
             return _QUOTIENT
-        if known.is_bilinear and min(levels) > _FREE:
+        if known.algebra in (Algebra.MULTIPLIED, Algebra.PRODUCT) and min(levels) > _FREE:
             return _QUOTIENT if _QUOTIENT in levels and not known.product else _MET
         return _MET if has_rows or known.algebra is Algebra.CURVED else highest
 

@@ -24,9 +24,9 @@ from meshwright.parallel._axes import DATA, TENSOR
 from meshwright.parallel._factors import Factor
 from meshwright.parallel._infer_rules import InferredRule
 from meshwright.parallel._layout import Layout, axes_of, canonical
-from meshwright.parallel._replay import Place, replayed
+from meshwright.parallel._replay import Place, Replay
 from meshwright.parallel._trace import Walk
-from meshwright.program._internal import Operation, Rule, jaxprs, program_of
+from meshwright.program._internal import Operation, Rule, as_function, jaxprs, program_of
 from meshwright.program._internal import walk as operations_of
 
 
@@ -82,8 +82,7 @@ def splitting_sequences(
             jax.lax.with_sharding_constraint(x, specs[name]) if name in specs else x
             for name, x in tree.named_leaves(params).items()
         ]
-        leaves = replayed(traced.jaxpr, places)(*weights, *jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
+        return as_function(traced.jaxpr, traced.out_info, Replay(places))(weights, *arguments)
 
     return called
 

@@ -165,15 +165,14 @@ class Liveness:
         """
         masked: dict[Value, list[int]] = defaultdict(list)
         copied: dict[Value, list[int]] = defaultdict(list)
-        ragged = {i: product for i, x in enumerate(program.operations) if (product := x.ragged)}
+        ragged = {i: x for i, x in enumerate(program.operations) if x.num_groups}
         for i, product in ragged.items():
-            operands = program.operations[i].inputs[: 1 if product.has_matrices else 2]
-            for value in map(buffers.root, operands):
+            for value in map(buffers.root, product.inputs[: 1 if product.has_matrices else 2]):
                 (copied if product.has_matrices else masked)[value].append(i)
         for value in masked.keys() & copied.keys():
             masked[value] = [copied[value][0], *masked[value]]
         for value, indices in (*masked.items(), *copied.items()):
-            nbytes = ragged[indices[0]].count * self._specs.nbytes(value)
+            nbytes = ragged[indices[0]].num_groups * self._specs.nbytes(value)
             uses = [[i] for i in indices] if self._masked is Masked.AT_EACH_USE else [indices]
             for use in uses:
                 timeline.add(WORKSPACE, nbytes, min(use), max(use))
