@@ -217,7 +217,8 @@ def _source(played: Played, bad_step: BadStep) -> Source | None:
     num_state = len(jax.tree.leaves(state))
     results: list[tuple[int, tuple[int, ...] | None]] = []
     for name in ("loss", "grad_norm"):
-        if name in metrics.mean_names:  # `means` is the first array of packed metrics: totals, then counts
+        # `means` is the first array of packed metrics: totals, then counts.
+        if name in metrics.mean_names:
             results += [(num_state, (part, metrics.mean_names.index(name))) for part in (0, 1)]
     leaf_numbers = {name: number for number, name in enumerate(tree.leaf_names(state))}
     results += [(number, None) for name, number in leaf_numbers.items() if name in bad_step.wrong]

@@ -169,6 +169,7 @@ def _changes(site: Site) -> str:
     """Return the cheapest changes in words, or why none was found: a loss may fit only its own batch size."""
     try:
         return described_changes(cheapest_changes(site))
-    except Exception as error:  # of the user's functions, of any kind
+    # The user's functions may raise errors of any kind.
+    except Exception as error:
         log.info("a change could not be planned", exc_info=True)
         return f"Changes could not be planned: {type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -19,8 +19,10 @@ GPU_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 TPU_PLUGIN = "libtpu"
 
 TPU_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",  # do not look for the metadata server of Google's cloud
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is used, so two plans may be made at a time
+    # Do not look for the metadata server of Google's cloud.
+    "TPU_SKIP_MDS_QUERY": "1",
+    # No device is used, so two plans may be made at a time.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 

@@ -68,7 +68,8 @@ class Traces:
                 outcome = self._traced(experiment, mesh, rows, parts)
                 if isinstance(outcome, AxisError) and outcome.axis == axis:
                     self._named[key] = outcome
-                elif not isinstance(outcome, Exception):  # one that fails for another reason shows nothing
+                # A step that fails for another reason shows nothing.
+                elif not isinstance(outcome, Exception):
                     self._named[key] = None
             if (error := self._named.get(key)) is not None:
                 raise error
@@ -119,7 +120,7 @@ class Traces:
                 with in_mesh(common):
                     structs = jax.eval_shape(own, first)
             except (TypeError, ValueError, LayoutError):
-                # On its own mesh the model may have parameters.
+                # The model may be possible on the experiment's own mesh.
                 return own
             init = own if _is_unusual(structs) else jax.jit(partial(_zeros, structs))
             self._inits[key] = experiment.model, init

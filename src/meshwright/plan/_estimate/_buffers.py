@@ -85,7 +85,8 @@ class Buffers:
 
 def _is_view(operation: Operation, exchanged: Container[Value]) -> bool:
     """Return whether the result of an operation is in the memory of its operand."""
-    if operation.is_constraint:  # which changes nothing where the operand is split like that
+    # A constraint changes nothing where the operand is split like that already.
+    if operation.is_constraint:
         return operation.outputs[0] not in exchanged
     return operation.primitive.memory is Memory.VIEW
 

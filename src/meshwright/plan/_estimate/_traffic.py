@@ -238,7 +238,8 @@ def _letters(operation: Operation, specs: Propagation) -> dict[str, list[int]]:
     """Return for each axis the letters that most operands and results want on it; several in a tie."""
     votes: dict[str, dict[int, int]] = {}
     for value, letters in specs.sides(operation):
-        for letter, axes in zip(letters, specs.specs.get(value, ()), strict=False):  # none: it is not split
+        # A value without a spec is not split.
+        for letter, axes in zip(letters, specs.specs.get(value, ()), strict=False):
             for axis in axes:
                 of_axis = votes.setdefault(axis, {})
                 if letter is not None:
