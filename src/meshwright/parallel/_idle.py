@@ -14,7 +14,7 @@ from meshwright.parallel._layout import Layout, axes_of
 from meshwright.program._internal import jaxprs
 
 
-def refused(error: LayoutError) -> None:
+def raise_error(error: LayoutError) -> None:
     """Raise `error`."""
     raise error
 
@@ -23,21 +23,22 @@ def check_axes(
     layout: Layout,
     arrays: PyTree,
     trace: Callable[[], jax.stages.Traced],
-    idle: Callable[[LayoutError], None] = refused,
+    idle: Callable[[LayoutError], None] = raise_error,
 ) -> None:
     """Report a mesh axis along which all devices only repeat the same work, if there is one.
 
     An axis is used if it splits the batch or an array, or if an equation names it: a constraint, a
     `shard_map` or a collective.
     """
-    asked = set(layout.batch_axis_names or ())
+    explicit = set(layout.batch_axis_names or ())
     of_batch = _axes_in(layout.batch_sharding.spec)
-    used = {axis for axis in of_batch if axis in asked or axis_named(axis).batch is Use.PURPOSE}
+    used = {axis for axis in of_batch if axis in explicit or axis_named(axis).batch is Use.PURPOSE}
     shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
     specs = [sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding)]
     of_state = {axis for spec in specs for axis in _axes_in(spec)}
     used |= {axis for axis in of_state if axis_named(axis).state is Use.PURPOSE}
-    if layout.batch_axis_names == ():  # asked for: batches stay whole, as those of a meta-learner must
+    # The user asks for whole batches, such as those of a meta-learner.
+    if layout.batch_axis_names == ():
         used.update(plain_axes())
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:

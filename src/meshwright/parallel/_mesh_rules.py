@@ -77,22 +77,22 @@ def _changed(owner: Any, changes: Mapping[str, Any]) -> Any:
             inner.setdefault(name, {})[rest] = value
         else:
             new[name] = value
-    held = _settings_of(owner)
-    new |= {name: _changed(held[name], below) for name, below in inner.items()}
+    settings = _settings_of(owner)
+    new |= {name: _changed(settings[name], below) for name, below in inner.items()}
     return {**owner, **new} if isinstance(owner, Mapping) else dataclasses.replace(owner, **new)
 
 
 def _unknown(owner: Any, path: str) -> str | None:
     """Return the error message about a path that leads to no setting of `owner`; None if it leads to one."""
-    found, above = owner, ""
+    value, above = owner, ""
     for name in path.split("."):
-        settings = _settings_of(found)
+        settings = _settings_of(value)
         if name not in settings:
-            close, kind = nearest(name, settings), type(found).__name__
+            close, kind = nearest(name, settings), type(value).__name__
             whole = f" (in {path!r})" if "." in path else ""
-            there = f"It has: {', '.join(settings)}." if settings else f"{above or kind} has no settings."
-            return f"{kind} has no field {name!r}{whole}{_perhaps(close)}.\n  {there}"
-        found, above = settings[name], f"{above}.{name}".lstrip(".")
+            remedy = f"It has: {', '.join(settings)}." if settings else f"{above or kind} has no settings."
+            return f"{kind} has no field {name!r}{whole}{_perhaps(close)}.\n  {remedy}"
+        value, above = settings[name], f"{above}.{name}".lstrip(".")
     return None
 
 
@@ -137,8 +137,8 @@ def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
       'NVIDIA.*:8'
     """
     patterns = [_compiled(pattern) for pattern, _ in rules]
-    found = (rule for rule, pattern in zip(rules, patterns, strict=True) if pattern.fullmatch(hardware))
-    return next(found, None)
+    matches = (rule for rule, pattern in zip(rules, patterns, strict=True) if pattern.fullmatch(hardware))
+    return next(matches, None)
 
 
 def apply_mesh_rules(value: T, rules: Sequence[MeshRule], hardware: str) -> T:
@@ -159,7 +159,7 @@ def apply_mesh_rules(value: T, rules: Sequence[MeshRule], hardware: str) -> T:
       >>> mw.parallel.apply_mesh_rules(profile, rules, "cpu:8").num_steps
       2
     """
-    problems = [f"mesh rule {p!r}: {found}" for p, change in rules if (found := change.problem(value))]
+    problems = [f"mesh rule {p!r}: {text}" for p, change in rules if (text := change.problem(value))]
     if problems:
         raise UsageError("\n".join(problems))
     rule = mesh_rule(rules, hardware)
