@@ -98,8 +98,8 @@ FAULTS = {
     ),
     "a ring attends to later positions": Fault(
         "nn/_ring.py",
-        "jnp.where(source < self.here, 0, 1)",
-        "jnp.where(source < self.here, 1, 0)",
+        "jnp.where(source < self.device, 0, 1)",
+        "jnp.where(source < self.device, 1, 0)",
         "nn/test_ring.py::test_a_ring_computes_what_one_device_does[causal-data=2,sequence=4]",
     ),
     "what other devices' experts add is not sent home": Fault(
