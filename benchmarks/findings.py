@@ -52,7 +52,7 @@ from meshwright.checkpoints._formats.readers import _file, _zarr2
 from meshwright.cli import _commands, _guess, _overrides
 from meshwright.cli import _internal as cli
 from meshwright.engine._errors import errors_naming
-from meshwright.engine._experiment._evaluations import evaluations_of
+from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_parts
 from meshwright.engine._spikes import Rule
 from meshwright.launch._local import free_port
 from meshwright.launch._members import End
@@ -330,7 +330,7 @@ def muon_on_stacked_layers():
     "wish",
     "own, eval_when",
     before="{}",
-    test="tests/engine/trainer/test_checks.py::test_settings_that_cannot_be_are_told_by_name",
+    test="tests/test_wrong_guesses.py::test_a_wrong_guess_is_answered_by_what_to_write_instead",
 )
 def evaluations_without_examples():
     deployer = mw.Deployer(seed=0, verbose=False)
@@ -694,7 +694,7 @@ def contrastive(params, batch):
 def contrastive_loss_of_the_last_batch():
     deployer = mw.Deployer(seed=0, verbose=False)
     trainer = mw.Trainer(deployer, params={"w": jnp.eye(4)}, loss=contrastive, optimizer=optax.sgd(0.1))
-    found = trainer.evaluate(PAIRS, batch_size=16)["loss"]
+    found = trainer.evaluate(mw.Evaluation("loss", PAIRS, batch_size=16))["loss"]
     parts = [{name: x[i : i + 16] for name, x in PAIRS.items()} for i in (0, 16)]
     right = sum(float(contrastive(trainer.params, part)) * len(part["a"]) / 28 for part in parts)
     return f"eval/loss {found:.4f}, where {right:.4f} is right"
@@ -1659,17 +1659,19 @@ def state_of_a_model():
     before="UsageError: stop.early reads the score 'loss', but no evaluation gives it. "
     "Did you mean 'eval/loss'?",
     test="tests/engine/trainer/test_checkpoints.py"
-    "::test_a_score_of_a_trainer_has_one_name_for_the_best_and_for_early_stopping",
+    "::test_a_score_has_one_name_for_the_best_and_for_early_stopping",
 )
 def one_name_of_a_score():
-    stop = mw.Stop(early=mw.engine.early_stopping("loss", "max", patience=1))
+    stop = mw.Stop(early=mw.engine.early_stopping("test/loss", "max", patience=1))
+    save = mw.Save(keep=mw.checkpoints.best("test/loss", "min"))
+    evaluations = {"test": mw.Evaluation("loss", {"x": X})}
     trainer = mw.Trainer(
         mw.Deployer(seed=0, workdir="run", verbose=False),
         params={"w": np.ones(4, np.float32)},
         loss=squares,
         optimizer=optax.sgd(0.01),
     )
-    trainer.fit({"x": X}, batch_size=16, epochs=4, eval_examples={"x": X}, best={"loss": "min"}, stop=stop)
+    trainer.fit({"x": X}, batch_size=16, epochs=4, evaluations=evaluations, save=save, stop=stop)
     return f"stopped after step {trainer.step}"
 
 
@@ -1746,7 +1748,7 @@ def last_batch_on_explicit_axes():
     params = {"w": jnp.ones(4)}
     trainer = mw.Trainer(deployer, params=params, loss=squares, optimizer=optax.sgd(0.01))
     try:
-        return f"{trainer.evaluate({'x': X[:60]}, batch_size=16)['loss']:.4f}"
+        return f"{trainer.evaluate(mw.Evaluation('loss', {'x': X[:60]}, batch_size=16))['loss']:.4f}"
     except AssertionError as error:
         return type(error).__name__
 
@@ -1996,18 +1998,9 @@ def graph_in_microbatches():
     "::test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits",
 )
 def default_that_the_mesh_does_not_split():
-    (part,) = evaluations_of(
-        mw.Experiment(
-            workdir="run",
-            model=lambda key: {"w": jnp.ones(4)},
-            loss=squares,
-            optimizer=optax.sgd(0.01),
-            max_steps=1,
-            input=mw.Input({"x": X}, batch_size=16),
-            evaluations={"all": mw.Evaluation(measure_squares, {"x": X})},
-        ),
-        layout := mw.Layout(mw.make_mesh("data=6", jax.devices()[:6])),
-    )
+    layout = mw.Layout(mw.make_mesh("data=6", jax.devices()[:6]))
+    context = EvaluationContext(layout, seed=0, compute_dtype=None)
+    (part,) = evaluation_parts({"all": mw.Evaluation(measure_squares, {"x": X})}, None, context)
     state = mw.training.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(0.01), layout)
     part.scoring.check(state)
     return f"scores: {part.scoring.names}"

@@ -36,6 +36,7 @@ mesh = sys.argv[1] if sys.argv[1:] else "data=-1"
 deployer = mw.Deployer(seed=0, mesh=mesh, workdir=f"runs/digits_nnx-{mesh}")
 predictor = mw.Predictor(deployer, model=Mlp, predict=predict)
 trainer = mw.Trainer(deployer, model=Mlp, loss=loss, optimizer=optax.adamw(3e-3))
-evaluated = {"eval_examples": test, "eval_predictor": predictor, "eval_metric_fn": accuracy}
-scores = trainer.fit(train, batch_size=64, epochs=5, best={"accuracy": "max"}, **evaluated)
-print(f"loss {scores['loss']:.6f} accuracy {scores['accuracy']:.4f}")
+evaluations = {"test": mw.Evaluation("loss", test, predict=predictor, metric_fn=accuracy)}
+save = mw.Save(keep=mw.checkpoints.best("test/accuracy", "max"))
+scores = trainer.fit(train, batch_size=64, epochs=5, evaluations=evaluations, save=save)
+print(f"loss {scores['test/loss']:.6f} accuracy {scores['test/accuracy']:.4f}")

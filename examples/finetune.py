@@ -36,9 +36,10 @@ def loss(params, batch):
 
 def trained(name, data, **options):
     trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.adam(1e-2), **options)
-    scores = trainer.fit(data[0], batch_size=64, epochs=5, eval_examples=data[1])
+    evaluations = {"test": mw.Evaluation("loss", data[1])}
+    scores = trainer.fit(data[0], batch_size=64, epochs=5, evaluations=evaluations)
     nbytes = mw.parallel.nbytes(trainer.state.opt_state)
-    print(f"{name}: accuracy {scores['accuracy']:.4f}, optimizer state {nbytes:,} bytes")
+    print(f"{name}: accuracy {scores['test/accuracy']:.4f}, optimizer state {nbytes:,} bytes")
     return trainer.params
 
 

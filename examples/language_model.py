@@ -87,9 +87,10 @@ def main(workdir="runs/language_model", mesh="data=-1"):
     optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, decay_steps=280))
     trainer = mw.Trainer(deployer, loss=loss, params=params, optimizer=optimizer, collate=collate)
     predictor = mw.Predictor(deployer, predict=predict, output=output, collate=collate)
-    evaluated = {"eval_examples": test, "eval_predictor": predictor, "eval_metric_fn": exact}
-    scores = trainer.fit(train, batch_size=64, epochs=10, eval_when=140, save_when=140, **evaluated)
-    print(f"exact {scores['exact']:.4f}")
+    evaluations = {"test": mw.Evaluation("loss", test, when=140, predict=predictor, metric_fn=exact)}
+    save = mw.Save(when=140)
+    scores = trainer.fit(train, batch_size=64, epochs=10, evaluations=evaluations, save=save)
+    print(f"exact {scores['test/exact']:.4f}")
 
 
 if __name__ == "__main__":

@@ -45,10 +45,10 @@ def main(workdir="runs/language_model"):
         collate=base.collate,
     )
     predictor = mw.Predictor(deployer, predict=predict, output=base.output, collate=base.collate)
-    evaluated = {"eval_examples": examples[350:], "eval_predictor": predictor, "eval_metric_fn": base.exact}
-    scores = trainer.fit(examples[:350], batch_size=32, epochs=35, eval_when=100, **evaluated)
+    test = mw.Evaluation("loss", examples[350:], when=100, predict=predictor, metric_fn=base.exact)
+    scores = trainer.fit(examples[:350], batch_size=32, epochs=35, evaluations={"test": test})
     trained, frozen = (mw.parallel.nbytes(trainer.params[part]) for part in ("adapter", "base"))
-    print(f"exact {scores['exact']:.4f}, {trained:,} bytes beside {frozen:,}")
+    print(f"exact {scores['test/exact']:.4f}, {trained:,} bytes beside {frozen:,}")
 
 
 if __name__ == "__main__":

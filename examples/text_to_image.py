@@ -108,14 +108,9 @@ optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, decay_steps=880))
 trainer = mw.Trainer(deployer, loss=loss, params=params, optimizer=optimizer, collate=collate)
 predictor = mw.Predictor(deployer, predict=predict, output=list, collate=collate)
 asked = [{"text": WORDS[number % 10]} for number in range(200)]
-evaluated = {
-    "eval_examples": asked,
-    "eval_loss": False,
-    "eval_predictor": predictor,
-    "eval_metric_fn": is_drawn,
-}
+evaluations = {"asked": mw.Evaluation(None, asked, when=440, predict=predictor, metric_fn=is_drawn)}
 samples = mw.engine.Samples(drawings, when=440)
-scores = trainer.fit(examples, batch_size=64, epochs=40, eval_when=440, samples=samples, **evaluated)
+scores = trainer.fit(examples, batch_size=64, epochs=40, evaluations=evaluations, samples=samples)
 drawings = predictor.predict([{"text": word} for word in ("zero", "three", "seven")], 3, trainer.params)
 print("\n".join("   ".join(rows) for rows in zip(*map(shown, drawings), strict=True)))
-print(f"drawn {scores['drawn']:.4f}")
+print(f"drawn {scores['asked/drawn']:.4f}")

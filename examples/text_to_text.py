@@ -63,8 +63,8 @@ params = t5.init(CONFIG, deployer.gen_rng())
 optimizer = optax.adam(3e-3)
 trainer = mw.Trainer(deployer, loss=loss, params=params, optimizer=optimizer, collate=collate)
 predictor = mw.Predictor(deployer, predict=predict, output=output, collate=collate)
-evaluated = {"eval_examples": test, "eval_predictor": predictor, "eval_metric_fn": exact}
-scores = trainer.fit(train, batch_size=64, epochs=2, **evaluated)
+evaluations = {"test": mw.Evaluation("loss", test, predict=predictor, metric_fn=exact)}
+scores = trainer.fit(train, batch_size=64, epochs=2, evaluations=evaluations)
 for example, pred in zip(test[:4], predictor.predict(test[:4], 4, trainer.params), strict=True):
     print(f"{example['written']:>20}  {pred}")
-print(f"exact {scores['exact']:.4f}")
+print(f"exact {scores['test/exact']:.4f}")

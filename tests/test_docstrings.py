@@ -38,9 +38,10 @@ def test_help_of_an_experiment_shows_the_text_below_a_field():
 def test_a_text_over_several_lines_stays_together():
     assert (
         "  examples: The examples, of the kinds that `Input.examples` lists.\n"
-        "  when: The steps after which to evaluate. A number means each time after so many steps. A function "
-        "may take\n"
-        "    the step, or the step and the values that the run reported last, by name:\n"
+        "  when: The steps after which to evaluate. A number means each time after so many steps. None means "
+        "every 500\n"
+        "    steps, and in `Trainer.fit` the end of each epoch. A function may take the step, or the step "
+        "and the\n"
     ) in mw.Evaluation.__doc__
 
 

@@ -49,7 +49,7 @@ CLASSES = {
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 }
-OF_THE_USER = {"loss", "predict", "measure", "model", "experiment", "unfreeze", "f", "step", "eval_metric_fn"}
+OF_THE_USER = {"loss", "predict", "measure", "model", "experiment", "unfreeze", "f", "step", "metric_fn"}
 """Functions of the user, and values, that cells call."""
 QUOTED = {"remap", "ckpt_path", "padding"}
 """Arguments of the other system that a cell of ours quotes."""

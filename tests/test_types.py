@@ -19,7 +19,7 @@ MISTAKES = {
     "argument": ("batch_size=16", "batchsize=16"),
     "field": ("outcome.seconds", "outcome.second"),
     "method": ("trainer.fit(", "trainer.fitt("),
-    "score": ('scores["loss"] + 1', 'scores["loss"] + "1"'),
+    "score": ('scores["test/loss"] + 1', 'scores["test/loss"] + "1"'),
     "restored_state": ("state.params[", "state.parms["),
     "restored_params": ('state.params["w"].sum()', 'state.params["w"].summ()'),
     "looped_params": ('state.params["w"].shape', 'state.params["w"].shap'),

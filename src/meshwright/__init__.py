@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from meshwright.data._batches import batches
     from meshwright.engine._adapters._functional import functional
     from meshwright.engine._deployer._deployer import Deployer
+    from meshwright.engine._evaluation._description import Evaluation
     from meshwright.engine._experiment._evaluate import evaluate
-    from meshwright.engine._experiment._experiment import Evaluation, Experiment, Input, Save
+    from meshwright.engine._experiment._experiment import Experiment, Input
     from meshwright.engine._experiment._run import run
     from meshwright.engine._predictor._predictor import Predictor
-    from meshwright.engine._settings import Compile, Logging, Profile, Watchdog
+    from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdog
     from meshwright.engine._stopping import Stop
     from meshwright.engine._trainer._trainer import Trainer
     from meshwright.errors import MeshwrightError

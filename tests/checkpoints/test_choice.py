@@ -12,7 +12,7 @@ SCORES = {
     30: {"test/loss": 0.3, "test/distance": 1.0, "eval/f1": float("nan")},
 }
 KEPT_BY_LOSS = "save.keep = meshwright.checkpoints.Best(metric='test/loss', mode='min', events=None)\n"
-OF_A_TRAINER = "fit.best.f1 = 'max'\n"
+KEPT_BY_F1 = "save.keep.keeps.0 = meshwright.checkpoints.Best(metric='eval/f1', mode='max', events=None)\n"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def run_of(tmp_path):
     ("described", "step"),
     [
         (KEPT_BY_LOSS, 20),
-        (OF_A_TRAINER, 20),
+        (KEPT_BY_F1, 20),
         ("save.keep.keeps.1 = meshwright.checkpoints.Best(metric='test/distance', mode='min')\n", 30),
         ("save.keep = meshwright.checkpoints.Best(metric='test/distance', mode='max')\n", 10),
     ],
@@ -44,7 +44,7 @@ def test_the_best_of_a_run_is_by_the_score_that_it_keeps_its_best_by(run_of, des
 
 
 def test_a_run_s_folder_of_checkpoints_stands_for_the_run(run_of):
-    assert open_best(run_of(OF_A_TRAINER) / "checkpoints").step == 20
+    assert open_best(run_of(KEPT_BY_F1) / "checkpoints").step == 20
 
 
 def test_checkpoints_without_a_run_are_asked_for_by_a_score(run_of, tmp_path, s3_run):
@@ -86,7 +86,7 @@ def test_a_score_that_is_not_there_is_told_with_the_nearest_and_those_that_were_
 
 def test_of_several_scores_to_keep_the_best_by_one_is_to_be_named(run_of):
     with pytest.raises(UsageError, match=r"by several scores, test/loss \(min\), eval/f1 \(max\)"):
-        open_best(run_of(KEPT_BY_LOSS + OF_A_TRAINER))
+        open_best(run_of(KEPT_BY_LOSS + KEPT_BY_F1))
 
 
 def test_early_stopping_tells_the_mode_and_not_which_checkpoint_is_kept(run_of):

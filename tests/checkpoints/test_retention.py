@@ -226,3 +226,8 @@ def test_a_short_run_keeps_no_more_than_it_was_told(tmp_path):
     with Checkpoints(tmp_path, keep=last(1)) as checkpoints:
         save_all(checkpoints, {1: 0.0, 2: 0.0})
     assert saved_steps(tmp_path) == [2]
+
+
+def test_multiples_of_a_score_keep_no_checkpoint_without_the_score():
+    epochs = {3: {"epoch": 1.0}, 5: {}, 6: {"epoch": 2.0}, 12: {"epoch": 4.0}}
+    assert multiples(2, of="epoch")(epochs) == {6, 12}

@@ -189,12 +189,14 @@ def test_of_a_trainer_s_run_it_names_the_program_and_what_to_call_there(tmp_path
     loss = lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean()
     params, examples = {"w": np.zeros((), np.float32)}, {"y": np.ones(16, np.float32)}
     trainer = mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.sgd(0.1))
-    trainer.fit(examples, batch_size=8, epochs=2, eval_examples=examples, best={"loss": "min"}, keep=9)
+    save = mw.Save(keep=mw.checkpoints.keep_any(9, mw.checkpoints.best("test/loss", "min")))
+    evaluations = {"test": mw.Evaluation("loss", examples)}
+    trainer.fit(examples, batch_size=8, epochs=2, evaluations=evaluations, save=save)
     assert main(["eval", "runs/trainer"]) == 3
     err = capsys.readouterr().err
     assert "runs/trainer cannot be evaluated: there is no runs/trainer/experiment.json" in err
     assert "Another program made this run: `python train.py --lr 0.1`" in err
-    assert "`trainer.evaluate(examples)`" in err
+    assert "`trainer.evaluate(mw.Evaluation('loss', examples))`" in err
     assert mw.checkpoints.open_best("runs/trainer").step == 4
     assert main(["inspect", "runs/trainer", "--best", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4

@@ -164,7 +164,7 @@ def test_training_and_evaluation_take_texts(made, tmp_path):
 
     deployer = mw.Deployer(seed=0, verbose=False)
     trainer = mw.Trainer(deployer, params={"w": np.zeros(())}, loss=loss, optimizer=optax.sgd(1e-6))
-    trainer.fit(text, batch_size=8, epochs=2, eval_examples=text)
+    trainer.fit(text, batch_size=8, epochs=2, evaluations={"test": mw.Evaluation("loss", text)})
     assert int(trainer.state.step) == 2 * (len(rows_in_order(text)) // 8)
 
 

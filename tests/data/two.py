@@ -30,7 +30,7 @@ def trained(name, examples, **more):
     """Train on a mesh of both, and keep the parameters and what of each batch was reported."""
     deployer = mw.Deployer(0, verbose=False, workdir=where / name)
     made = mw.Trainer(deployer, params={"w": jnp.float32(1)}, loss=loss, optimizer=optax.sgd(1e-3))
-    options = {"batch_size": 8, "epochs": 2, "logging": mw.Logging(every=1), "save_when": 3} | more
+    options = {"batch_size": 8, "epochs": 2, "logging": mw.Logging(every=1), "save": mw.Save(when=3)} | more
     try:
         made.fit(examples, **options)
     except MeshwrightError as error:

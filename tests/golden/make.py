@@ -141,7 +141,7 @@ def record() -> None:
     jax, python = json.loads(run(SRC, HERE, "-c", versions))
     _write(
         HERE / "losses.json",
-        {"jax": jax, "python": python, "losses": {name: end["loss"] for name, end in ends.items()}},
+        {"jax": jax, "python": python, "losses": {name: end["test/loss"] for name, end in ends.items()}},
     )
     shutil.rmtree(HERE / "run", ignore_errors=True)
     _train(HERE, 4)

@@ -204,7 +204,8 @@ def fitted_tokens():
     deployer, params = mw.Deployer(0, verbose=False), {"w": full(1.0)}
     trainer = mw.Trainer(deployer, loss=of_tokens, optimizer=optax.sgd(0.1), params=params)
     rows = [{"x": x, "id": 0} for x in ROWS]
-    return trainer.fit(rows, batch_size=16, epochs=1, eval_examples=Tokens())
+    evaluations = {"test": mw.Evaluation("loss", Tokens())}
+    return trainer.fit(rows, batch_size=16, epochs=1, evaluations=evaluations)
 
 
 def fitted_model(start):
@@ -343,8 +344,8 @@ CASES = {
     "trainer: examples": one_of(fitted, "examples", ROWS, MOVED, "train_examples: example 63: .* on OTHER"),
     "trainer: parameters": one_of(fitted, "start", 1.0, 2.0, "the arrays given:\n  .*w: .* on OTHER"),
     "trainer: evaluated": Case(
-        lambda bad: fitted(eval_examples=[{"x": x} for x in ROWS[: 20 + bad]]),
-        "eval_examples: .*<list of 21> on OTHER",
+        lambda bad: fitted(evaluations={"test": mw.Evaluation("loss", [{"x": x} for x in ROWS[: 20 + bad]])}),
+        r"evaluations\.test\.examples: .*<list of 21> on OTHER",
     ),
     "predictor: examples": Case(
         lambda bad: predicted(examples=ROWS[: 50 - 9 * bad]), "number of examples: .*41 on OTHER"

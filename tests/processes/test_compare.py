@@ -124,7 +124,7 @@ def launched(python, program, *, out=False):
 def test_a_script_that_would_wait_for_ever_ends_with_the_code_of_a_mistake(python):
     exit_code, said = launched(python, TRAINED)
     assert exit_code == 2
-    assert all(f"[{i}]   max_steps: 4 on process 0, 8 on 1\n" in said for i in range(2))
+    assert all(f"[{i}]   fit.max_steps: 4 on process 0, 8 on 1\n" in said for i in range(2))
 
 
 @pytest.mark.slow

@@ -40,7 +40,8 @@ def by_trainer():
     deployer = mw.Deployer(seed=0, mesh="data=-1", verbose=False)
     params = {"w": np.ones((8, 4), np.float32)}
     trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(1e-9), params=params)
-    trainer.fit(examples, batch_size=8, epochs=2, eval_examples={"x": np.ones((64, 8), np.float32)})
+    evaluations = {"test": mw.Evaluation("loss", {"x": np.ones((64, 8), np.float32)})}
+    trainer.fit(examples, batch_size=8, epochs=2, evaluations=evaluations)
     return int(trainer.state.step)
 
 def by_loop():

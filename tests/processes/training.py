@@ -76,17 +76,17 @@ def fitted():
     deployer = mw.Deployer(seed=0, mesh="data=-1,tensor=2", verbose=False, workdir=folder)
     model = {"model": (init, apply), "collate": collate}
     predictor = mw.Predictor(deployer, predict=lambda model, batch: model(batch["x"]), **model)
-    evaluated = {"eval_examples": ROWS[:21], "eval_predictor": predictor, "eval_metric_fn": correlation}
+    evaluation = mw.Evaluation("loss", ROWS[:21], predict=predictor, metric_fn=correlation)
     for max_steps in (4, None):
         trainer = mw.Trainer(deployer, loss=noisy_loss, optimizer=optax.adam(0.05), **model)
         options = {
             "max_steps": max_steps,
             "logging": mw.Logging(every=1),
-            "best": {"correlation": "max"},
-            **evaluated,
+            "save": mw.Save(keep=mw.checkpoints.best("eval/correlation", "max")),
+            "evaluations": {"eval": evaluation},
         }
         scores = trainer.fit(ROWS, batch_size=16, epochs=3, **options)
-    best = trainer.best("correlation", "max").params
+    best = trainer.best("eval/correlation", "max").params
     reports = mw.processes._internal.on_lead(lambda: mw.observe.read_jsonl(folder / "metrics.jsonl"))
     mw.processes._internal.on_lead(lambda: shutil.rmtree(folder))
     return {

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import meshwright as mw
 from report.runs import DESCRIPTION, chart_of, page_of, write_run
 
 MARKUP = st.sampled_from(["<b>", "</title>", "<!--", "&amp;", '"', "'", "]]>", "</style>", "=", " "])
@@ -55,14 +54,6 @@ def test_training_and_evaluation_of_one_quantity_are_in_one_chart(tmp_path):
     loss = chart_of(write_run(tmp_path, scores={20: {"test/loss": 2.5}, 40: {"test/loss": 2.0}}))
     assert "train from 3 at step 10 to 1.25 at step 40; test from 2.5 at step 20 to 2 at step 40" in loss
     assert loss.count('class="line"') == 2
-
-
-def test_the_evaluation_of_a_trainer_is_one_too(tmp_path):
-    write = mw.observe.jsonl(tmp_path / "metrics.jsonl")
-    for step in (1, 2):
-        write(step, {"loss": 2.0, "eval/loss": 3.0 - step, "eval/accuracy": step / 4})
-    assert "train from 2 at step 1 to 2 at step 2; eval from 2 at step 1 to 1 at step 2" in chart_of(tmp_path)
-    assert 'class="mark">best </span>0.5<' in page_of(tmp_path)
 
 
 def test_what_is_not_finite_is_a_cross_and_breaks_the_curve(tmp_path):

@@ -68,12 +68,13 @@ class Net(nnx.Module):
 def trained(examples: dict[str, np.ndarray]) -> list[np.ndarray]:
     deployer, net = mw.Deployer(seed=0, mesh="data=-1"), Net(nnx.Rngs(0))
     trainer = mw.Trainer(deployer, model=net, loss=lambda model, batch: model(batch["x"]).sum(), optimizer=TX)
-    scores = trainer.fit(examples, batch_size=16, epochs=1, eval_examples=examples)
-    print(scores["loss"] + 1, trainer.params, trainer.state.step.dtype)
+    evaluations = {"test": mw.Evaluation("loss", examples)}
+    scores = trainer.fit(examples, batch_size=16, epochs=1, evaluations=evaluations)
+    print(scores["test/loss"] + 1, trainer.params, trainer.state.step.dtype)
     predictor = mw.Predictor(deployer, model=net, predict=lambda model, batch: model(batch["x"]))
     return predictor.predict(examples, 4, trainer.params)
 
 
 def continued(deployer: mw.Deployer, params: Arrays) -> jax.Array:
     trainer = mw.Trainer(deployer, params=params, loss=loss, optimizer=TX, compute_dtype="bfloat16")
-    return trainer.params["w"] + trainer.best("loss", "min").params["w"]
+    return trainer.params["w"] + trainer.best("test/loss", "min").params["w"]

@@ -19,7 +19,8 @@ try:
 except ImportError:  # isal has no wheels for some machines
     _crc = zlib.crc32
 
-_POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x**0
+# Bit 31 is the coefficient of x**0.
+_POLYNOMIAL = 0xEDB88320
 _UNIT, _X = 1 << 31, 1 << 30
 
 
@@ -33,7 +34,8 @@ def joined(first: int, second: int, second_nbytes: int) -> int:
     return _times(_x_to_the(8 * second_nbytes), first) ^ second
 
 
-@functools.lru_cache(maxsize=256)  # most pieces of large data have the same size
+# Most pieces of large data have the same size.
+@functools.lru_cache(maxsize=256)
 def _x_to_the(exponent: int) -> int:
     power, square = _UNIT, _X
     while exponent:

@@ -9,7 +9,8 @@ import gc
 import threading
 from collections.abc import Iterator
 
-_lock = threading.RLock()  # a signal handler or a finalizer may enter again in the same thread
+# A signal handler or a finalizer may enter again in the same thread.
+_lock = threading.RLock()
 _pauses: set[object] = set()
 _was_on = False
 
@@ -23,7 +24,8 @@ def collector_paused() -> Iterator[None]:
     """
     global _was_on
     pause = object()
-    try:  # around everything, as Ctrl-C may come between any two lines
+    # The `try` is around everything, as Ctrl-C may come between any two lines.
+    try:
         with _lock:
             if not _pauses:
                 _was_on = gc.isenabled()

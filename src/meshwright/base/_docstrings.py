@@ -28,7 +28,8 @@ def documented(cls: type[T]) -> type[T]:
     return cls
 
 
-@lru_cache(1)  # the classes of one file are made one after the other
+# The classes of one file are made one after the other.
+@lru_cache(1)
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     """Return the classes of a module's file by name; {} if there is no source."""
     source = sys.modules[module]

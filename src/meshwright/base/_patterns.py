@@ -31,7 +31,8 @@ Names = tuple[str, ...]
 EVERYTHING = ".*"
 """The pattern for all remaining leaves. As the last rule of a table it may decide nothing."""
 
-_MAX_SUGGESTIONS = 10  # each one compares a pattern with all names
+# Each suggestion compares a pattern with all names.
+_MAX_SUGGESTIONS = 10
 
 
 class OptionalPattern(str):
@@ -73,7 +74,8 @@ def compiled(pattern: str) -> Callable[[str], Match | None]:
     """
     alone = re.compile(pattern)
     flags = re.match(r"(\(\?[aiLmsux]+\))*", pattern)
-    start = flags.end() if flags else 0  # Python requires flags at the very beginning
+    # Python requires flags at the very beginning.
+    start = flags.end() if flags else 0
     below_any = re.compile(rf"{pattern[:start]}(?s:.*/)?(?:{pattern[start:]})")
 
     def matched(name: str) -> Match | None:
@@ -87,7 +89,8 @@ def compiled(pattern: str) -> Callable[[str], Match | None]:
 
 
 @documented
-@jax.tree_util.register_static  # so that the state of an optimizer can contain its rules
+# Static, so that the state of an optimizer can contain its rules.
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class Table:
     """The patterns of a list of rules. The first one that matches a leaf decides."""

@@ -66,7 +66,8 @@ def _instead(*rows: tuple[str, str]) -> dict[str, str]:
     return {name: text for words, text in rows for word in words.split() for name in _SAME.get(word, [word])}
 
 
-_STOP = 'stop=mw.Stop(early=mw.engine.early_stopping("eval/loss", "min", patience=3))'
+_STOP = 'stop=mw.Stop(early=mw.engine.early_stopping("test/loss", "min", patience=3))'
+_TEST = 'evaluations={"test": mw.Evaluation("loss", examples)}'
 _MAPPED = "augment", "The examples have it: mw.data.mapped(function, examples)."
 _KEEP = "save.keep", "Write keep=3, or a policy of mw.checkpoints."
 _WHEN = "Write when=100, a number of steps, or a policy of mw.processes."
@@ -78,18 +79,31 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
     "Trainer": _instead(
         ("learning_rate", "The optimizer has it: optimizer=optax.adamw(1e-3)."),
         ("epochs max_steps batch_size per_device_batch_size data eval_examples callbacks",
-         "`fit` takes it: trainer.fit(examples, batch_size=64, epochs=3, eval_examples=...)."),
+         f"`fit` takes it: trainer.fit(examples, batch_size=64, epochs=3, {_TEST})."),
         ("workdir seed mesh progress_bar", "The deployer has it: mw.Deployer(seed=0, workdir='runs/x')."),
         ("early early_stopping", f"`fit` takes it: trainer.fit(..., {_STOP})."),
-        ("eval_when save_when", "`fit` takes it: trainer.fit(..., eval_when=100, save_when=1000)."),
+        ("save_when", "`fit` takes it: trainer.fit(..., save=mw.Save(when=1000))."),
         _MAPPED,
     ),
     "Trainer.fit": _instead(
         ("batch_size", "Write batch_size=, the examples of an update over all devices."),
         ("data", "The examples are the first argument, train_examples."),
         ("learning_rate", "The trainer's optimizer has it: mw.Trainer(..., optimizer=optax.adamw(1e-3))."),
-        ("callbacks", "Write eval_metric_fn= for metrics, stop=mw.Stop(early=...) to end early, and a loop "
-         "of your own with mw.fit for all else."),
+        ("eval_examples", f"Write {_TEST}."),
+        ("eval_loss eval_predictor eval_metric_fn",
+         "The evaluation has it: mw.Evaluation('loss', examples, predict=predictor, metric_fn=f1), with None "
+         "instead of 'loss' for eval_loss=False."),
+        ("eval_per_device_batch_size per_device_eval_batch_size",
+         "The evaluation has it, for the whole batch: mw.Evaluation('loss', examples, batch_size=64)."),
+        ("eval_when", "The evaluation has it: mw.Evaluation('loss', examples, when=100)."),
+        ("save_when save.keep keep memory", "Write save=mw.Save(when=1000, keep=3)."),
+        ("best save_argmin_ckpt_by_metrics save_argmax_ckpt_by_metrics load_best_model_at_end",
+         'Write save=mw.Save(keep=mw.checkpoints.best("test/loss", "min")).'),
+        ("keep_every_epochs save_ckpt_every_k_epochs",
+         'Write save=mw.Save(keep=mw.checkpoints.multiples(2, of="epoch")).'),
+        ("save_last_ckpt", "Leave it out: with a workdir the last state is always saved."),
+        ("callbacks", "Write mw.Evaluation(metric_fn=...) for metrics, stop=mw.Stop(early=...) to end early, "
+         "and a loop of your own with mw.fit for all else."),
         ("early early_stopping", f"Write {_STOP}."),
         ("progress_bar", "The deployer has it: mw.Deployer(seed=0, verbose=False)."),
         ("logging.every", "Write logging=mw.Logging(every=50)."),
@@ -110,7 +124,7 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         ("save_when", "Write save=mw.Save(when=1000, keep=3)."),
         ("logging.every trackers loggers logger", "Write logging=mw.Logging(every=50, trackers=...)."),
         ("max_seconds", "Write stop=mw.Stop(max_seconds=3600)."),
-        ("early early_stopping", f"Write {_STOP}.".replace("eval/", "test/")),
+        ("early early_stopping", f"Write {_STOP}."),
         ("progress_bar", "`run` takes it: mw.run(experiment, verbose=True)."),
         ("init", "Write model=."),
         _MAPPED,
@@ -127,7 +141,7 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
     "Save": _instead(("every save_when", _WHEN), _KEEP),
     "Checkpoints": _instead(_KEEP),
     "Stop": _instead(
-        ("early_stopping", 'Write early=mw.engine.early_stopping("eval/loss", "min", patience=3).')
+        ("early_stopping", 'Write early=mw.engine.early_stopping("test/loss", "min", patience=3).')
     ),
     "Logging": _instead(("logging.every", "Write every=50.")),
     "Predictor": _instead(
@@ -136,7 +150,10 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         ("predict_fn pred_fn output_fn", "Write predict=, and output= for what each row becomes."),
     ),
     "Predictor.predict": _instead(("batch_size", "Write per_device_batch_size=.")),
-    "Trainer.evaluate": _instead(("data eval_examples", "The examples are the first argument.")),
+    "Trainer.evaluate": _instead(
+        ("data eval_examples batch_size per_device_batch_size loss predictor metric_fn",
+         "The evaluation has it: trainer.evaluate(mw.Evaluation('loss', examples, batch_size=64))."),
+    ),
     "fit": _instead(
         ("epochs", "The data have it: mw.batches(examples, 64, sharding, epochs=3)."),
         ("callbacks", "Write on_step=, which is called after each step, or log=."),

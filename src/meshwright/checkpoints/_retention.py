@@ -84,31 +84,36 @@ class Last:
         return set(sorted(scores)[-self.num_checkpoints :])
 
 
-def multiples(num_steps: int) -> Keep:
+def multiples(number: int, of: str = "step") -> Keep:
     """Return a policy that keeps the checkpoints whose step is a multiple of a number.
 
     Args:
-      num_steps: The number, 1 or more.
+      number: The number, 1 or more.
+      of: "step", or the name of a score, such as "epoch", the number of the epoch that ends with a checkpoint
+        of `Trainer.fit`. Checkpoints without this score are not kept.
 
     Raises:
-      UsageError: `num_steps` is less than 1.
+      UsageError: `number` is less than 1.
 
     Example:
       >>> sorted(mw.checkpoints.multiples(200)({100: {}, 200: {}, 300: {}, 400: {}}))
       [200, 400]
     """
-    _at_least_1("multiples", num_steps)
-    return Multiples(num_steps)
+    _at_least_1("multiples", number)
+    return Multiples(number, of)
 
 
 @dataclass(frozen=True)
 class Multiples:
     """The policy that `multiples` makes."""
 
-    num_steps: int
+    number: int
+    of: str
 
     def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
-        return {step for step in scores if step % self.num_steps == 0}
+        of_step = self.of == "step"
+        values = {step: step if of_step else saved.get(self.of) for step, saved in scores.items()}
+        return {step for step, value in values.items() if value is not None and value % self.number == 0}
 
 
 def spaced(num_steps: int) -> Keep:

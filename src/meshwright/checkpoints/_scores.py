@@ -15,10 +15,8 @@ _LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rms
 _HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
 """Words in the names of scores of which lower, or higher, values are better."""
 _MODES: Mapping[str | None, Mode] = {"'min'": "min", "'max'": "max"}
-_BEST = "fit.best."
-"""Beginning of the settings of `Trainer.fit` that are scores to keep the best checkpoint by."""
-_KEEPS = ("save.keep", "fit.keep", _BEST)
-"""Beginnings of the settings that say which checkpoints are kept."""
+_KEEPS = "save.keep"
+"""Beginning of the settings that say which checkpoints are kept."""
 
 
 def score_and_mode(text: str) -> tuple[str, Mode | None]:
@@ -68,7 +66,6 @@ def _mentioned(settings: Mapping[str, str]) -> Iterator[tuple[str, str, Mode]]:
         beside = path.removesuffix("metric")
         # Where a policy reads TensorBoard's files, its score is not among those of checkpoints.
         is_policy = path.endswith(".metric") and settings.get(f"{beside}events") in (None, "None")
-        score = f"eval/{path.removeprefix(_BEST)}" if path.startswith(_BEST) else value[1:-1]
-        mode = value if path.startswith(_BEST) else settings.get(f"{beside}mode") if is_policy else None
+        mode = settings.get(f"{beside}mode") if is_policy else None
         if mode in _MODES:
-            yield path, score, _MODES[mode]
+            yield path, value[1:-1], _MODES[mode]

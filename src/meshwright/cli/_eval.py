@@ -17,8 +17,9 @@ PURPOSE = Purpose(
     command="eval",
     done="evaluated",
     doing="evaluating by",
-    in_program="Another program made this run: `{command}`. Evaluate there: `trainer.evaluate(examples)` "
-    "after `fit`, where a Trainer made it, else `mw.evaluate(experiment, run={place!r})`.",
+    in_program="Another program made this run: `{command}`. Evaluate there: "
+    "`trainer.evaluate(mw.Evaluation('loss', examples))` after `fit`, where a Trainer made it, else "
+    "`mw.evaluate(experiment, run={place!r})`.",
     without_file="Without it, in Python: `mw.evaluate(experiment, run={place})`.",
     by_another="To evaluate by another function, in Python: `mw.evaluate(experiment, run=…)`.",
 )

@@ -225,14 +225,16 @@ def batch_size_of(examples: Any, batch_size: int) -> int:
     return own if type(own) is int and own > 0 else batch_size
 
 
-def some_rows(examples: Any, batch_size: int, sharding: NamedSharding | None = None) -> PyTree:
+def some_rows(
+    examples: Any, batch_size: int, sharding: NamedSharding | None = None, collate: Collate | None = None
+) -> PyTree:
     """Return the first example in a batch of its own, padded as in the first batch.
 
     Example:
       >>> mw.data._internal.some_rows([{"x": [1, 2, 3]}], 8)["x"].shape
       (1, 3)
     """
-    read, first = reader(examples, None), np.zeros(1, np.int64)
+    read, first = reader(examples, collate), np.zeros(1, np.int64)
     if isinstance(examples, Batched) and sharding is None:
         for example in each_example(examples):
             return jax.tree.map(lambda x: x[None], example)

@@ -113,7 +113,7 @@ def _run(experiment: Experiment, orders: Orders, note: Note) -> None:
         data = _Noted(training, partial(_noted_program, training, note), note, orders)
         return dataclasses.replace(training, data=data, first_state=partial(_noted_first, training, note))
 
-    run_engine(settings_for(experiment, None), experiment.optimizer, make)
+    run_engine(settings_for(experiment, None), make)
 
 
 def _noted_program(training: Training, note: Note) -> None:

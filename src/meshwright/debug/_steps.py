@@ -79,7 +79,7 @@ def opened(experiment: Experiment, run: str | Path | None) -> Iterator[Played]:
         made = [as_chosen(experiment)]
         directory = None if is_address(place) else local_path(place)
         training = without_left_out(settings, training_of(made, stack, unwatched()), directory, 0)
-        checkpoints = checkpoints_for(settings, training.target, experiment.optimizer)
+        checkpoints = checkpoints_for(settings, training)
         assert checkpoints is not None
         fresh = training.first_state(newest_step(checkpoints, training.target))
         data = training.data if save.data_position else None

@@ -61,9 +61,8 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     yield from map(CheckResult, training.told)
     for remark in training.remarks:
         yield CheckResult(remark, is_warning=True)
-    if settings.saving is not None:
-        for remark in unscored(settings.saving, training.evaluations, training.last_step()):
-            yield CheckResult(remark, is_warning=True)
+    for remark in unscored(settings, training.evaluations, training.last_step()):
+        yield CheckResult(remark, is_warning=True)
     for remark in never_due(settings.profile, training.evaluations, training.last_step()):
         yield CheckResult(remark, is_warning=True)
     yield from _evaluations_fit(training)
@@ -114,8 +113,7 @@ def try_first_state(
     if scores:
         found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         yield CheckResult(f"evaluation of the first examples: {found}")
-    saving = settings.saving
-    if checkpoints is not None and saving is not None and saving.is_tried and checkpoints.resumed is None:
+    if checkpoints is not None and settings.tries_saving and checkpoints.resumed is None:
         always: Callable[[int], bool] = lambda step: True  # noqa: E731
         checkpoints.saver(always)(Tick(int(state.step)), state, training.data, {})
         checkpoints.wait()
@@ -132,8 +130,8 @@ def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> N
                 "evaluation.\n  Give the score another name."
             )
     policies: list[tuple[str, Any]] = [("stop.early", settings.stop.early)]
-    if settings.saving is not None:
-        policies.append((settings.saving.keep_field, settings.saving.keep))
+    if settings.save is not None:
+        policies.append(("save.keep", settings.save.keep))
     for field, policy in policies:
         for metric in metrics_of(policy):
             if metric not in scores:

@@ -12,14 +12,13 @@ from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import CheckpointError, DamagedError, listed
 from meshwright.processes import _internal as processes
-from meshwright.training._internal import RunningWatchdog, TrainState, Tx, unwatched
+from meshwright.training._internal import RunningWatchdog, TrainState, unwatched
 
 _MOST_NAMED = 20
 
 
 def evaluate(
     settings: Settings,
-    optimizer: Tx,
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
     choose: Callable[[], int] | None = None,
 ) -> Outcome:
@@ -33,7 +32,7 @@ def evaluate(
         processes.compare("the state and the examples", training.facts)
         for one in training.evaluations:
             one.scoring.check(training.target)
-        checkpoints = checkpoints_for(settings, training.target, optimizer)
+        checkpoints = checkpoints_for(settings, training)
         state = _state(training, checkpoints, choose)
         step, started = int(state.step), time.perf_counter()
         scores = {name: x for one in training.evaluations for name, x in one(step, state, None).items()}

@@ -57,16 +57,16 @@ class Hooks:
     def __init__(self, context: LoopContext, state: TrainState):
         self._context, self._state = context, state
         self._pending = pending = list[Values]()
-        saving = context.settings.saving
+        save = context.settings.save
         self._when_saved = _when_saved(context)
-        self._is_by_scores = saving is not None and is_informed(saving.when)
+        self._is_by_scores = save is not None and is_informed(save.when)
         before = never if self._is_by_scores else self._when_saved
         buffer = _Buffer(pending, (context.write,))  # does not refer to self, which would make a cycle
         self._gather = report_maker(context.settings, buffer, before, context.training, context.evaluate)
         self._save = _saver(context, self._when_saved)
         checkpoints = context.opened.checkpoints
         always = self._is_by_scores or (checkpoints is not None and checkpoints.host_memory is not None)
-        self._judge = context.rollbacks.judge(context.settings.reporting.every, always, self._when_saved)
+        self._judge = context.rollbacks.judge(context.settings.logging.every, always, self._when_saved)
 
     def begin(self, *, is_new: bool) -> bool:
         """Evaluate and save what is due before the first step, and return whether to train at all.
@@ -188,26 +188,26 @@ class Hooks:
 
     def _rate(self) -> dict[str, float]:
         """Return the learning rates of the last update, as far as they are known."""
-        given, training = self._context.settings.reporting.learning_rate, self._context.training
+        given, training = self._context.settings.learning_rate, self._context.training
         return learning_rates(given, training, lambda: num_updates(self._state))
 
 
 def _when_saved(context: LoopContext) -> When:
     """Return the policy of when to save; the last step is left to the last tick, which has all its scores."""
-    training, saving = context.training, context.settings.saving
-    if saving is None or context.opened.checkpoints is None:
+    training, save = context.training, context.settings.save
+    if save is None or context.opened.checkpoints is None:
         return never
-    when = as_when(saving.when, context.evaluate.at)
+    when = as_when(save.when, lambda step: {**context.evaluate.at(step), **context.settings.marks()})
     return asked_once(lambda step: step < context.last and when(step) and not training.data.is_empty())
 
 
 def _saver(context: LoopContext, when_saved: When) -> Callable[[Tick, TrainState], bool]:
-    checkpoints, saving = context.opened.checkpoints, context.settings.saving
-    if checkpoints is None or saving is None:
+    checkpoints, settings = context.opened.checkpoints, context.settings
+    if checkpoints is None or settings.save is None:
         return lambda tick, state: False
-    save, data = checkpoints.saver(when_saved), context.training.data if saving.keeps_position else None
+    save, data = checkpoints.saver(when_saved), context.training.data if settings.save.data_position else None
     # All scores of the step: some of them may have been computed before the last tick.
-    return lambda tick, state: save(tick, state, data, {**context.evaluate.at(tick.step), **saving.marks()})
+    return lambda tick, state: save(tick, state, data, {**context.evaluate.at(tick.step), **settings.marks()})
 
 
 def open_tracer(context: LoopContext) -> contextlib.AbstractContextManager[Trace]:

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from meshwright.engine._describe import describe, differences
     from meshwright.engine._directory import compiled_programs
     from meshwright.engine._errors import errors_naming
+    from meshwright.engine._evaluation._description import Evaluation, EvaluationFunction
     from meshwright.engine._evaluation._tokens import perplexity, token_means
     from meshwright.engine._experiment._auto import as_chosen, automatic, before_choice
     from meshwright.engine._experiment._averages import has_averages, open_averages
     from meshwright.engine._experiment._builders import from_checkpoint
     from meshwright.engine._experiment._compile_ahead import compile_ahead, compile_parts, some_rows
     from meshwright.engine._experiment._evaluate import evaluate_checkpoint, state_of_checkpoint
-    from meshwright.engine._experiment._experiment import Evaluation, Experiment, Input, Save, as_casts
-    from meshwright.engine._experiment._function import EvaluationFunction
+    from meshwright.engine._experiment._experiment import Experiment, Input
     from meshwright.engine._experiment._parts import Parts, loss_of, parts_of
     from meshwright.engine._experiment._run import on_devices, run, settings_for, training_of
     from meshwright.engine._exports._export import export, export_params
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshwright.engine._rollback import without_left_out
     from meshwright.engine._run import run_engine
     from meshwright.engine._samples import Sampler, Samples
-    from meshwright.engine._settings import Compile, Logging, Profile
+    from meshwright.engine._settings import Compile, Logging, Profile, Save, as_casts
     from meshwright.engine._skipped_batches import position_of_data
     from meshwright.engine._stopping import Stop
     from meshwright.engine._training import Training

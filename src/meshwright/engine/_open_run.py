@@ -15,12 +15,13 @@ from meshwright.engine._ledger import LedgerKeeper
 from meshwright.engine._machines import Machines
 from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
-from meshwright.engine._settings import Saving, Settings
+from meshwright.engine._settings import Save, Settings, as_casts
+from meshwright.engine._training import Training
 from meshwright.errors import UsageError
 from meshwright.observe._internal import Console, sync_jsonl
 from meshwright.processes import _internal as processes
 from meshwright.processes._internal import board_directory
-from meshwright.training._internal import RunningWatchdog, TrainState, Tx, check_finite, on_board
+from meshwright.training._internal import RunningWatchdog, TrainState, check_finite, on_board
 
 log = logging.getLogger("meshwright")
 
@@ -58,8 +59,7 @@ class OpenRun:
 @contextlib.contextmanager
 def open_run(
     settings: Settings,
-    target: TrainState,
-    optimizer: Tx,
+    training: Training,
     watch: RunningWatchdog,
     started: float,
     kept_open: KeptOpen | None = None,
@@ -68,7 +68,7 @@ def open_run(
     console = Console(None)
     say = settings.say or line_printer(console)
     detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
-    checkpoints = checkpoints_for(settings, target, optimizer)
+    checkpoints = checkpoints_for(settings, training)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(processes.stop_signals())
         if settings.place is None:
@@ -84,20 +84,20 @@ def open_run(
             return
         with errors_naming("workdir"):
             warn = settings.say or line_printer(console, logging.WARNING)
-            has_checkpoints = settings.saving is not None and settings.saving.directory is None
+            has_checkpoints = settings.save is not None and settings.save.directory is None
             directory, upload = stack.enter_context(
                 open_directory(settings.place, warn, shared=has_checkpoints)
             )
         record = stack.enter_context(Record(directory, settings))
         ledger = stack.enter_context(LedgerKeeper(directory, watch.clock))
-        if checkpoints is not None and settings.saving is not None:
+        if checkpoints is not None:
 
             def keep_reports() -> None:  # a run that continues from the checkpoint needs all reports so far
                 sync_jsonl(directory / "metrics.jsonl")
                 upload()
 
             checkpoints.before_commit = keep_reports
-            _open_checkpoints(checkpoints, settings.saving.field, target, warn, stack)
+            _open_checkpoints(checkpoints, training.target, warn, stack)
         stack.enter_context(log_file(directory))
         stack.enter_context(compiled_programs(settings.compile.cache))
         machines = _on_board(settings, settings.place, watch, warn, stack)
@@ -113,7 +113,7 @@ def _on_board(
     stack: contextlib.ExitStack,
 ) -> Machines:
     """Read the machine and, if there is a watchdog, tell on the board where this process stands."""
-    chosen, seconds = settings.watchdog, settings.reporting.machine_seconds
+    chosen, seconds = settings.watchdog, settings.logging.machine_seconds
     if chosen is None or chosen.learned == "ignore":
         return stack.enter_context(Machines(seconds, watch.clock))
     directory = board_directory(place)
@@ -143,33 +143,31 @@ def _opened_before(
         raise
 
 
-def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
+def checkpoints_for(settings: Settings, training: Training) -> Checkpoints | None:
     """Return the checkpoints of a run, which are not open yet; None if it saves none."""
-    saving = settings.saving
-    if saving is None or settings.place is None:
+    if settings.save is None or settings.place is None:
         return None
-    with errors_naming(f"{saving.field}.directory"):
-        checkpoints = _checkpoints_at(settings.place, saving)
-    with errors_naming(f"{saving.field}.names"):
-        _check_can_continue(checkpoints.left_out(target))
-    with errors_naming(f"{saving.field}.cast"):
-        checkpoints.check(target)
-    checkpoints.check_state = check_finite(optimizer, checkpoints.wait_quietly)
+    with errors_naming("save.directory"):
+        checkpoints = _checkpoints_at(settings.place, settings.save)
+    with errors_naming("save.names"):
+        _check_can_continue(checkpoints.left_out(training.target))
+    with errors_naming("save.cast"):
+        checkpoints.check(training.target)
+    checkpoints.check_state = check_finite(training.optimizer, checkpoints.wait_quietly)
     return checkpoints
 
 
 def _open_checkpoints(
     checkpoints: Checkpoints,
-    field: str,
     target: TrainState,
     warn: Callable[[str], None],
     stack: contextlib.ExitStack,
 ) -> None:
-    with errors_naming(f"{field}.directory"):
+    with errors_naming("save.directory"):
         stack.enter_context(checkpoints)
     if checkpoints.host_memory:
         checkpoints.host_memory.on_skip = lambda text: warn(f"  ! {text}")
-        with errors_naming(f"{field}.memory"):
+        with errors_naming("save.memory"):
             checkpoints.check_memory(target)
 
 
@@ -190,17 +188,17 @@ def _check_can_continue(left_out: set[str]) -> None:
         )
 
 
-def _checkpoints_at(place: str, saving: Saving) -> Checkpoints:
+def _checkpoints_at(place: str, save: Save) -> Checkpoints:
     try:
         return Checkpoints(
-            saving.directory or join(place, "checkpoints"),
-            keep=saving.keep,
-            cast=saving.cast,
-            names=saving.names,
-            host_nbytes=saving.host_nbytes,
-            memory=saving.memory,
+            save.directory or join(place, "checkpoints"),
+            keep=save.keep,
+            cast=as_casts(save.cast),
+            names=save.names,
+            host_nbytes=save.host_nbytes,
+            memory=save.memory,
         )
     except UsageError as error:
-        if saving.directory is None:
+        if save.directory is None:
             raise UsageError(f"{error}\n  Give another directory for the checkpoints of {place}.") from None
         raise

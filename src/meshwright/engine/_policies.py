@@ -6,7 +6,7 @@ from typing import cast
 
 from meshwright.base._internal import num_required
 from meshwright.errors import UsageError, did_you_mean
-from meshwright.processes._internal import When, every
+from meshwright.processes._internal import Every, When, every
 
 Known = Mapping[str, float]
 """The newest reported numbers by name, such as `loss` and `test/loss`."""
@@ -14,8 +14,10 @@ Known = Mapping[str, float]
 InformedWhen = Callable[[int, Known], bool]
 """A function of the step and of the newest reported numbers that returns True if something is due."""
 
-Policy = int | When | InformedWhen
-"""A policy; a number n means every n steps."""
+Policy = int | When | InformedWhen | None
+"""A policy; a number n means every n steps, and None every 500 steps."""
+
+_USUAL_STEPS = 500
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def when_evaluated(*evaluations: str) -> WhenEvaluated:
 
 def is_informed(when: Policy) -> bool:
     """Return whether a policy reads reported numbers, too."""
-    if isinstance(when, int):
+    if when is None or isinstance(when, int):
         return False
     number = num_required(when, "policy")
     if number > 2:
@@ -66,10 +68,17 @@ def is_informed(when: Policy) -> bool:
     return number == 2
 
 
+def num_steps_of(when: Policy) -> int | None:
+    """Return the number of steps from one time to the next; None for a policy of another kind."""
+    if when is None:
+        return _USUAL_STEPS
+    return when if isinstance(when, int) else when.num_steps if isinstance(when, Every) else None
+
+
 def as_when(when: Policy, known: Callable[[int], Known]) -> When:
     """Return a policy as a function of the step alone."""
-    if isinstance(when, int):
-        return every(when)
+    if (number := num_steps_of(when)) is not None:
+        return every(number)
     if not is_informed(when):
         return cast(When, when)
     return lambda step: cast(InformedWhen, when)(step, known(step))

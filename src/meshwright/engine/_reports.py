@@ -87,7 +87,7 @@ def _files_and_trackers(
 ) -> Writer:
     trackers = open_trackers(
         stack,
-        *settings.reporting.trackers,
+        *settings.logging.trackers,
         warn=settings.say or line_printer(opened.console, logging.WARNING),
     )
     if opened.directory is None:
@@ -156,8 +156,8 @@ def report_maker(
     return logger(
         write,
         # A report before each save: then a crash loses only whole reports, which the next attempt repeats.
-        any_of(every(settings.reporting.every), when_saved),
-        per_second=settings.reporting.per_second,
+        any_of(every(settings.logging.every), when_saved),
+        per_second=settings.per_second,
         waited=lambda: training.data.wait_seconds,
         paused=lambda: evaluate.seconds,
     )

@@ -6,10 +6,9 @@ import jax
 
 from meshwright.checkpoints._internal import Keep, metrics_of
 from meshwright.engine._evaluations import EvaluationPart
-from meshwright.engine._policies import Policy
-from meshwright.engine._settings import Profile, Saving
+from meshwright.engine._policies import num_steps_of
+from meshwright.engine._settings import Profile, Settings
 from meshwright.errors import listed
-from meshwright.processes._internal import Every
 
 _MOST = 200
 """The most saves that are looked at."""
@@ -25,7 +24,7 @@ def never_due(profile: Profile, evaluations: Collection[EvaluationPart], last_st
     if profile.steps and profile.processes != "all" and min(profile.processes, default=number) >= number:
         yield f"profile.processes={profile.processes}: the run has {number}, so none of them is profiled"
     for one in evaluations:
-        every = _num_steps(one.when)
+        every = num_steps_of(one.when)
         if every is not None and every > last_step and not one.at_end():
             yield (
                 f"evaluations.{one.name}.when={every}, at_end=False: the run ends after step {last_step}, so "
@@ -33,26 +32,27 @@ def never_due(profile: Profile, evaluations: Collection[EvaluationPart], last_st
             )
 
 
-def unscored(saving: Saving, evaluations: Collection[EvaluationPart], last_step: int) -> Iterator[str]:
+def unscored(settings: Settings, evaluations: Collection[EvaluationPart], last_step: int) -> Iterator[str]:
     """Yield a warning for each score that too many checkpoints will lack.
 
     Only policies that are a number of steps are judged, as others cannot be asked about later steps.
     """
-    saved_every = _num_steps(saving.when)
-    for metric in metrics_of(saving.keep):
+    if (save := settings.save) is None:
+        return
+    saved_every = num_steps_of(save.when)
+    for metric in metrics_of(save.keep):
         for one in evaluations:
-            every = _num_steps(one.when)
+            every = num_steps_of(one.when)
             if saved_every is None or every is None or not metric.startswith(one.prefix):
                 continue
             saved = range(saved_every, last_step, saved_every)[:_MOST]
             scored = {step for step in saved if step % every == 0}
-            if len(saved) > _FEW and (not scored or _surplus(saving.keep, saved, scored) > _FEW):
-                setting = f"{saving.field}.when"
+            if len(saved) > _FEW and (not scored or _surplus(save.keep, saved, scored) > _FEW):
                 yield (
-                    f"{setting}={saved_every} and evaluations.{one.name}.when={every}: "
+                    f"save.when={saved_every} and evaluations.{one.name}.when={every}: "
                     f"{len(saved) - len(scored)} of the first {len(saved)} checkpoints will have no score "
-                    f"{metric!r}, by which {saving.keep_field} chooses. Save what is evaluated: "
-                    f"{setting}=mw.engine.when_evaluated({one.name!r})"
+                    f"{metric!r}, by which save.keep chooses. Save what is evaluated: "
+                    f"save.when=mw.engine.when_evaluated({one.name!r})"
                 )
 
 
@@ -63,8 +63,3 @@ def _surplus(keep: int | Keep, saved: Collection[int], scored: Collection[int]) 
     scores = dict.fromkeys(metrics_of(keep), 0.0)
     kept = keep({step: scores if step in scored else {} for step in saved})
     return len(kept) - len(keep(dict.fromkeys(saved, scores)))
-
-
-def _num_steps(when: Policy) -> int | None:
-    """Return the number of steps from one time to the next; None for a policy of another kind."""
-    return when if isinstance(when, int) else when.num_steps if isinstance(when, Every) else None

@@ -36,7 +36,6 @@ from meshwright.training._internal import (
     PhaseClock,
     RunningWatchdog,
     TrainState,
-    Tx,
     fit,
     unwatched,
     watchdog,
@@ -45,7 +44,6 @@ from meshwright.training._internal import (
 
 def run_engine(
     settings: Settings,
-    optimizer: Tx,
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
     kept_open: KeptOpen | None = None,
 ) -> Outcome:
@@ -59,9 +57,7 @@ def run_engine(
         processes.compare("the step to go back to", lambda: str(settings.from_step))
         if processes.is_compile_only():
             only_compile(settings, training, watch)
-        opened = stack.enter_context(
-            open_run(settings, training.target, optimizer, watch, started, kept_open)
-        )
+        opened = stack.enter_context(open_run(settings, training, watch, started, kept_open))
         with explaining_out_of_memory(settings, training):
             outcome = train(settings, training, opened)
         opened.record.finish(outcome.summary())
@@ -158,7 +154,7 @@ def _state_before(
 
 
 def _stopping(settings: Settings, opened: OpenRun, evaluate: Evaluations) -> Stopping:
-    when, every = settings.stop, settings.reporting.every
+    when, every = settings.stop, settings.logging.every
     until = deadline(when.max_seconds, opened.started, when.job_margin_seconds, opened.say)
     return Stopping(opened.signals, when.early, until, every, evaluate.history)
 
@@ -216,7 +212,7 @@ def _resumed(
     checkpoints = opened.checkpoints
     if checkpoints is None:
         return fresh()
-    keeps = settings.saving is None or settings.saving.keeps_position
+    keeps = settings.save is None or settings.save.data_position
     state = checkpoints.resume(training.target, training.data if keeps else None, otherwise=fresh)
     for warning in checkpoints.passed_over:
         opened.say(f"  ✗ {warning}")

@@ -43,7 +43,7 @@ def write_description(
     _write_began_from(directory / BEGAN_FROM, training.began_from, step)
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
-    is_elsewhere = settings.saving is None or settings.saving.directory or is_address(settings.place or "")
+    is_elsewhere = settings.save is None or settings.save.directory or is_address(settings.place or "")
     elsewhere = str(checkpoints.directory) if checkpoints and is_elsewhere else None
     where = environment(training.layout.mesh, secrets) | {"checkpoints": elsewhere}
     _write_json(directory / "environment.json", where)

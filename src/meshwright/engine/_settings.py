@@ -6,44 +6,66 @@ from typing import Any, ClassVar, Literal
 
 from meshwright.base._internal import documented, explained
 from meshwright.checkpoints._internal import HOST_NBYTES, Casts, InMemory, Keep
-from meshwright.engine._policies import Policy
+from meshwright.engine._policies import InformedWhen, is_informed
 from meshwright.engine._spikes import Spikes
 from meshwright.engine._stopping import Stop
-from meshwright.engine._types import check_types
+from meshwright.engine._types import check_least, check_types
 from meshwright.errors import UsageError, listed
 from meshwright.observe._internal import Tracker, is_writer
+from meshwright.processes._internal import When
 from meshwright.training._internal import PHASES, CompilerOptions, timeouts
 
 
+@explained
+@documented
 @dataclass(frozen=True)
-class Saving:
-    """The checkpoints of a run: when they are saved, where, in what form, and which are kept."""
+class Save:
+    """The checkpoints of a run: when and where they are saved, in which form, and which are kept.
 
-    when: Policy
-    """The policy that says after which steps to save; a number n means every n steps. The state after the
-    last step is always saved."""
-    keep: int | Keep
-    """As `keep` of `Checkpoints`."""
+    Example:
+      >>> mw.Save(when=1000, keep=3).keep
+      3
+    """
+
+    is_known_by_place: ClassVar[bool] = True
+
+    when: int | When | InformedWhen | None = None
+    """The steps after which to save. A number means each time after so many steps. None means every 500
+    steps, and in `Trainer.fit` the end of each epoch. The last step is always saved. A function may take the
+    step, or the step and the scores of this step, such as `mw.engine.when_evaluated("test", "dev")`."""
+    keep: int | Keep = 2
+    """The checkpoints to keep: a number of the newest, or a policy such as `mw.checkpoints.best`."""
     directory: str | None = None
-    """The directory of the checkpoints, or its URL. None means `checkpoints` in the run directory."""
-    cast: Casts = ()
-    """As `cast` of `Checkpoints`."""
+    """The directory of the checkpoints, or a URL such as `s3://bucket/run`. None means the folder
+    `checkpoints` in the run directory. Each run needs a directory of its own."""
+    cast: str | Sequence[tuple[str, Any]] = ()
+    """The dtypes to save in: pairs of a pattern and a dtype, of which the first that matches decides. A
+    single dtype is for the parameters. A run that continues casts back."""
     names: Callable[[str], str | None] | None = None
-    """As `names` of `Checkpoints`."""
+    """A function from the name of a leaf of the state to its name in checkpoints, or to None, which leaves it
+    out. A run that continues restores the names. Leaves that were left out come from `init_state_builder`, or
+    are initialised. None saves all leaves with their own names."""
+    data_position: bool = True
+    """If true, the position in the data is saved, and a run continues there. Otherwise a continued run starts
+    the data from the beginning."""
     host_nbytes: int = HOST_NBYTES
-    """As `host_nbytes` of `Checkpoints`."""
+    """The largest number of bytes of copies on the host that each process holds before they are written."""
     memory: InMemory | None = None
-    """As `memory` of `Checkpoints`."""
-    keeps_position: bool = True
-    """True to save the position in the data, too."""
-    is_tried: bool = False
-    """True to save the first state of a new run, which shows that saving works."""
-    marks: Callable[[], Mapping[str, float]] = dict
-    """Returns further numbers that are saved among the scores of a checkpoint."""
-    field: str = "save"
-    """The setting that errors name."""
-    keep_field: str = "save.keep"
-    """The setting that errors about `keep` name."""
+    """Further checkpoints, more often, in the memory of each host, such as
+    `mw.checkpoints.InMemory(every=10)`. A run that starts again continues from the newest of both kinds. They
+    are removed when the run ends well."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(1, self, "when", "keep", "host_nbytes")
+        is_informed(self.when)  # raises if it is not a policy
+        if self.directory == "":
+            raise UsageError("Save.directory is empty; None means the folder `checkpoints` in the workdir.")
+
+
+def as_casts(cast: str | Casts) -> Casts:
+    """Return pairs of a pattern and a dtype. A single dtype is for the parameters."""
+    return [("^params/.*", cast)] if isinstance(cast, str) else cast
 
 
 @explained
@@ -87,23 +109,6 @@ class Logging:
             raise UsageError(f"Logging.every is {self.every}; it must be at least 1.")
         for tracker in self.trackers:
             is_writer(tracker)  # raises if it is not a writer
-
-
-@dataclass(frozen=True)
-class Reporting:
-    """The interval of a run's reports, and where they go besides the run directory and the screen."""
-
-    every: int
-    """The number of steps between reports."""
-    per_second: Mapping[str, float]
-    """Amounts per step, such as `{"examples": 64}`. Reports give their rates per second."""
-    trackers: Sequence[Tracker] = ()
-    """As `trackers` of `Logging`."""
-    learning_rate: Callable[[int], float] | None = None
-    """Returns the learning rate of the update after a number of updates, for an optimizer that does not show
-    it."""
-    machine_seconds: float | None = None
-    """As `machine_seconds` of `Logging`."""
 
 
 @documented
@@ -220,10 +225,19 @@ class Settings:
     """The run directory or its URL; None for a run that writes no files."""
     described: Callable[[], str]
     """Returns the text of `experiment.txt`, which has a line for each setting."""
-    saving: Saving | None
+    save: Save | None
     """The settings of checkpoints; None for a run that saves none."""
-    reporting: Reporting
+    logging: Logging
     """The settings of reports."""
+    per_second: Mapping[str, float]
+    """Amounts per step, such as `{"examples": 64}`. Reports give their rates per second."""
+    learning_rate: Callable[[int], float] | None = None
+    """Returns the learning rate of the update after a number of updates, for an optimizer that does not show
+    it."""
+    marks: Callable[[], Mapping[str, float]] = dict
+    """Returns further numbers that are saved among the scores of a checkpoint."""
+    tries_saving: bool = False
+    """True to save the first state of a new run, which shows that saving works."""
     stop: Stop = field(default_factory=Stop)
     """The reasons to end the run before its last step."""
     spikes: Spikes | None = None

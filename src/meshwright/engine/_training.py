@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, Self
 
 import jax
@@ -9,7 +10,7 @@ import jax
 from meshwright.base._internal import PyTree, tree
 from meshwright.engine._evaluations import EvaluationPart
 from meshwright.parallel._internal import Layout
-from meshwright.training._internal import Step, TrainState, nothing
+from meshwright.training._internal import Step, TrainState, Tx, frozen_names, nothing
 
 
 class Data(Protocol):
@@ -45,6 +46,8 @@ class Training:
     """The sharding of each leaf of the state."""
     target: TrainState
     """The state as structs with shardings."""
+    optimizer: Tx
+    """The optimizer, which says what is not trained."""
     batch: PyTree
     """A global batch as structs."""
     step: Step
@@ -79,14 +82,17 @@ class Training:
     """Global batches of all other shapes that the data may have, as structs."""
     asked: str = ""
     """The user's argument for the length of the training, as text: `max_steps=100`."""
-    frozen: Collection[str] = ()
-    """The names of the parameters that are not trained, and of the model state that does not change."""
     has_dropout: bool = False
     """True if the model is known to have dropout layers with a rate above 0."""
     began_from: list[str] = field(default_factory=list)
     """Descriptions of the checkpoints that a new first state was made from; `first_state` adds them."""
     reached: Callable[[TrainState], None] = nothing
     """Gets the state after each step."""
+
+    @cached_property
+    def frozen(self) -> Collection[str]:
+        """The names of the parameters that are not trained, and of the model state that does not change."""
+        return frozen_names(self.optimizer, self.target.params, self.target.model_state)
 
 
 def global_batch(rows: PyTree, batch_size: int) -> PyTree:

@@ -32,6 +32,14 @@ def check_types(description: Any) -> None:
         raise UsageError("\n".join(problems))
 
 
+def check_least(least: int, owner: Any, *names: str) -> None:
+    """Check that fields that are whole numbers are at least so large."""
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, int) and value < least:
+            raise UsageError(f"{type(owner).__name__}.{name} is {value}; it must be at least {least}.")
+
+
 def _items(name: str, value: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield a value, or each value of a mapping, with its name and type."""
     if get_origin(wanted) is Mapping and isinstance(value, Mapping):

@@ -260,7 +260,8 @@ def ending_together(results: Iterator[T], position: Callable[[T], tuple[int, int
     the results, this waits for the other processes.
     """
     watch = member.watch
-    if watch is None:  # this process is not connected to others
+    # This process is not connected to others.
+    if watch is None:
         yield from results
         return
     stream, count, epoch = watch.streams.open(), 0, None

@@ -140,7 +140,8 @@ class _Rounds:
 
     def send(self, message: Mapping[str, Any]) -> None:
         for number in self._connections.others:
-            with contextlib.suppress(OSError):  # the process has ended, and may have sent the reason
+            # The process has ended, and may have sent the reason.
+            with contextlib.suppress(OSError):
                 self._connections.send(number, {"round": self._round, **message})
 
     def next(self, missing: Set[int], notify: Callable[[], object]) -> tuple[int, Any]:

@@ -87,7 +87,8 @@ def exit_after_uncaught_errors(process_id: int | None) -> None:
 
 
 def _at_exit() -> None:
-    error = getattr(sys, "last_value", None)  # Python sets it when it prints a traceback
+    # Python sets it when it prints a traceback.
+    error = getattr(sys, "last_value", None)
     if error is not None:
         share_error(error)
         _end_process(_exit_code(error))

@@ -61,7 +61,8 @@ class DirectoryLock:
         """Unlock the directory, and remove it if it contains no other files."""
         with suppress(OSError):
             _owner_file(self._file).unlink(missing_ok=True)
-            self._file.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone
+            # Removed while it is locked: a process that opened it meanwhile sees that it is gone.
+            self._file.unlink()
             self._file.parent.rmdir()
         self._lock.close()
 
@@ -108,7 +109,8 @@ def _lock_now(file: Path) -> DirectoryLock:
                 log.info(
                     "%s is locked by the file %s, because its file system has no locks", file.parent, name
                 )
-            if not os.fstat(lock.fileno()).st_nlink:  # its owner removed it after it was opened here
+            # The owner removed the file after it was opened here.
+            if not os.fstat(lock.fileno()).st_nlink:
                 continue
             with suppress(FileNotFoundError):  # the directory was removed
                 owner = _write_owner(file, has_lock)
@@ -168,7 +170,8 @@ def _write_owner(file: Path, has_lock: bool) -> str:
     path, own_record = _owner_file(file), json.dumps(asdict(this_process(has_lock)))
     while True:
         try:
-            with path.open("xb") as new, suppress(OSError):  # on a full disk the file stays empty
+            # On a full disk the file stays empty.
+            with path.open("xb") as new, suppress(OSError):
                 os.write(new.fileno(), own_record.encode())
             return _read(path) or ""
         except FileExistsError:
@@ -211,7 +214,8 @@ def _remove_dead(file: Path, text: str, has_lock: bool) -> None:
 def _is_dead(text: str, has_lock: bool) -> bool:
     """Return whether an owner file belongs to a process that has ended."""
     owner = read_owner(text)
-    if owner is None:  # the disk was full, or the process was killed before it wrote the file
+    # The disk was full, or the process was killed before it wrote the file.
+    if owner is None:
         return has_lock
     if owner.locked and has_lock:
         return True

@@ -173,7 +173,8 @@ class Watch:
             self._handle(number, message)
         elif number not in self._at_end:
             self._lose(number, "is gone: it was killed, or ended in the middle")
-            if number == 0:  # JAX is about to abort this process
+            # JAX is about to abort this process.
+            if number == 0:
                 self._due = self._latest = min(self._due, time.monotonic())
 
     def _handle(self, number: int, message: Any) -> None:
@@ -188,7 +189,8 @@ class Watch:
             case {"over": True}:
                 self._leave_at = time.monotonic() + _SHUTDOWN_SECONDS + (_LEAD_DELAY_SECONDS if number else 0)
                 if number == 0:
-                    self.send(message)  # this wakes the thread of process 0
+                    # This wakes the thread of process 0.
+                    self.send(message)
             case {"left": int(code)}:
                 self._lose(number, f"ended with exit code {code}")
             case {"gone": int(other), "how": str(how)}:
@@ -252,7 +254,8 @@ class Watch:
     def _lose(self, number: int, how: str) -> None:
         """Note that a process is gone, unless one is gone already, and prepare the end of this process."""
         if self.lost or (self.was_joined and not jax.distributed.is_initialized()):
-            return  # in the second case, all processes have ended normally
+            # In the second case all processes have ended normally.
+            return
         self.send({"gone": number, "how": how}, but=number)
         self._end_for(
             f"process {number} {how}, and this process cannot go on without it.\n"
@@ -264,7 +267,8 @@ class Watch:
         """End this process soon, unless it ends by itself or already ends for another reason."""
         if self.lost:
             return
-        self._exit_code, self.lost = exit_code, reason  # in this order, as other threads look at `lost` first
+        # The reason is set last, as other threads look at `lost` first.
+        self._exit_code, self.lost = exit_code, reason
         delay = 0 if 0 in self._connections.others else _LEAD_DELAY_SECONDS
         self._due = time.monotonic() + _OWN_END_SECONDS + delay
         self._latest = time.monotonic() + _FINISH_SECONDS + delay

@@ -60,7 +60,8 @@ def why_started_again() -> str | None:
 
 def _report(suffix: str, content: str) -> None:
     path = os.environ.get(PROGRESS)
-    from meshwright.processes._agree import is_lead  # loads JAX; `is_launched` does not
+    # This import loads JAX, which `is_launched` does not need.
+    from meshwright.processes._agree import is_lead
 
     if not path or not is_lead():
         return

@@ -157,7 +157,8 @@ class _Arrivals:
                 f"{self._num_processes}. Start all processes with the same number of processes."
             )
         if process_id in self._arrived:
-            self._remove_disconnected()  # it may have ended and been started again
+            # The first one may have ended and been started again.
+            self._remove_disconnected()
         if process_id in self._arrived:
             return (
                 f"two processes were both started as process {process_id}, on "
@@ -226,7 +227,8 @@ def _is_connected(peer: socket.socket) -> bool:
 
 
 def _host(peer: socket.socket) -> str:
-    return peer.getpeername()[0].removeprefix("::ffff:")  # an IPv4 address on a socket for both
+    # The prefix is that of an IPv4 address on a socket for both families.
+    return peer.getpeername()[0].removeprefix("::ffff:")
 
 
 _ARRIVE_SECONDS = 15

@@ -219,7 +219,8 @@ def _figures(nvml: Any, gpu: Any) -> dict[str, float]:
     }
     figures: dict[str, float] = {}
     for name, read in readings.items():
-        with suppress(nvml.NVMLError, AttributeError):  # this GPU, or this version of NVML, does not have it
+        # This GPU, or this version of NVML, does not have it.
+        with suppress(nvml.NVMLError, AttributeError):
             figures[name] = float(read())
     return figures
 
@@ -265,7 +266,8 @@ def tpu_chips() -> Callable[[], dict[str, float]]:
 def _tpu_figures(sdk: Any) -> dict[str, float]:
     figures: dict[str, float] = {}
     for metric, (name, unit, worst) in _TPU_METRICS.items():
-        with suppress(Exception):  # a version of libtpu that does not have this metric, or has no answer yet
+        # A version of libtpu that does not have this metric, or has no answer yet.
+        with suppress(Exception):
             values = [float(str(text).rpartition(":")[2]) for text in sdk.get_metric(metric).data()]
             if values:
                 figures[name] = unit * worst(values)

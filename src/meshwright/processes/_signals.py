@@ -144,7 +144,8 @@ def _handlers(received: Signals) -> dict[int, Callable[[int, FrameType | None], 
             os.kill(os.getpid(), signal.SIGTERM)
 
     if jax.distributed.is_initialized():
-        return {signal.SIGINT: on_ctrl_c}  # a handler of SIGTERM would replace JAX's
+        # A handler of SIGTERM would replace JAX's.
+        return {signal.SIGINT: on_ctrl_c}
     return {signal.SIGINT: on_ctrl_c, signal.SIGTERM: received.on_sigterm}
 
 

@@ -96,7 +96,8 @@ def first_lines(listener: socket.socket) -> Iterator[tuple[socket.socket, Any] |
 
     def read(peer: socket.socket) -> None:
         if (line := read_line(peer, LINE_SECONDS)) is None or listener.fileno() < 0:
-            peer.close()  # a port scanner or a health check, or it comes too late
+            # A port scanner or a health check, or it comes too late.
+            peer.close()
         else:
             lines.put((peer, line))
 
@@ -122,7 +123,8 @@ def own_host(address: str) -> str:
     with contextlib.suppress(OSError, ValueError):
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:
-            probe.bind((host, 0))  # fails for an address of another machine, as of a router before this one
+            # Binding fails for an address of another machine, as of a router before this one.
+            probe.bind((host, 0))
             return host
     return ""
 

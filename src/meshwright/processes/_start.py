@@ -162,7 +162,8 @@ def _go_past_proxies(coordinator: str) -> None:
     exceptions = os.environ.get(_GRPC_EXCEPTIONS) or os.environ.get("no_proxy")
     host = coordinator.rpartition(":")[0].strip("[]")
     os.environ[_GRPC_EXCEPTIONS] = f"{exceptions},{host}" if exceptions else host
-    jax.config.update("jax_check_proxy_envs", False)  # the warning is not needed any more
+    # The warning is not needed any more.
+    jax.config.update("jax_check_proxy_envs", False)
 
 
 def _let_jax_join(cluster: Cluster, timeout_seconds: float, heartbeat_timeout_seconds: int) -> None:

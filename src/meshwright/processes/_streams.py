@@ -40,7 +40,8 @@ class Streams:
         """Return the number of a new stream, which is the same on all processes."""
         with self._lock:
             self._num_opened += 1
-            self._streams.setdefault(self._num_opened, _Stream())  # it may have ended elsewhere already
+            # The stream may have ended elsewhere already.
+            self._streams.setdefault(self._num_opened, _Stream())
             return self._num_opened
 
     def close(self, number: int) -> None:

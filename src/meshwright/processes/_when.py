@@ -231,7 +231,8 @@ def whenever_free(
 
 
 _FEWEST_TIMES, _MOST_TIMES = 3, 32
-_MOST_COSTS = 3  # the median of so many ignores one that an evaluation made look large
+# The median of so many costs ignores one that an evaluation made look large.
+_MOST_COSTS = 3
 
 
 @dataclass(eq=False)
@@ -245,7 +246,8 @@ class WheneverFree:
     def __post_init__(self) -> None:
         self._looked: float | None = None
         self._saved_at: float | None = None
-        self._is_after_save = True  # the first steps compile and fill caches, so they count as unusual
+        # The first steps compile and fill caches, so they count as unusual.
+        self._is_after_save = True
         self._usual, self._costs = deque[float](maxlen=_MOST_TIMES), deque[float](maxlen=_MOST_COSTS)
 
     def __call__(self, step: int) -> bool:

@@ -14,8 +14,6 @@ Report = Mapping[str, float]
 
 _AT_START = "compile_seconds"
 """A number that only the first report of an attempt has. The others in that report are sizes of the state."""
-_TRAINERS = "eval"
-"""The name of a `Trainer`'s evaluation, which its settings do not mention."""
 _LARGEST = 1e100
 
 
@@ -120,8 +118,7 @@ def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> 
     """Return the names of a run's evaluations: those in its settings, and those that reported their time."""
     described = [match[1] for path in settings if (match := re.match(r"evaluations\.([^.]+)\.", path))]
     timed = [name.removesuffix("/seconds") for name in series if name.endswith("/seconds")]
-    trainers = [_TRAINERS for name in series if name.startswith(f"{_TRAINERS}/")]
-    return sorted({*described, *timed, *trainers})
+    return sorted({*described, *timed})
 
 
 def evaluated(name: str, evaluations: Sequence[str]) -> tuple[str, str] | None:

@@ -46,7 +46,8 @@ def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
                 f"{dict(layout.mesh.shape)} × {microbatches} microbatches). "
                 "Change the batch size, the mesh or microbatches."
             )
-        dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's float64 and int64 become 32 bits wide
+        # numpy's float64 and int64 become 32 bits wide.
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
 
     return tree.map_named(placed_leaf, tree.abstract(batch))

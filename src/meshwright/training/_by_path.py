@@ -48,7 +48,8 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
       >>> {name: round(float(update), 3) for name, update in updates.items()}
       {'bias': -0.1, 'w': -1.0}
     """
-    rules = list(rules)  # a tuple would be taken for the parts of a chain
+    # A tuple would be taken for the parts of a chain.
+    rules = list(rules)
     Table.of("by_path", rules)
 
     def init(params: PyTree) -> Any:

@@ -74,7 +74,8 @@ def user_compile_cache() -> Path:
     are deleted.
     """
     directory = user_cache() / "compile_cache" / f"{platform.machine()}-{_cpu_digest()}"
-    with contextlib.suppress(OSError):  # another process may be deleting the same
+    # Another process may be deleting the same entries.
+    with contextlib.suppress(OSError):
         _delete_oldest(directory)
     return directory
 

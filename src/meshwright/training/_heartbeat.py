@@ -150,7 +150,8 @@ class _Heart:
             others=others,
             readings=self._readings(),
         )
-        with contextlib.suppress(OSError):  # a full disk does not end a run here
+        # A full disk does not end a run.
+        with contextlib.suppress(OSError):
             write_entry(self._directory, entry)
 
     def _stands(self) -> tuple[str, list[str], bool]:

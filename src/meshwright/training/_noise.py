@@ -53,7 +53,8 @@ class LossWithNoise:
     noise: ByPath[float | Std]
 
     def __post_init__(self) -> None:
-        Table.of("parameter_noise", self.noise)  # raises if a pattern is not a regular expression
+        # This raises an error if a pattern is not a regular expression.
+        Table.of("parameter_noise", self.noise)
 
     def __call__(
         self, params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree, step: Any = None

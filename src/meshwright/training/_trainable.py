@@ -241,7 +241,8 @@ def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
         return shardings
 
     def with_memory(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
-        if isinstance(sharding.mesh, Mesh):  # an abstract mesh has no devices to check
+        # An abstract mesh has no devices to check.
+        if isinstance(sharding.mesh, Mesh):
             _check_memory(kind, sharding.mesh.local_devices[0])
         return sharding.with_memory_kind(kind) if x.ndim else sharding
 
@@ -255,7 +256,8 @@ def on_devices(arrays: PyTree) -> PyTree:
 
 def _check_memory(kind: str, device: jax.Device) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
-    if kinds and kind not in kinds:  # a description of a device that is not here has none
+    # A description of a device that is not here has none.
+    if kinds and kind not in kinds:
         raise UsageError(
             f"the optimizer's state cannot be kept in memory {kind!r}: {device.platform} "
             f"({device.device_kind}) has {', '.join(kinds)}.\n  Keep it on the devices: leave out "

@@ -223,7 +223,8 @@ def _report(message: str) -> None:
     message = f"{message}\n{_stacks()}"
     with suppress(ValueError, OSError):  # stderr may be closed by then
         print_line(f"meshwright: {message}", sys.stderr)
-    if log.hasHandlers():  # without any, logging would print it on stderr once more
+    # Without handlers, logging would print it on stderr once more.
+    if log.hasHandlers():
         log.error(message)
 
 

@@ -129,9 +129,9 @@ def test_a_vae_is_trained_and_its_codes_predicted_by_its_methods(library):
 
     deployer = mw.Deployer(0, mesh="data=2,fsdp=2,tensor=2", verbose=False)
     trainer = mw.Trainer(deployer, model=VAES[library], loss=loss, optimizer=optax.adam(0.02))
-    one, many = ({"max_steps": steps, "eval_examples": {"x": X}, "shuffle": False} for steps in (1, 60))
-    first = trainer.fit({"x": X}, batch_size=16, **one)["loss"]
-    assert trainer.fit({"x": X}, batch_size=16, **many)["loss"] < 0.9 * first
+    options = {"batch_size": 16, "evaluations": {"test": mw.Evaluation("loss", {"x": X})}, "shuffle": False}
+    first, last = (trainer.fit({"x": X}, max_steps=steps, **options)["test/loss"] for steps in (1, 60))
+    assert last < 0.9 * first
     encode = lambda model, batch: model.encode(batch["x"])[0]
     predictor = mw.Predictor(deployer, model=VAES[library], predict=encode)
     codes = predictor.predict({"x": X}, 2, trainer.params, model_state=trainer.model_state)

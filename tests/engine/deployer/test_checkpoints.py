@@ -185,13 +185,14 @@ def test_a_name_that_nothing_has_is_told_what_there_is_and_how_to_load_the_best(
     loss = lambda params, batch: (params["w"] * batch["x"]).mean()
     trainer = mw.Trainer(deployer, params={"w": np.ones(2)}, loss=loss, optimizer=optax.sgd(0.1))
     data = {"x": np.ones((8, 2), np.float32)}
-    trainer.fit(data, 1, 2, data, best={"loss": "min"})
+    save = mw.Save(keep=mw.checkpoints.best("dev/loss", "min"))
+    trainer.fit(data, 1, 2, evaluations={"dev": mw.Evaluation("loss", data)}, save=save)
     with pytest.raises(CheckpointError, match=r"which has last.\n") as raised:
         deployer.load_ckpt("min_loss")
     [best] = re.findall(r"load_ckpt\((mw\..*)\.path\) the best", str(raised.value))
     ckpt, info = deployer.load_ckpt(eval(best).path)
     assert (info["step"], np.asarray(ckpt["params"]["w"]).tolist()) == (2, trainer.params["w"].tolist())
-    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint 'max_acc'.*'eval/acc', 'max'"):
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint 'max_acc'.*'test/acc', 'max'"):
         deployer.load_params_shape("max_acc")
 
 

@@ -43,12 +43,13 @@ def test_rows_that_meet_in_the_loss_are_computed_together_on_a_mesh_that_does_no
     of_parts = [float(contrastive(params, part)) * len(part["one"]) / 28 for part in parts]
     deployer = mw.Deployer(seed=0, verbose=False, mesh=mesh)
     trainer = mw.Trainer(deployer, params=params, loss=contrastive, optimizer=optax.sgd(0.1))
-    assert trainer.evaluate(PAIRS, batch_size=16)["loss"] == pytest.approx(sum(of_parts), rel=1e-5)
+    loss = trainer.evaluate(mw.Evaluation("loss", PAIRS, batch_size=16))["loss"]
+    assert loss == pytest.approx(sum(of_parts), rel=1e-5)
 
 
 def test_on_explicit_axes_the_last_examples_are_split_as_those_before_them():
     loss = lambda params, batch: ((batch["one"] @ params["w"]) ** 2).mean()
     deployer = mw.Deployer(seed=0, verbose=False, mesh="explicit: data=8")
     trainer = mw.Trainer(deployer, params={"w": jnp.eye(4)}, loss=loss, optimizer=optax.sgd(0.1))
-    loss = trainer.evaluate(PAIRS, batch_size=16)["loss"]
+    loss = trainer.evaluate(mw.Evaluation("loss", PAIRS, batch_size=16))["loss"]
     assert loss == pytest.approx((PAIRS["one"] ** 2).mean(), rel=1e-5)

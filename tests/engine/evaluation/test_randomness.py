@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from engine.trainer.runs import EXAMPLES, apply, fit, init, trainer
+from engine.trainer.runs import EXAMPLES, apply, by_loss, fit, init, trainer
 from meshwright.engine._evaluation._loss import AverageLoss
 
 
@@ -34,7 +34,7 @@ def noisy(model, batch, key):
 @pytest.mark.daily(1)
 def test_what_a_loss_draws_in_evaluation_does_not_depend_on_the_mesh(mesh, num_examples):
     of_meshes = [
-        trainer(mesh=each, loss=noisy).evaluate(first(num_examples), batch_size=16)
+        trainer(mesh=each, loss=noisy).evaluate(mw.Evaluation("loss", first(num_examples), batch_size=16))
         for each in ("data=8", mesh)
     ]
     assert of_meshes[0] == pytest.approx(of_meshes[1], rel=1e-5)
@@ -44,7 +44,7 @@ def test_what_a_loss_draws_in_evaluation_does_not_depend_on_the_mesh(mesh, num_e
 def test_nor_do_the_scores_of_a_fit():
     by = {"loss": noisy, "rules": (mw.parallel.match("w", "tensor"),)}
     found = [
-        fit(trainer(mesh=mesh, **by), eval_examples=EXAMPLES, max_steps=1)["loss"]
+        fit(trainer(mesh=mesh, **by), evaluations=by_loss(), max_steps=1)["eval/loss"]
         for mesh in ("data=8", "data=2,tensor=4")
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
@@ -75,7 +75,7 @@ def test_only_a_loss_that_draws_computes_the_rest_in_pieces_as_large_as_a_batch(
         noise = jax.random.normal(key, batch["y"].shape)  # without `draws` nothing needs it
         return ((model(batch["x"]) - batch["y"] + (noise if draws else 0)) ** 2).mean()
 
-    trainer(loss=loss).evaluate(EXAMPLES, batch_size=16)
+    trainer(loss=loss).evaluate(mw.Evaluation("loss", EXAMPLES, batch_size=16))
     assert seen == sizes
 
 
@@ -84,5 +84,6 @@ def test_each_example_of_the_rest_draws_numbers_of_its_own():
         return jax.random.uniform(key, batch["y"].shape).mean()
 
     made = trainer(loss=loss)
-    found = [made.evaluate(first(16 + rest), batch_size=16)["loss"] for rest in range(1, 16)]
+    score = lambda examples: made.evaluate(mw.Evaluation("loss", examples, batch_size=16))["loss"]
+    found = [score(first(16 + rest)) for rest in range(1, 16)]
     assert len(set(np.round(found, 7))) == 15

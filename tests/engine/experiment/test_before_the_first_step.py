@@ -69,13 +69,12 @@ def test_scores_may_end_a_run_before_its_first_step(tmp_path):
 
 
 def test_a_trainer_s_policies_are_asked_before_the_first_step_of_the_first_call(tmp_path):
-    from engine.trainer.runs import EXAMPLES as TRAINED
-    from engine.trainer.runs import reports, trainer
+    from engine.trainer.runs import by_loss, fit, reports, trainer
 
     made = trainer(tmp_path)
     when = mw.engine.any_of(mw.engine.at(0), mw.engine.every(4))
     for _ in range(2):
-        made.fit(TRAINED, batch_size=16, epochs=2, eval_examples=TRAINED, eval_when=when)
+        fit(made, evaluations=by_loss(when=when))
     assert [step for step, _ in reports(tmp_path, "eval/loss")] == [0, 4, 6, 8, 12]
 
 

@@ -196,7 +196,7 @@ def test_differences_name_what_changed_with_both_values():
 def test_what_only_one_has_differs_from_nothing():
     found = differences(experiment(), experiment(evaluations={"all": mw.Evaluation(loss, EXAMPLES)}))
     assert str(found[0]) == "evaluations: {} → nothing"
-    assert "evaluations.all.batch_size: nothing → 256" in map(str, found)
+    assert "evaluations.all.dtype: nothing → 'train'" in map(str, found)
 
 
 def test_texts_are_compared_as_experiments_are():

@@ -68,10 +68,10 @@ def test_a_trainer_refuses_names_and_values_that_no_evaluation_can_have():
         optimizer=optax.sgd(0.5),
     )
     examples = {"y": np.ones(8, np.float32)}
+    by_norm = mw.engine.EvaluationFunction(norm)
     for given, said in (
-        ({"evaluations": {"eval": norm}}, "cannot be called 'eval'"),
-        ({"evaluations": {"a/b": norm}}, "cannot be called 'a/b'"),
-        ({"evaluations": {"size": 3}}, "takes functions of the parameters .* found int"),
+        ({"evaluations": {"a/b": by_norm}}, "'a/b' cannot be a folder's name"),
+        ({"evaluations": {"size": 3}}, "must be Evaluation or EvaluationFunction"),
         ({"samples": "Once"}, "takes mw.engine.Samples or mw.lm.Generation; found str"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -90,8 +90,8 @@ def test_a_trainer_scores_and_writes_texts_on_its_page_while_it_trains(tmp_path)
     generation = mw.lm.Generation(
         model, mw.lm.Bytes(), prompts=("Once",), decoding=mw.lm.Decoding(max_new_tokens=8), when=20
     )
-    given = {"batch_size": 8, "max_steps": 60, "eval_when": 30}
-    given |= {"evaluations": {"known": likelihood}, "samples": generation}
+    known = mw.engine.EvaluationFunction(likelihood, when=30)
+    given = {"batch_size": 8, "max_steps": 60, "evaluations": {"known": known}, "samples": generation}
     scores = trainer(tmp_path).fit(examples, epochs=40, **given)
     assert scores.keys() == {"known/per_token", "samples/tokens"}
     assert scores["known/per_token"] > -1

@@ -12,8 +12,8 @@ import pytest
 import meshwright as mw
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluation._files import OutputFiles
+from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_parts
 from meshwright.engine._evaluation._rows import ExampleFunction
-from meshwright.engine._experiment._evaluations import evaluations_of
 from meshwright.errors import LayoutError, PeersError, UsageError
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
@@ -416,19 +416,16 @@ def test_the_usual_batch_size_is_rounded_up_to_what_the_mesh_splits():
     layout = mw.Layout(mw.make_mesh("data=3,fsdp=2", jax.devices()[:6]))
 
     def names(**size):
-        described = mw.Experiment(
-            workdir="unused",
-            model=init,
-            loss=noisy_loss,
-            optimizer=optax.sgd(0.1),
-            input=mw.Input(EXAMPLES, batch_size=16),
-            max_steps=1,
-            evaluations={"all": mw.Evaluation(measure, EXAMPLES, **size)},
-        )
-        (part,) = evaluations_of(described, layout)
-        part.scoring.check(mw.training.abstract_state(init, described.optimizer, layout))
+        evaluations = {"all": mw.Evaluation(measure, EXAMPLES, **size)}
+        (part,) = evaluation_parts(evaluations, None, EvaluationContext(layout, seed=0, compute_dtype=None))
+        part.scoring.check(mw.training.abstract_state(init, optax.sgd(0.1), layout))
         return part.scoring.names
 
     assert names() == ("large", "loss")
     with pytest.raises(LayoutError, match="a batch of 64 examples cannot be split into 6 equal parts"):
         names(batch_size=64)
+
+
+def test_the_loss_of_a_trainer_evaluates_no_experiment(tmp_path):
+    with pytest.raises(UsageError, match=r'^evaluations\.all\.measure is "loss", but there is no loss'):
+        run(tmp_path, evaluations={"all": mw.Evaluation("loss", EXAMPLES)})

@@ -94,8 +94,9 @@ def test_a_trainers_loader_of_other_batches_is_refused_before_the_first_step(tmp
         loss=lambda params, batch: measure(params, batch)["loss"].mean(),
         optimizer=optax.sgd(0.01),
     )
-    with pytest.raises(ExamplesError, match=r"^evaluation 'eval': batch 0 of the loader has 16 examples"):
-        trainer.fit(EXAMPLES, batch_size=32, epochs=1, eval_examples=of_16())
+    evaluations = {"test": mw.Evaluation("loss", of_16())}
+    with pytest.raises(ExamplesError, match=r"^evaluation 'test': batch 0 of the loader has 16 examples"):
+        trainer.fit(EXAMPLES, batch_size=32, epochs=1, evaluations=evaluations)
     assert not list(tmp_path.rglob("step_*"))
 
 

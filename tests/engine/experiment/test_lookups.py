@@ -129,4 +129,4 @@ def test_examples_to_evaluate_on_are_looked_up_before_the_first_step_too(tmp_pat
         mw.Deployer(0, verbose=False), params=table(None), loss=loss, optimizer=optax.sgd(0.1)
     )
     with pytest.raises(UsageError, match="row 9 of params/table"):
-        trainer.fit(train, batch_size=8, epochs=1, eval_examples=held_out)
+        trainer.fit(train, batch_size=8, epochs=1, evaluations={"test": mw.Evaluation("loss", held_out)})

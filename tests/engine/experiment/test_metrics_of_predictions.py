@@ -94,7 +94,7 @@ def test_a_trainer_and_an_experiment_score_alike(tmp_path):
         optimizer=optax.sgd(0.1),
     )
     predictor = mw.Predictor(deployer, predict=guess)
-    scores = trainer.evaluate(EXAMPLES, batch_size=8, predictor=predictor, metric_fn=f1)
+    scores = trainer.evaluate(mw.Evaluation("loss", EXAMPLES, predict=predictor, metric_fn=f1))
     assert {"held_out/error": scores["loss"], "held_out/f1": scores["f1"]} == pytest.approx(outcome.scores)
 
 

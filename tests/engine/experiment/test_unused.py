@@ -173,7 +173,7 @@ def test_of_a_model_of_real_size_only_what_is_forgotten_is_named(name):
     step = mw.make_step(lambda params, batch: case.loss(params["model"], batch), optimizer, layout)
     step.trace(target, case.batch)
     parts = dict.fromkeys(("data", "first_rows", "last_step", "first_state"))
-    [said] = unused(mw.engine._internal.Training(layout, target, case.batch, step, **parts))
+    [said] = unused(mw.engine._internal.Training(layout, target, optimizer, case.batch, step, **parts))
     assert said.startswith("1 of ")
     assert ": params/spare. Use" in said
 

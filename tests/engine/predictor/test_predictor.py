@@ -147,14 +147,9 @@ def test_evaluation_after_each_epoch_compiles_once_and_is_of_the_newest_paramete
     predictor = mw.Predictor(run, predict=predict)
     loss = lambda params, batch: (batch["x"] @ params["w"]).mean()
     trainer = mw.Trainer(run, loss=loss, optimizer=optax.sgd(0.1), params={"w": WEIGHTS})
-    trainer.fit(
-        {"x": ROWS},
-        2,
-        3,
-        {"x": ROWS},
-        eval_predictor=predictor,
-        eval_metric_fn=lambda preds: seen.append(preds) or {},
-    )
+    note = lambda preds: seen.append(preds) or {}
+    evaluation = mw.Evaluation("loss", {"x": ROWS}, predict=predictor, metric_fn=note)
+    trainer.fit({"x": ROWS}, 2, 3, evaluations={"test": evaluation})
     assert (traced, len(seen)) == ([1], 4)  # the first is to find mistakes before training
     np.testing.assert_array_equal(seen[-1], predictor.predict({"x": ROWS}, 2, trainer.params))
 
@@ -286,8 +281,9 @@ def test_functions_may_take_things_out_of_the_batch():
     assert len(predictor.predict(data, 2, {"w": WEIGHTS})) == 50
     trainer = mw.Trainer(run, loss=loss, optimizer=optax.sgd(0.1), params={"w": WEIGHTS})
     mean = lambda preds: {"mean": float(np.mean(preds))}
-    scores = trainer.fit(data, 2, 1, data, eval_predictor=predictor, eval_metric_fn=mean)
+    scores = trainer.evaluate(mw.Evaluation("loss", data, predict=predictor, metric_fn=mean))
     assert scores.keys() == {"loss", "mean"}
+    trainer.fit(data, 2, 1)
 
 
 def test_few_batches_are_in_flight():

@@ -41,6 +41,11 @@ def trainer(workdir=None, mesh="data=-1", *, given=None, **options):
     return mw.Trainer(given or deployer(workdir, mesh), **chosen)
 
 
+def by_loss(examples=EXAMPLES, **options):
+    """An evaluation by the loss, for `fit`: its scores are called `eval/loss` and so on."""
+    return {"eval": mw.Evaluation("loss", examples, **options)}
+
+
 def fit(made, examples=EXAMPLES, **options):
     return made.fit(examples, **{"batch_size": 16, "epochs": 2} | options)
 

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from engine.trainer.runs import EXAMPLES, exact_loss, fit, trainer
+from engine.trainer.runs import by_loss, exact_loss, fit, trainer
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,8 @@ def averaged(tmp_path_factory):
     )
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
     metric = lambda examples, preds: {"error": np.mean((np.stack(preds) - examples["y"]) ** 2)}
-    evaluated = {"eval_examples": EXAMPLES, "eval_predictor": predictor, "eval_metric_fn": metric}
-    return made, fit(made, best={"error": "min"}, **evaluated)
+    evaluated = {"evaluations": by_loss(predict=predictor, metric_fn=metric)}
+    return made, fit(made, save=mw.Save(keep=mw.checkpoints.best("eval/error", "min")), **evaluated)
 
 
 @pytest.mark.slow
@@ -25,11 +25,11 @@ def test_the_loss_and_the_predictions_evaluated_are_those_of_the_average(average
     made, scores = averaged
     expected = exact_loss(mw.training.ema_params(made.state))
     assert expected != pytest.approx(exact_loss(made.params), rel=0.05)
-    assert scores == {"loss": pytest.approx(expected, rel=1e-5), "error": pytest.approx(expected, rel=1e-5)}
+    assert scores == {f"eval/{name}": pytest.approx(expected, rel=1e-5) for name in ("loss", "error")}
 
 
 def test_the_best_parameters_are_the_average_that_was_evaluated(averaged):
     made, scores = averaged
-    best = made.best("error", "min")
-    assert exact_loss(best.params) == pytest.approx(scores["error"], rel=1e-5)
+    best = made.best("eval/error", "min")
+    assert exact_loss(best.params) == pytest.approx(scores["eval/error"], rel=1e-5)
     assert best.model_state is None

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from engine.trainer.runs import EXAMPLES, arrays, deployer, fit, reports, trainer
+from engine.trainer.runs import EXAMPLES, arrays, by_loss, deployer, fit, reports, trainer
 from engine.trainer.test_resume import Crash, at, crash, sigterm
 from meshwright.errors import DivergedError, Interrupted, UsageError
 
@@ -116,19 +116,19 @@ def test_calls_of_equal_shapes_trace_and_compile_nothing():
 def test_whenever_it_is_stopped_the_same_calls_come_to_the_same_bits(tmp_path, undisturbed, act, step):
     first = trainer(given=deployer(tmp_path, trackers=[at(step, act)]))
     with pytest.raises((Interrupted, Crash)):
-        three_calls(first, save_when=1, logging=mw.Logging(every=1))
+        three_calls(first, save=mw.Save(when=1), logging=mw.Logging(every=1))
     second = trainer(tmp_path)
     three_calls(second)
     assert arrays(second) == undisturbed[0]
 
 
 def test_finished_calls_return_their_scores_at_once(tmp_path):
-    found = fit(trainer(tmp_path), eval_examples=EXAMPLES, epochs=1)
+    found = fit(trainer(tmp_path), evaluations=by_loss(), epochs=1)
     made = trainer(tmp_path)
     fit(made, epochs=1)
     fit(made, OTHERS, epochs=1)
     again = trainer(tmp_path)
-    assert fit(again, eval_examples=EXAMPLES, epochs=1) == found
+    assert fit(again, evaluations=by_loss(), epochs=1) == found
     assert again.step == made.step == 5
 
 
@@ -167,7 +167,7 @@ def test_older_calls_return_at_once_too_and_the_last_one_goes_on(tmp_path, few_k
 
     first = trainer(given=deployer(tmp_path, trackers=[at(14, crash)]))
     with pytest.raises(Crash):
-        six_calls(first, save_when=1, logging=mw.Logging(every=1))
+        six_calls(first, save=mw.Save(when=1), logging=mw.Logging(every=1))
     assert six_calls(trainer(tmp_path)) == six_calls(trainer())
 
 
@@ -235,14 +235,15 @@ def test_a_name_that_is_no_folder_s_is_refused(tmp_path, name):
 
 def test_evaluation_alone_is_that_of_a_fit():
     made = trainer()
-    found = fit(made, eval_examples=EXAMPLES, epochs=1)
-    assert made.evaluate(EXAMPLES, batch_size=16) == found
+    found = fit(made, evaluations=by_loss(), epochs=1)
+    scores = made.evaluate(mw.Evaluation("loss", EXAMPLES, batch_size=16))
+    assert {f"eval/{name}": score for name, score in scores.items()} == found
     assert made.step == 3
 
 
 def test_a_run_directory_of_a_trainer_has_what_every_run_has(tmp_path):
     made = trainer(tmp_path)
-    fit(made, eval_examples=EXAMPLES, epochs=1)
+    fit(made, evaluations=by_loss(), epochs=1)
     there = {path.name for path in tmp_path.iterdir()}
     assert {"report.html", "environment.json", "experiment.txt", "state.txt", "outcome.json", "logs"} <= there
     assert any(name.startswith("events.out.tfevents") for name in there)
@@ -251,7 +252,7 @@ def test_a_run_directory_of_a_trainer_has_what_every_run_has(tmp_path):
 def test_scores_that_get_no_better_end_a_fit():
     made = trainer(optimizer=optax.sgd(0.0))
     early = mw.Stop(early=mw.engine.early_stopping("eval/loss", "min", patience=2))
-    fit(made, eval_examples=EXAMPLES, epochs=20, stop=early)
+    fit(made, evaluations=by_loss(), epochs=20, stop=early)
     assert made.step == 9
 
 
@@ -281,9 +282,9 @@ def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"stop": 3600}, r"stop=3600.* must be a mw.Stop"),
-        ({"profile": (3,)}, r"must be a mw.Profile"),
-        ({"watchdog": 60}, r"must be a mw.Watchdog"),
+        ({"stop": 3600}, r"Fit\.stop is 3600; it must be Stop"),
+        ({"profile": (3,)}, "it must be Profile"),
+        ({"watchdog": 60}, "it must be Watchdog or none"),
         ({"profile": mw.Profile((1,))}, r"writes to the run directory"),
     ],
 )

@@ -9,8 +9,12 @@ import pytest
 
 import meshwright as mw
 from engine.adapters import models
-from engine.trainer.runs import EXAMPLES, deployer, fit, init, loss, saved, trainer
+from engine.trainer.runs import EXAMPLES, by_loss, deployer, fit, init, loss, saved, trainer
 from meshwright.errors import ExamplesError, LayoutError, UsageError
+
+
+def keeping_best(score):
+    return mw.Save(keep=mw.checkpoints.best(score, "max"))
 
 
 def descended(state, batch):
@@ -51,19 +55,18 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
     ("options", "says"),
     [
         ({"epochs": None}, "the length of training is missing"),
-        ({"epochs": 0}, "epochs=0: it must be at least 1"),
+        ({"epochs": 0}, r"Fit\.epochs is 0; it must be at least 1"),
         ({"max_steps": 2**31}, "max_steps is 2147483648; it must be at most"),
         ({"epochs": 2**31}, "the number of updates of all calls is [0-9]+; it must be at most"),
-        ({"eval_when": -1}, "eval_when=-1"),
         ({"batch_size": None}, "give one of per_device_batch_size and batch_size"),
         ({"per_device_batch_size": 2}, "give one of per_device_batch_size and batch_size"),
-        ({"batch_size": 0}, "a batch of 0 examples"),
-        ({"eval_per_device_batch_size": 0}, "a batch of 0 examples"),
+        ({"batch_size": 0}, r"Fit\.batch_size is 0; it must be at least 1"),
         ({"batch_size": 12}, "batch_size=12 is not a multiple of 8"),
-        ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
-        ({"save_when": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
-        ({"eval_when": 2}, "eval_when has no effect without eval_examples, evaluations or samples"),
-        ({"eval_metric_fn": lambda scores: {}}, "eval_examples and eval_metric_fn go together"),
+        ({"save": mw.Save(when=2)}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
+        ({"save": mw.Save(data_position=False)}, r"save\.data_position: `fit` continues by the position"),
+        ({"save": mw.Save(when=mw.engine.when_evaluated("test"))}, "the run has no evaluation 'test'"),
+        ({"evaluations": {"a/b": by_loss()["eval"]}}, "'a/b' cannot be a folder's name"),
+        ({"evaluations": {"a": len}}, r"evaluations\['a'\] is of type .*it must be Evaluation or"),
     ],
 )
 def test_settings_that_cannot_be_are_told_by_name(options, says):
@@ -101,10 +104,10 @@ def test_an_optimizer_state_of_another_optimizer_is_told():
     [
         ({"loss": lambda model, batch: model(batch["x"])}, {}, r"loss must be a scalar .* shape \(16,\)"),
         ({"loss": lambda model, batch: model(batch["z"])}, {}, "z"),
-        ({}, {"eval_examples": {"x": EXAMPLES["x"]}}, "y"),
-        ({}, {"eval_examples": []}, "there are no examples"),
-        ({}, {"best": {"accuracy": "max"}}, "but no evaluation gives it"),
-        ({}, {"best": {"los": "min"}, "eval_examples": EXAMPLES}, "Did you mean 'eval/loss'"),
+        ({}, {"evaluations": by_loss({"x": EXAMPLES["x"]})}, "y"),
+        ({}, {"evaluations": by_loss([])}, "there are no examples"),
+        ({}, {"save": keeping_best("accuracy")}, "but no evaluation gives it"),
+        ({}, {"save": keeping_best("eval/los"), "evaluations": by_loss()}, "Did you mean 'eval/loss'"),
     ],
 )
 @pytest.mark.daily(3)
@@ -130,7 +133,7 @@ def test_a_metric_function_is_tried_before_the_first_step(metric, says):
     made = trainer()
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
     with pytest.raises(UsageError, match=f"(?s){says}"):
-        fit(made, eval_examples=EXAMPLES, eval_predictor=predictor, eval_metric_fn=metric)
+        fit(made, evaluations=by_loss(predict=predictor, metric_fn=metric))
     assert made.step == 0
 
 
@@ -138,7 +141,7 @@ def test_an_error_of_the_metric_function_s_keeps_its_type():
     made = trainer()
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
     with pytest.raises(ZeroDivisionError):
-        fit(made, eval_examples=EXAMPLES, eval_predictor=predictor, eval_metric_fn=lambda preds: {"a": 1 / 0})
+        fit(made, evaluations=by_loss(predict=predictor, metric_fn=lambda preds: {"a": 1 / 0}))
 
 
 def test_saving_is_tried_before_the_first_step(tmp_path, monkeypatch):
@@ -152,7 +155,7 @@ def test_saving_is_tried_before_the_first_step(tmp_path, monkeypatch):
 def test_what_was_found_is_said(monkeypatch, tmp_path):
     made, said = trainer(given=deployer(tmp_path)), []
     monkeypatch.setattr(made.deployer, "log_info", lambda info, *_: said.append(info))
-    fit(made, eval_examples=EXAMPLES)
+    fit(made, evaluations=by_loss())
     assert said[0].endswith(f"run {tmp_path}")
     assert "mesh data" in said[1]
     found = [line for line in said if line.startswith("✓")]
@@ -178,7 +181,7 @@ def test_a_batch_that_does_not_divide_over_accumulation_is_told():
 
 def test_a_failed_check_leaves_a_run_that_can_be_mended(tmp_path):
     with pytest.raises(UsageError):
-        fit(trainer(tmp_path), best={"accuracy": "max"})
+        fit(trainer(tmp_path), save=keeping_best("accuracy"))
     fit(trainer(tmp_path, loss=loss))
     assert saved(tmp_path) == [6]
 

@@ -3,10 +3,10 @@
 import pytest
 
 import meshwright as mw
-from engine.trainer.runs import EXAMPLES, arrays, fit, reports, saved, trainer
+from engine.trainer.runs import arrays, by_loss, fit, reports, saved, trainer
 from meshwright.errors import UsageError
 
-RUN = {"epochs": 2, "save_when": 2, "keep": 9, "logging": mw.Logging(every=1)}
+RUN = {"epochs": 2, "save": mw.Save(when=2, keep=9), "logging": mw.Logging(every=1)}
 
 
 def test_fit_goes_back_to_a_step_and_comes_to_the_same_bits(tmp_path):
@@ -41,7 +41,7 @@ def test_without_a_workdir_there_is_nothing_to_compare_with():
 
 
 def test_a_step_that_is_no_number_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="from_step='2': expected the number of a step, found str"):
+    with pytest.raises(UsageError, match=r"Fit\.from_step is '2'; it must be int or none"):
         fit(trainer(tmp_path), **RUN, from_step="2")
 
 
@@ -63,6 +63,6 @@ def test_a_strict_fit_with_the_same_settings_goes_on(tmp_path):
 
 def test_the_last_checkpoint_of_a_fit_that_scores_end_has_the_last_scores(tmp_path):
     stop = mw.Stop(early=lambda scores: max(scores, default=0) >= 4)
-    scores = fit(trainer(tmp_path), eval_examples=EXAMPLES, eval_when=2, save_when=2, epochs=4, stop=stop)
+    scores = fit(trainer(tmp_path), evaluations=by_loss(when=2), save=mw.Save(when=2), epochs=4, stop=stop)
     found = mw.Checkpoints(tmp_path / "checkpoints").scores()
-    assert found["eval/loss"] == scores["loss"]
+    assert found["eval/loss"] == scores["eval/loss"]

@@ -31,9 +31,9 @@ def fitted(workdir, examples, **options):
 
 def test_a_step_that_is_not_finite_is_not_saved_and_mended_data_continue(tmp_path):
     with pytest.raises(DivergedError, match=r"after step 4 is not finite(.|\n)*newest checkpoint: step 2"):
-        fitted(tmp_path, bad(4), save_when=2)
+        fitted(tmp_path, bad(4), save=mw.Save(when=2, keep=1))
     assert saved(tmp_path) == [2]
-    assert fitted(tmp_path, {"x": X}, save_when=2).step == 6
+    assert fitted(tmp_path, {"x": X}, save=mw.Save(when=2)).step == 6
 
 
 def test_nor_is_the_last_one(tmp_path):

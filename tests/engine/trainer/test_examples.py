@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from engine.trainer.runs import EXAMPLES, arrays, exact_loss, fit, reports, trainer
+from engine.trainer.runs import EXAMPLES, arrays, by_loss, exact_loss, fit, reports, trainer
 from meshwright.errors import ExamplesError
 
 LISTED = [{"x": x, "y": y} for x, y in zip(EXAMPLES["x"], EXAMPLES["y"], strict=True)]
@@ -51,11 +51,11 @@ def test_an_iterator_factory_is_called_for_each_epoch_and_read_in_its_order():
         return iter(LISTED)
 
     found, expected = trainer(), trainer()
-    scores = fit(found, examples, eval_examples=lambda: iter(LISTED))
+    scores = fit(found, examples, evaluations=by_loss(lambda: iter(LISTED)))
     fit(expected, shuffle=False)
     assert arrays(found) == arrays(expected)
     assert (found.step, len(calls)) == (6, 2)
-    assert scores["loss"] == pytest.approx(exact_loss(found.params), rel=1e-6)
+    assert scores["eval/loss"] == pytest.approx(exact_loss(found.params), rel=1e-6)
 
 
 def test_a_function_of_the_epoch_is_asked_for_the_epochs_there_are():
@@ -78,7 +78,7 @@ def test_max_steps_ends_a_run_of_unknown_length():
 
 
 def test_evaluation_after_each_epoch_needs_no_length(tmp_path):
-    fit(trainer(tmp_path), lambda epoch: iter(LISTED[17 * epoch :]), epochs=3, eval_examples=LISTED)
+    fit(trainer(tmp_path), lambda epoch: iter(LISTED[17 * epoch :]), epochs=3, evaluations=by_loss(LISTED))
     assert [step for step, _ in reports(tmp_path, "eval/loss")] == [3, 5, 6]
 
 
@@ -88,7 +88,7 @@ def test_a_collate_function_makes_batches_for_training_and_evaluation():
 
     pairs = list(zip(EXAMPLES["x"], EXAMPLES["y"], strict=True))
     found, expected = trainer(collate=collate), trainer()
-    assert fit(found, pairs, eval_examples=pairs) == fit(expected, eval_examples=EXAMPLES)
+    assert fit(found, pairs, evaluations=by_loss(pairs)) == fit(expected, evaluations=by_loss())
     assert arrays(found) == arrays(expected)
 
 
@@ -121,15 +121,15 @@ def test_a_metric_sees_the_columns_of_a_data_set():
 
     made = trainer()
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
-    scores = fit(made, eval_examples=Columns(), eval_predictor=predictor, eval_metric_fn=metric)
+    scores = fit(made, evaluations=by_loss(Columns(), predict=predictor, metric_fn=metric))
     expected = np.corrcoef(EXAMPLES["x"] @ np.asarray(made.params["w"]), EXAMPLES["y"])[0, 1]
-    assert scores["correlation"] == pytest.approx(expected, rel=1e-5)
-    assert scores["num_examples"] == 50
+    assert scores["eval/correlation"] == pytest.approx(expected, rel=1e-5)
+    assert scores["eval/num_examples"] == 50
 
 
 def test_a_metric_over_an_iterators_examples_is_given_a_list_of_them():
     made = trainer()
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: batch["y"])
     metric = lambda examples, preds: {"equal": float([x["y"] for x in examples] == preds)}
-    scores = fit(made, eval_examples=lambda: iter(LISTED), eval_predictor=predictor, eval_metric_fn=metric)
-    assert scores["equal"] == 1.0
+    scores = fit(made, evaluations=by_loss(lambda: iter(LISTED), predict=predictor, metric_fn=metric))
+    assert scores["eval/equal"] == 1.0

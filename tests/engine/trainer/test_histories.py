@@ -30,7 +30,7 @@ def test_however_often_it_is_hit_the_same_calls_come_to_the_same_bits(tmp_path, 
     calls = history(random)
     undisturbed = trainer()
     calls_of(undisturbed, calls)
-    saving = {"save_when": random.randint(1, 3), "logging": mw.Logging(every=1)}
+    saving = {"save": mw.Save(when=random.randint(1, 3)), "logging": mw.Logging(every=1)}
     for _ in range(random.randint(1, 3)):
         step, act = random.randint(1, undisturbed.step), random.choice((sigterm, crash))
         with contextlib.suppress(Interrupted, Crash):
@@ -57,7 +57,7 @@ def test_in_one_process_a_call_that_was_hit_is_made_again(tmp_path, case):
     made = trainer(given=deployer(tmp_path, trackers=[at(step, once)]))
     for examples, epochs in calls:
         try:
-            fit(made, examples, epochs=epochs, save_when=1, logging=mw.Logging(every=1))
+            fit(made, examples, epochs=epochs, save=mw.Save(when=1), logging=mw.Logging(every=1))
         except Interrupted:
-            fit(made, examples, epochs=epochs, save_when=1, logging=mw.Logging(every=1))
+            fit(made, examples, epochs=epochs, save=mw.Save(when=1), logging=mw.Logging(every=1))
     assert arrays(made) == arrays(undisturbed)

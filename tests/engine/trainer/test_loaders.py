@@ -7,7 +7,7 @@ import pytest
 
 import meshwright as mw
 from data.loaders import DataLoader, Iterator, MapDataset
-from engine.trainer.runs import EXAMPLES, arrays, deployer, exact_loss, fit, reports, saved, trainer
+from engine.trainer.runs import EXAMPLES, arrays, by_loss, deployer, exact_loss, fit, reports, saved, trainer
 from meshwright.errors import ExamplesError, UsageError
 
 LISTED = [{"x": x, "y": y} for x, y in zip(EXAMPLES["x"], EXAMPLES["y"], strict=True)]
@@ -42,10 +42,13 @@ def in_order():
 def test_a_loaders_batches_train_as_the_same_examples_do(kind, in_order):
     made = trainer()
     scores = fit(
-        made, mw.data.Batched(LOADERS[kind]()), epochs=4, eval_examples=mw.data.Batched(LOADERS[kind]())
+        made,
+        mw.data.Batched(LOADERS[kind]()),
+        epochs=4,
+        evaluations=by_loss(mw.data.Batched(LOADERS[kind]())),
     )
     assert arrays(made) == in_order
-    assert scores["loss"] == pytest.approx(exact_loss(made.params), rel=1e-6)
+    assert scores["eval/loss"] == pytest.approx(exact_loss(made.params), rel=1e-6)
 
 
 def test_a_stream_ends_the_run(in_order):
@@ -60,7 +63,7 @@ def test_a_stream_ends_the_run(in_order):
 @pytest.mark.parametrize("stop", [2, 3, 7])
 @pytest.mark.daily(2)
 def test_a_run_on_batches_goes_on_in_the_middle_to_the_bit(kind, stop, tmp_path, in_order):
-    options = {"epochs": None if kind == "stream" else 4, "save_when": 2}
+    options = {"epochs": None if kind == "stream" else 4, "save": mw.Save(when=2)}
     for max_steps in (stop, 12):
         made, loader = trainer(tmp_path), stream() if kind == "stream" else LOADERS[kind]()
         fit(made, mw.data.Batched(loader), max_steps=max_steps, **options)
@@ -95,8 +98,8 @@ def test_a_metric_is_given_the_examples_of_a_loaders_batches():
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: batch["y"])
     metric = lambda examples, preds: {"equal": float([x["y"] for x in examples] == preds)}
     loader = mw.data.Batched(DataLoader(LISTED, 16))
-    scores = fit(made, eval_examples=loader, eval_predictor=predictor, eval_metric_fn=metric)
-    assert scores["equal"] == 1.0
+    scores = fit(made, evaluations=by_loss(loader, predict=predictor, metric_fn=metric))
+    assert scores["eval/equal"] == 1.0
 
 
 def jittered(example, rng):
@@ -111,7 +114,7 @@ def test_what_is_drawn_for_examples_is_the_same_on_every_mesh_and_after_a_restar
     np.testing.assert_allclose(one.params["w"], other.params["w"], rtol=1e-5)
     for max_steps in (4, 6):
         again = trainer(tmp_path)
-        fit(again, mw.data.mapped(jittered, LISTED), max_steps=max_steps, save_when=2)
+        fit(again, mw.data.mapped(jittered, LISTED), max_steps=max_steps, save=mw.Save(when=2))
     assert arrays(again) == arrays(one)
 
 
@@ -148,11 +151,11 @@ def reader(workdir=None, mesh="data=-1", **options):
 
 def test_examples_of_several_lengths_train_in_as_many_compiled_shapes(tmp_path, caplog):
     made = reader(tmp_path)
-    scores = fit(made, texts(), eval_examples=texts())
+    scores = fit(made, texts(), evaluations=by_loss(texts()))
     assert made.step == 6
     w = float(made.params["w"])
     exact = [(w * x - 1) ** 2 for text in TEXTS for x in text["tokens"].tolist()]
-    assert scores["loss"] == pytest.approx(np.mean(exact), rel=1e-5)
+    assert scores["eval/loss"] == pytest.approx(np.mean(exact), rel=1e-5)
     assert not [record for record in caplog.records if "compiled again" in record.getMessage()]
     assert not reports(tmp_path, "tflops_per_device")
 
@@ -179,8 +182,8 @@ def test_a_metric_over_several_lengths_sees_every_example():
     made = reader()
     predictor = mw.Predictor(made.deployer, predict=lambda params, batch: batch["mask"].sum(-1))
     metric = lambda examples, preds: {"equal": float([len(x["mask"]) for x in examples] == list(preds))}
-    options = {"eval_examples": texts(), "eval_predictor": predictor, "eval_metric_fn": metric}
-    assert fit(made, texts(), **options)["equal"] == 1.0
+    options = {"evaluations": by_loss(texts(), predict=predictor, metric_fn=metric)}
+    assert fit(made, texts(), **options)["eval/equal"] == 1.0
 
 
 def test_a_loaders_batches_are_predicted():
@@ -203,6 +206,6 @@ def test_a_run_on_several_lengths_goes_on_to_the_bit(stop, tmp_path):
     fit(whole, texts(), epochs=3)
     for max_steps in (stop, 9):
         made = reader(tmp_path)
-        fit(made, texts(), epochs=3, max_steps=max_steps, save_when=2)
+        fit(made, texts(), epochs=3, max_steps=max_steps, save=mw.Save(when=2))
     assert arrays(made) == arrays(whole)
     assert saved(tmp_path)[-1] == 9

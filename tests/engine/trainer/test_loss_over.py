@@ -18,5 +18,5 @@ def test_each_device_computes_its_share_of_the_loss():
     params, rules = {"w": np.ones(4, np.float32)}, (mw.parallel.match("w", "tensor"),)
     trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params=params, rules=rules)
     examples = {"x": np.ones((16, 4), np.float32)}
-    trainer.fit(examples, 4, 1, examples)
+    trainer.fit(examples, 4, 1, evaluations={"eval": mw.Evaluation("loss", examples)})
     assert set(seen) == {(4, 4)}

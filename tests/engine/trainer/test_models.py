@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from engine.adapters import models
-from engine.trainer.runs import EXAMPLES, X, apply, exact_loss, fit, init, trainer
+from engine.trainer.runs import EXAMPLES, X, apply, by_loss, exact_loss, fit, init, trainer
 
 MLPS = {
     "nnx": models.NnxMlp,
@@ -36,14 +36,14 @@ def expected():
     """The loss of the plain functions, called by a loss that takes the parameters."""
     plain = lambda params, batch: loss(lambda x: models.apply(params, x), batch)
     made = trainer(model=None, params=models.init(jax.random.key(7)), loss=plain)
-    return fit(made, eval_examples=EXAMPLES)["loss"]
+    return fit(made, evaluations=by_loss())["eval/loss"]
 
 
 @pytest.mark.parametrize("library", MLPS)
 @pytest.mark.daily(2)
 def test_a_model_of_any_library_trains_alike(library):
     made = trainer(model=MLPS[library], loss=loss, params=models.init(jax.random.key(7)))
-    assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(expected(), rel=1e-4)
+    assert fit(made, evaluations=by_loss())["eval/loss"] == pytest.approx(expected(), rel=1e-4)
 
 
 def computing_at_once(params, batch):
@@ -75,20 +75,20 @@ def test_statistics_move_in_training_and_stay_in_evaluation(library):
     fit(made, max_steps=1)
     moved = jax.tree.map(np.asarray, made.model_state)
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before, moved)), strict=True))
-    made.evaluate(EXAMPLES, batch_size=16)
+    made.evaluate(mw.Evaluation("loss", EXAMPLES, batch_size=16))
     assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (moved, made.model_state)), strict=True))
 
 
 def test_evaluation_uses_the_statistics_and_no_dropout():
     made = trainer(model=models.NnxNorm, loss=loss)
-    scores = fit(made, eval_examples=EXAMPLES, epochs=1)
+    scores = fit(made, evaluations=by_loss(), epochs=1)
     norm = {
         name: np.asarray(x)
         for name, x in mw.base._internal.named_leaves((made.params, made.model_state)).items()
     }
     normed = (X - norm["1/norm/mean"]) / np.sqrt(norm["1/norm/var"] + 1e-5)
     out = normed * norm["0/norm/scale"] + norm["0/norm/bias"]
-    assert scores["loss"] == pytest.approx(((out.sum(-1) - EXAMPLES["y"]) ** 2).mean(), rel=1e-5)
+    assert scores["eval/loss"] == pytest.approx(((out.sum(-1) - EXAMPLES["y"]) ** 2).mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_model_may_say_how_its_batch_is_split_also_in_the_last_of_an_evaluatio
         return apply(params, jax.lax.with_sharding_constraint(x, P("data")))
 
     made = trainer(model=(init, constrained))
-    assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(exact_loss(made.params), rel=1e-6)
+    assert fit(made, evaluations=by_loss())["eval/loss"] == pytest.approx(exact_loss(made.params), rel=1e-6)
 
 
 @pytest.mark.slow
@@ -141,8 +141,10 @@ def test_randomness_of_evaluation_is_the_same_each_time_and_of_each_batch_its_ow
         return model(batch["x"]).mean() * 0 + jax.random.uniform(key)
 
     made = trainer(loss=loss)
-    scores = [fit(made, epochs=epochs, eval_examples=EXAMPLES)["loss"] for epochs in (1, 2)]
-    first = fit(trainer(loss=loss), eval_examples={name: x[:16] for name, x in EXAMPLES.items()})["loss"]
+    scores = [fit(made, epochs=epochs, evaluations=by_loss())["eval/loss"] for epochs in (1, 2)]
+    first = fit(trainer(loss=loss), evaluations=by_loss({name: x[:16] for name, x in EXAMPLES.items()}))[
+        "eval/loss"
+    ]
     assert scores[0] == scores[1] != first
 
 
@@ -154,13 +156,13 @@ def test_a_loss_may_mention_the_state_and_return_it_anew():
 
     start = {"params": init(jax.random.key(0)), "model_state": {"mean": jnp.zeros(4)}}
     made = trainer(model=None, loss=loss, **start)
-    scores = fit(made, eval_examples=EXAMPLES, epochs=1, shuffle=False)
+    scores = fit(made, evaluations=by_loss(), epochs=1, shuffle=False)
     mean = np.zeros(4)
     for i in range(3):
         mean = 0.5 * mean + 0.5 * X[16 * i : 16 * (i + 1)].mean(0)
     np.testing.assert_allclose(made.model_state["mean"], mean, rtol=1e-5)
     centred = {**EXAMPLES, "x": X - mean}
-    assert scores["loss"] == pytest.approx(exact_loss(made.params, centred), rel=1e-5)
+    assert scores["eval/loss"] == pytest.approx(exact_loss(made.params, centred), rel=1e-5)
 
 
 def test_a_state_may_hold_the_key_that_the_next_step_draws_from(tmp_path):

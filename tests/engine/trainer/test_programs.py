@@ -11,7 +11,7 @@ from flax import linen
 from PIL import Image
 
 import meshwright as mw
-from engine.trainer.runs import deployer, reports
+from engine.trainer.runs import by_loss, deployer, reports
 from meshwright.lm._models import gpt2
 
 pytestmark = pytest.mark.slow  # whole programs, of parts that other tests try
@@ -45,8 +45,8 @@ def test_meta_learning_trains_what_one_step_on_a_task_makes_good():
         return jax.vmap(adapted_loss, (None, 0, 0))(params, batch["x"], batch["y"]).mean()
 
     trainer = mw.Trainer(deployer(), params=mlp_params(), loss=loss, optimizer=optax.adam(1e-2))
-    before = trainer.evaluate(tasks, batch_size=32)["loss"]
-    after = trainer.fit(tasks, batch_size=32, epochs=60, eval_examples=tasks, eval_when=120)["loss"]
+    before = trainer.evaluate(mw.Evaluation("loss", tasks))["loss"]
+    after = trainer.fit(tasks, batch_size=32, epochs=60, evaluations=by_loss(tasks, when=120))["eval/loss"]
     unadapted = jax.vmap(task_loss, (None, 0, 0))(jax.device_get(trainer.params), tasks["x"], tasks["y"])
     assert after < before * 0.6
     assert after < unadapted.mean() / 2
@@ -101,8 +101,8 @@ def test_a_low_rank_adapter_learns_beside_a_frozen_model_that_is_split():
         rules={"model": [mw.parallel.match("q", None, "tensor")], "lora": None},
         trainable="lora/.*",
     )
-    scores = trainer.fit(examples, batch_size=32, epochs=150, eval_examples=examples, eval_when=300)
-    assert scores["loss"] < 1e-2
+    scores = trainer.fit(examples, batch_size=32, epochs=150, evaluations=by_loss(examples, when=300))
+    assert scores["eval/loss"] < 1e-2
     assert trainer.params["model"]["q"].sharding.spec == jax.sharding.PartitionSpec(None, "tensor")
     assert np.array_equal(trainer.params["model"]["q"], base["q"])
 
@@ -130,7 +130,7 @@ def test_two_networks_against_each_other_have_an_optimizer_each(tmp_path):
 
     params = {"made": mlp_params(0, outputs=2), "judged": mlp_params(1)}
     trainer = mw.Trainer(deployer(tmp_path), params=params, train_step=train_step, optimizer=tx)
-    trainer.fit(real, batch_size=64, epochs=150, logging=mw.Logging(every=10), save_when=300)
+    trainer.fit(real, batch_size=64, epochs=150, logging=mw.Logging(every=10), save=mw.Save(when=300))
     noise = np.stack([RNG.normal(size=256), np.ones(256)], axis=-1)
     made = mlp(jax.device_get(trainer.params["made"]), noise)
     assert np.abs(np.asarray(made).mean(0) - [3.0, -2.0]).max() < 1.0  # it was 3 before
@@ -283,10 +283,10 @@ def classified(mesh):
     shared = deployer(mesh=mesh)
     rules = {"model": shared.get_sharding_rules(params["model"]), "head": None}
     trainer = mw.Trainer(shared, params=params, loss=loss, optimizer=optax.adam(3e-3), rules=rules)
-    return trainer.fit(REVIEWS, batch_size=32, epochs=3, eval_examples=REVIEWS, eval_when=9)
+    return trainer.fit(REVIEWS, batch_size=32, epochs=3, evaluations=by_loss(REVIEWS, when=9))
 
 
 def test_a_classifier_of_texts_learns_alike_however_its_transformer_is_split():
     whole, split = classified("data=-1"), classified("data=-1,tensor=4")
-    assert whole["accuracy"] > 0.6
-    assert split["loss"] == pytest.approx(whole["loss"], rel=1e-3)
+    assert whole["eval/accuracy"] > 0.6
+    assert split["eval/loss"] == pytest.approx(whole["eval/loss"], rel=1e-3)

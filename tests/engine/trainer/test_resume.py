@@ -11,12 +11,12 @@ import jax
 import pytest
 
 import meshwright as mw
-from engine.trainer.runs import EXAMPLES, arrays, deployer, fit, reports, saved, trainer
+from engine.trainer.runs import EXAMPLES, arrays, by_loss, deployer, fit, reports, saved, trainer
 from meshwright.errors import DivergedError, InputError, Interrupted, UsageError
 
-RUN = {"epochs": 4, "logging": mw.Logging(every=1), "eval_examples": EXAMPLES}
+RUN = {"epochs": 4, "logging": mw.Logging(every=1), "evaluations": by_loss()}
 """Four epochs of three steps."""
-SAVED = RUN | {"save_when": 2}
+SAVED = RUN | {"save": mw.Save(when=2, keep=1)}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_killed_with_its_newest_steps_in_memory_only(tmp_path, undisturbed):
     folder, root = tmp_path / "run", tmp_path / "memory"
     root.mkdir()
     memory = mw.checkpoints.InMemory(every=2, budget_nbytes=1 << 20, directory=str(root))
-    options = RUN | {"save_when": 1000, "memory": memory}
+    options = RUN | {"save": mw.Save(when=1000, memory=memory)}
     stopped(folder, 9, crash, Crash, **options)
     newest = max(int(path.name.removeprefix("step_")) for path in root.glob("*/step_*"))
     assert saved(folder) == [0]
@@ -114,7 +114,7 @@ def test_crashed_between_two_saves(tmp_path, undisturbed):
 
 
 def test_crashed_before_anything_was_saved_but_the_first_state(tmp_path, undisturbed):
-    stopped(tmp_path, 2, crash, Crash, **RUN, save_when=5)
+    stopped(tmp_path, 2, crash, Crash, **RUN, save=mw.Save(when=5))
     assert saved(tmp_path) == [0]
     second = trainer(tmp_path)
     fit(second, **SAVED)
@@ -199,7 +199,7 @@ def test_after_a_divergence_fit_goes_back_to_the_newest_checkpoint(tmp_path):
 
     made_bad = True
     with pytest.raises(DivergedError):
-        fit(trainer(tmp_path, loss=loss), logging=mw.Logging(every=1), save_when=1)
+        fit(trainer(tmp_path, loss=loss), logging=mw.Logging(every=1), save=mw.Save(when=1))
     made_bad = False
     mended = trainer(tmp_path, loss=loss)
     fit(mended)

@@ -247,7 +247,7 @@ def test_two_trainers_without_names_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"save_when": 1}, "leave out best, save_when, .*The end of each round saves"),
+        ({"save": mw.Save(when=1)}, r"leave out save\. The end of each round saves"),
         ({"from_step": 2, "strict": True}, r"leave out strict, from_step\. .* repeats the unfinished round"),
         ({"logging": mw.Logging(trackers=(print,))}, r"leave out logging.trackers\. .*Deployer\(trackers="),
     ],

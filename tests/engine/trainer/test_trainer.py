@@ -9,19 +9,30 @@ import optax
 import pytest
 
 import meshwright as mw
-from engine.trainer.runs import EXAMPLES, X, apply, arrays, deployer, exact_loss, fit, reports, trainer
+from engine.trainer.runs import (
+    EXAMPLES,
+    X,
+    apply,
+    arrays,
+    by_loss,
+    deployer,
+    exact_loss,
+    fit,
+    reports,
+    trainer,
+)
 from meshwright.errors import DivergedError, MeshwrightError
 
 
 def test_evaluation_counts_every_example_once():
     made = trainer()
-    scores = fit(made, eval_examples=EXAMPLES)
-    assert scores == {"loss": pytest.approx(exact_loss(made.params), rel=1e-6)}
+    scores = fit(made, evaluations=by_loss())
+    assert scores == {"eval/loss": pytest.approx(exact_loss(made.params), rel=1e-6)}
 
 
 def test_evaluation_does_not_change_training():
     evaluated, alone = trainer(), trainer()
-    fit(evaluated, eval_examples=EXAMPLES, eval_when=1)
+    fit(evaluated, evaluations=by_loss(when=1))
     fit(alone)
     assert arrays(evaluated) == arrays(alone)
 
@@ -65,7 +76,7 @@ def test_a_loss_computes_in_the_dtype_told_in_training_and_in_evaluation():
 
     made = trainer(loss=loss, compute_dtype="bfloat16")
     assert made.layout  # found before the loss can be looked at
-    fit(made, eval_examples=EXAMPLES, max_steps=1)
+    fit(made, evaluations=by_loss(), max_steps=1)
     assert seen == {(True, "bfloat16"), (False, "bfloat16")}
     assert made.params["w"].dtype == jnp.float32
 
@@ -77,11 +88,11 @@ def test_metrics_of_the_loss_are_reported_and_evaluated(tmp_path):
         return (errors**2).mean(), {"positive": mw.Mean.of(errors**2, weights)}
 
     made = trainer(tmp_path, loss=loss)
-    scores = fit(made, eval_examples=EXAMPLES, logging=mw.Logging(every=1))
+    scores = fit(made, evaluations=by_loss(), logging=mw.Logging(every=1))
     positive = {name: x[EXAMPLES["y"] > 0] for name, x in EXAMPLES.items()}
-    assert scores["positive"] == pytest.approx(exact_loss(made.params, positive), rel=1e-5)
+    assert scores["eval/positive"] == pytest.approx(exact_loss(made.params, positive), rel=1e-5)
     assert [step for step, _ in reports(tmp_path, "positive")] == [1, 2, 3, 4, 5, 6]
-    assert reports(tmp_path, "eval/positive")[-1] == (6, scores["positive"])
+    assert reports(tmp_path, "eval/positive")[-1] == (6, scores["eval/positive"])
 
 
 def test_a_weighted_loss_is_the_weighted_mean_over_all():
@@ -92,9 +103,9 @@ def test_a_weighted_loss_is_the_weighted_mean_over_all():
         return mw.Mean.of((apply(params, batch["x"]) - batch["y"]) ** 2, batch["weight"])
 
     made = trainer(loss=loss)
-    scores = fit(made, examples, eval_examples=examples, max_steps=1)
+    scores = fit(made, examples, evaluations=by_loss(examples), max_steps=1)
     errors = X @ np.asarray(made.params["w"]) + np.asarray(made.params["b"]) - EXAMPLES["y"]
-    assert scores["loss"] == pytest.approx(np.average(errors**2, weights=weights), rel=1e-5)
+    assert scores["eval/loss"] == pytest.approx(np.average(errors**2, weights=weights), rel=1e-5)
 
 
 def test_frozen_parameters_stay_to_the_bit_and_have_no_optimizer_state():
@@ -145,7 +156,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_report_and_without_a_sav
 
     made = trainer(tmp_path, loss=loss, optimizer=optax.sgd(0.1))
     with pytest.raises(DivergedError, match=r"at step 4 is nan.*\s+The newest checkpoint: step 3\."):
-        fit(made, logging=mw.Logging(every=1), save_when=1)
+        fit(made, logging=mw.Logging(every=1), save=mw.Save(when=1))
     assert np.isnan(reports(tmp_path)[-1][1])
     assert made.step == 4
 
@@ -207,8 +218,8 @@ def test_every_mesh_trains_to_the_same_loss(mesh):
     rules = (mw.parallel.match("hidden", "fsdp", "tensor"), mw.parallel.match("out", "tensor", "fsdp"))
     options = {"model": (init, apply), "loss": loss, "rules": rules, "optimizer": optax.adam(0.01)}
     split, whole = trainer(mesh=mesh, **options), trainer(**options)
-    expected = fit(whole, eval_examples=EXAMPLES, epochs=5)["loss"]
-    assert fit(split, eval_examples=EXAMPLES, epochs=5)["loss"] == pytest.approx(expected, rel=1e-5)
+    expected = fit(whole, evaluations=by_loss(), epochs=5)["eval/loss"]
+    assert fit(split, evaluations=by_loss(), epochs=5)["eval/loss"] == pytest.approx(expected, rel=1e-5)
     assert "tensor" in split.params["hidden"].sharding.spec
 
 
@@ -220,10 +231,10 @@ def test_a_loss_and_a_metric_function_that_ask_for_the_step_get_that_of_the_stat
         made = trainer(
             workdir, model=None, params={"b": np.zeros((), np.float32)}, loss=loss, optimizer=optax.sgd(1.0)
         )
-        asked = {"eval_examples": EXAMPLES, "eval_metric_fn": lambda scores, step: {"step": step}}
+        asked = {"evaluations": by_loss(metric_fn=lambda scores, step: {"step": step})}
         return made, fit(made, epochs=epochs, **asked)
 
     fitted(tmp_path, 1)  # three steps
     continued, scores = fitted(tmp_path, 2)
     assert continued.params["b"] == -(0 + 1 + 2 + 3 + 4 + 5)
-    assert (scores["now"], scores["step"]) == (6, 6)
+    assert (scores["eval/now"], scores["eval/step"]) == (6, 6)

@@ -32,7 +32,8 @@ class Fsspec:
         return entries + [entry for folder in folders for entry in self.below(folder)]
 
     def children(self, key: str) -> tuple[list[Entry], list[str]]:
-        self._filesystem.invalidate_cache()  # cached listings lack files that others wrote
+        # Cached listings lack files that others wrote.
+        self._filesystem.invalidate_cache()
         path = self._path(key)
         try:
             infos = [

@@ -95,7 +95,8 @@ def put_parts(path: ObjectPath, nbytes: int, contents: Iterable[bytes | bytearra
         while under_way:
             under_way.popleft().result()
     finally:
-        for write in under_way:  # after an error: no object may appear after the attempt was removed
+        # After an error: no object may appear after the attempt was removed.
+        for write in under_way:
             write.exception()
 
 

@@ -88,7 +88,8 @@ class Obstore:
             entry = self.look(key) if last is not None else None
             if entry is None or first < min(last or 0, entry.nbytes):
                 raise
-            return memoryview(b""), entry.nbytes  # an empty range, or one behind the end
+            # An empty range, or one behind the end.
+            return memoryview(b""), entry.nbytes
 
     def write(self, key: str, content: bytes | bytearray | Path) -> None:
         self._obstore.put(self._store, key, content, **_MULTIPART)

@@ -222,7 +222,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AT_ONCE, "storage")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process inherits no threads
+# A forked process inherits no threads.
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def write_later(path: ObjectPath, content: bytes) -> "Future[None]":

@@ -54,7 +54,8 @@ def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
         raise UsageError(f"{scheme}://{bucket} cannot be opened: {reason_of(error)}.{hint}") from None
 
 
-@functools.lru_cache(maxsize=64)  # keeps connections, as they take long to open
+# The cache keeps connections, as they take long to open.
+@functools.lru_cache(maxsize=64)
 def _connected(stores: Any, scheme: str, bucket: str, patience: Any, environ: Any) -> Obstore:
     client, settings = _client(dict(patience)), dict(environ)
     match scheme:

@@ -95,7 +95,10 @@ def _unknown_name(path: Path, workdir: Path) -> CheckpointError:
     if trained.exists():
         is_redcos = path.name.startswith(("min_", "max_"))
         mode, _, score = path.name.partition("_") if is_redcos else ("min", "", "loss")
-        best = f"mw.checkpoints.open_best({str(trained)!r}, {'eval/' + score!r}, {mode!r})"
+        name = next(
+            (name for name in Checkpoints(trained).scores() if name.endswith(f"/{score}")), f"test/{score}"
+        )
+        best = f"mw.checkpoints.open_best({str(trained)!r}, {name!r}, {mode!r})"
         message += (
             f"\n  Of the checkpoints of Trainer.fit, load_ckpt({str(trained)!r}) loads the newest, and "
             f"load_ckpt({best}.path) the best."

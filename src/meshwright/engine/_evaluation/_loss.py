@@ -33,9 +33,10 @@ class AverageLoss:
         layout: Layout,
         seed: int,
         compute_dtype: ComputeDtype,
+        params: Callable[[Any], PyTree] = eval_params,
     ):
         self._loss, self._layout = loss, layout
-        self._seed, self._narrow = seed, narrowing(compute_dtype)
+        self._seed, self._narrow, self._params = seed, narrowing(compute_dtype), params
         # Without a sharding here, each device would compute the whole of a batch of NumPy arrays.
         shardings = (None, layout.batch_sharding, None, None, None)
         means = with_rewrites(self._means, layout)
@@ -105,7 +106,7 @@ class AverageLoss:
             batch = jax.tree.map(lambda x: place(x[rows], sharding), batch)
         # Evaluation has a stream of keys of its own, so it does not change what training draws.
         key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
-        params, has_state = self._narrow(eval_params(state)), state.model_state is not None
+        params, has_state = self._narrow(self._params(state)), state.model_state is not None
         held = [state.model_state] if has_state else []
         returned = of_loss(self._loss, params, batch, key, *held, step=state.step)
         value, metrics = _split(returned, has_state)

@@ -9,7 +9,7 @@ def metric_fn(scores):                           scores that follow from average
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -28,12 +28,23 @@ It calls `before_batch` before each batch.
 """
 
 
+@runtime_checkable
+class PredictsState(Protocol):
+    """A `Predictor`, which predicts by the parameters of a state."""
+
+    def of_state(
+        self, state: Any, examples: Any, batch_size: int, before_batch: BeforeBatch
+    ) -> Sequence[Any]: ...
+
+
 def check_metric(
     function: Callable[..., Any] | None, predict: Any, *, has_scores: bool, names: tuple[str, str]
 ) -> None:
     """Check that a metric function and a predict function fit together."""
     if function is None and predict is not None:
         raise UsageError(f"{names[1]} makes predictions for {names[0]}: give both.")
+    if not (predict is None or callable(predict) or isinstance(predict, PredictsState)):
+        raise UsageError(f"{names[1]} is of type {type(predict).__name__}; give a function or a Predictor.")
     if function is not None:
         if predict is None and declares(function, "preds"):
             raise UsageError(f"{names[0]} names `preds`: give {names[1]}, too, which makes them.")

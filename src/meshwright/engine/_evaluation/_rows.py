@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from meshwright.base._internal import PyTree
-from meshwright.data._internal import numbered_batches
+from meshwright.data._internal import Collate, numbered_batches
 from meshwright.engine._evaluation._interruption import BeforeBatch, calling_before_each
 from meshwright.engine._evaluation._measured import evaluating
 from meshwright.engine._predict._run import BatchedPredict, Predictions, check_rows, rows_of
@@ -29,15 +29,18 @@ class ExampleFunction:
         *,
         compute_dtype: ComputeDtype,
         params: Callable[[Any], PyTree],
+        collate: Collate | None = None,
     ):
         self._evaluate = evaluating(function, compute_dtype=compute_dtype, params=params)
-        self._batch_size, self._layout = batch_size, layout
+        self._batch_size, self._layout, self._collate = batch_size, layout, collate
         # `BatchedPredict` gets the whole state in place of parameters; `_evaluate` selects the parameters.
         self._over = BatchedPredict(lambda state, _, batch, key: self._evaluate(state, batch), layout, seed)
 
     def __call__(self, state: Any, examples: Any, before_batch: BeforeBatch = nothing) -> Predictions:
         """Yield the indices of each batch's examples, and their outputs."""
-        batches = numbered_batches(examples, self._batch_size, self._layout.batch_sharding)
+        batches = numbered_batches(
+            examples, self._batch_size, self._layout.batch_sharding, collate=self._collate
+        )
         return self._over(state, None, calling_before_each(batches, before_batch))
 
     def of_each(self, state: Any, examples: Any, before_batch: BeforeBatch = nothing) -> list[PyTree]:

@@ -86,7 +86,7 @@ def _of_checkpoint(experiment: Experiment, run: str | Path | None, checkpoint: i
         experiment, choose = _chosen(on_devices(experiment), run, checkpoint)
         made = [before_choice(experiment)]  # an evaluation does not train
         settings, make = settings_for(experiment, None), partial(training_of, made)
-        return evaluate_parts(settings, experiment.optimizer, make, choose)
+        return evaluate_parts(settings, make, choose)
 
 
 def _chosen(

@@ -1,27 +1,20 @@
 """The description of a whole run, as one frozen value."""
 
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import jax
-
-from meshwright.base._internal import PyTree, documented, explained, is_file_name
-from meshwright.checkpoints._internal import HOST_NBYTES, Casts, InMemory, Keep
+from meshwright.base._internal import documented, explained
 from meshwright.engine._adapters._functional import Functional, library_of
-from meshwright.engine._evaluation._measured import Measure, StatefulMeasure
-from meshwright.engine._evaluation._metric import check_metric
-from meshwright.engine._experiment._function import EvaluationFunction
-from meshwright.engine._policies import InformedWhen, WhenEvaluated, is_informed
+from meshwright.engine._evaluation._description import Evaluation, EvaluationFunction, check_names
+from meshwright.engine._policies import WhenEvaluated
 from meshwright.engine._samples import Sampler, check_sampler
-from meshwright.engine._settings import Compile, Logging, Profile, Watchdog
+from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdog
 from meshwright.engine._spikes import Spikes
 from meshwright.engine._stopping import Stop
-from meshwright.engine._types import check_types
+from meshwright.engine._types import check_least, check_types
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import MeshRule, Rule
-from meshwright.processes._internal import When
 from meshwright.training._internal import (
     Builder,
     Init,
@@ -31,21 +24,10 @@ from meshwright.training._internal import (
     Std,
     Tx,
     check_num_steps,
-    eval_params,
 )
 
 AUTO = "auto"
 """The value of fields that a run chooses."""
-Outputs = Callable[..., Mapping[str, jax.Array]]
-"""A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays by name. Each array
-has a row for each example."""
-
-
-def _at_least(least: int, owner: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, int) and value < least:
-            raise UsageError(f"{type(owner).__name__}.{name} is {value}; it must be at least {least}.")
 
 
 def _check_model(model: Any) -> None:
@@ -59,22 +41,6 @@ def _check_model(model: Any) -> None:
         f"Experiment.model is {name}, a module of {library}. Make functions of it: net = "
         f"mw.functional({name}{example}).\n  Write model=net, and in the loss net.apply(params, batch['x'])."
     )
-
-
-def _check_names(evaluations: Mapping[str, Any]) -> None:
-    """Check that the names of evaluations can be names of folders, for their `outputs`."""
-    known: dict[str, str] = {}
-    for name in evaluations:
-        if not is_file_name(name):
-            raise UsageError(
-                f"Experiment.evaluations: {name!r} cannot be a folder's name, and each evaluation needs one. "
-                'Give a name of printable characters without "/", such as "test".'
-            )
-        other = known.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
-        if other != name:
-            raise UsageError(
-                f"Experiment.evaluations: {other!r} and {name!r} are one name on some disks. Rename one."
-            )
 
 
 @explained
@@ -110,121 +76,8 @@ class Input:
 
     def __post_init__(self) -> None:
         check_types(self)
-        _at_least(1, self, "batch_size", "epochs")
-        _at_least(0, self, "num_threads")
-
-
-USUAL_SIZE = 256
-"""The batch size of an evaluation that stands for the next number that the mesh can split."""
-
-
-@explained
-@documented
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation. Each example is evaluated once. The last batch is padded, and padding is not counted.
-
-    Example:
-      >>> def error(params, batch):
-      ...     return {"error": abs(params["w"] - batch["y"])}  # one value for each example
-      >>> mw.Evaluation(error, {"y": np.ones(100)}, when=200).when
-      200
-    """
-
-    is_known_by_place: ClassVar[bool] = True
-
-    measure: Measure | StatefulMeasure | None
-    """A function `(params, batch)`, or `(params, batch, model_state)` for a model with a state. It returns
-    values by name: one value, or an array of values, for each example. Their averages are the scores. An
-    argument `step` gets the step of the state. None if `metric_fn` returns all scores."""
-    examples: Any
-    """The examples, of the kinds that `Input.examples` lists."""
-    when: int | When | InformedWhen = 500
-    """The steps after which to evaluate. A number means each time after so many steps. A function may take
-    the step, or the step and the values that the run reported last, by name:
-    `lambda step, metrics: metrics.get("loss", inf) < 2`. It is also called for step 0, without values. A run
-    that is killed and continued evaluates at the same steps."""
-    batch_size: int = USUAL_SIZE
-    """The number of examples in a batch, over all devices; 256 stands for the next number that the mesh can
-    split. A loader that has its own keeps that, as a `DataLoader` does."""
-    dtype: str | None = "train"
-    """The dtype to compute in, as in `Experiment.compute_dtype`. "train" means that dtype, and None the
-    parameters' own dtypes."""
-    params: Callable[[Any], PyTree] = eval_params
-    """A function that returns the parameters to evaluate, given the state. By default they are the averages,
-    if the optimizer keeps some (`mw.training.keep_ema`). `lambda state: state.params` evaluates the
-    parameters themselves."""
-    outputs: Outputs | None = None
-    """A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays by name, with a
-    row for each example. They are written to `outputs/NAME/step_00000100.jsonl` in the run directory, one
-    line for each example."""
-    at_end: bool = True
-    """If true, the run also evaluates after its last step, whatever `when` says."""
-    predict: Callable[..., PyTree] | None = None
-    """A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays with a row for
-    each example: the predictions for `metric_fn`."""
-    metric_fn: Callable[..., Mapping[str, float]] | None = None
-    """A function that returns scores that are not averages, as numbers by name. Process 0 computes them for
-    all processes. It may have any of these arguments: `examples`; `preds`, the predictions for them in the
-    same order; `scores`, the averages of `measure`; and `step`. For example
-    `lambda examples, preds: {"f1": f1_score(examples["label"], preds)}`, or, without `predict`,
-    `lambda scores: {"perplexity": math.exp(scores["nll"])}`."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        _at_least(1, self, "when", "batch_size")
-        is_informed(self.when)  # raises if it is not a policy
-        names = "Evaluation.metric_fn", "Evaluation.predict"
-        check_metric(self.metric_fn, self.predict, has_scores=self.measure is not None, names=names)
-        if self.measure is None and self.metric_fn is None:
-            raise UsageError("Evaluation has no scores: give measure, or predict and metric_fn.")
-
-
-@explained
-@documented
-@dataclass(frozen=True)
-class Save:
-    """The checkpoints of a run: when and where they are saved, in which form, and which are kept.
-
-    Example:
-      >>> mw.Save(when=1000, keep=3).keep
-      3
-    """
-
-    is_known_by_place: ClassVar[bool] = True
-
-    when: int | When | InformedWhen = 500
-    """The steps after which to save. A number means each time after so many steps. The last step is always
-    saved. A function may take the step, or the step and the scores of this step, such as
-    `mw.engine.when_evaluated("test", "dev")`."""
-    keep: int | Keep = 2
-    """The checkpoints to keep: a number of the newest, or a policy such as `mw.checkpoints.best`."""
-    directory: str | None = None
-    """The directory of the checkpoints, or a URL such as `s3://bucket/run`. None means the folder
-    `checkpoints` in the run directory. Each run needs a directory of its own."""
-    cast: str | Sequence[tuple[str, Any]] = ()
-    """The dtypes to save in: pairs of a pattern and a dtype, of which the first that matches decides. A
-    single dtype is for the parameters. A run that continues casts back."""
-    names: Callable[[str], str | None] | None = None
-    """A function from the name of a leaf of the state to its name in checkpoints, or to None, which leaves it
-    out. A run that continues restores the names. Leaves that were left out come from `init_state_builder`, or
-    are initialised. None saves all leaves with their own names."""
-    data_position: bool = True
-    """If true, the position in the data is saved, and a run continues there. Otherwise a continued run starts
-    the data from the beginning."""
-    host_nbytes: int = HOST_NBYTES
-    """The largest number of bytes of copies on the host that each process holds before they are written."""
-    memory: InMemory | None = None
-    """Further checkpoints, more often, in the memory of each host, such as
-    `mw.checkpoints.InMemory(every=10)`. A run that starts again continues from the newest of both kinds. They
-    are removed when the run ends well."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        _at_least(1, self, "when", "keep", "host_nbytes")
-        is_informed(self.when)  # raises if it is not a policy
-        if self.directory == "":
-            raise UsageError("Save.directory is empty; None means the folder `checkpoints` in the workdir.")
+        check_least(1, self, "batch_size", "epochs")
+        check_least(0, self, "num_threads")
 
 
 @explained
@@ -315,7 +168,7 @@ class Experiment:
     samples: Sampler | None = None
     """Samples of the model for the run's page: `mw.engine.Samples(function)`, or `mw.lm.Generation(model)`,
     which also says how `meshwright sample` and `meshwright serve` generate."""
-    save: Save = Save()
+    save: Save = field(default_factory=Save)
     """The times of checkpoints, and which are kept."""
     stop: Stop = field(default_factory=Stop)
     """Reasons to end the run before `max_steps`: a time limit, or scores that no longer improve."""
@@ -335,7 +188,7 @@ class Experiment:
     def __post_init__(self) -> None:
         _check_model(self.model)
         check_types(self)
-        _at_least(1, self, "max_steps", "microbatches", "pipeline_rounds")
+        check_least(1, self, "max_steps", "microbatches", "pipeline_rounds")
         check_num_steps("Experiment.max_steps", self.max_steps)
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
@@ -347,10 +200,5 @@ class Experiment:
             raise UsageError("spikes: a run goes back by the position of the data; set save.data_position.")
         if isinstance(self.save.when, WhenEvaluated):
             self.save.when.check(self.evaluations)
-        _check_names(self.evaluations)
+        check_names(self.evaluations, "Experiment.evaluations")
         check_sampler(self.samples, "Experiment.samples")
-
-
-def as_casts(cast: str | Casts) -> Casts:
-    """Return pairs of a pattern and a dtype. A single dtype is for the parameters."""
-    return [("^params/.*", cast)] if isinstance(cast, str) else cast

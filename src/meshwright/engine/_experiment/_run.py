@@ -8,19 +8,17 @@ from functools import partial
 from typing import Any
 
 from meshwright.base._internal import tree
-from meshwright.data._internal import Batches, facts_of
+from meshwright.data._internal import Batches
 from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._describe import describe
-from meshwright.engine._errors import errors_naming
+from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_facts, evaluation_parts
 from meshwright.engine._experiment._auto import automatic, settled
 from meshwright.engine._experiment._builders import noted_sources
-from meshwright.engine._experiment._evaluations import evaluations_of
-from meshwright.engine._experiment._experiment import Experiment, as_casts
-from meshwright.engine._experiment._function import EvaluationFunction
+from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._experiment._parts import Parts, batch_sharding, data_of, mesh_of, on_hardware
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._run import run_engine
-from meshwright.engine._settings import Reporting, Saving, Settings
+from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import hardware, mesh_rule
@@ -31,7 +29,6 @@ from meshwright.training._internal import (
     as_init,
     check_given,
     fill_state,
-    frozen_names,
     wider_than,
 )
 
@@ -91,7 +88,7 @@ def run(
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
         of_made = {"described": lambda: describe(made[-1]), "remedies": lambda: _remedies(made[-1])}
         settings = dataclasses.replace(settings, **of_made, **how)
-        return run_engine(settings, experiment.optimizer, partial(training_of, made))
+        return run_engine(settings, partial(training_of, made))
 
 
 def _remedies(experiment: Experiment) -> str:
@@ -113,26 +110,13 @@ def on_devices(experiment: Experiment) -> Experiment:
 
 def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Settings:
     """Return the settings of the run of an experiment."""
-    save, given = experiment.save, experiment.input
+    given = experiment.input
     return Settings(
         place=experiment.workdir,
         described=lambda: describe(experiment),
-        saving=Saving(
-            when=save.when,
-            keep=save.keep,
-            directory=save.directory,
-            cast=as_casts(save.cast),
-            names=save.names,
-            host_nbytes=save.host_nbytes,
-            memory=save.memory,
-            keeps_position=save.data_position,
-        ),
-        reporting=Reporting(
-            every=experiment.logging.every,
-            per_second={given.item: given.batch_size * given.items_per_example},
-            trackers=experiment.logging.trackers,
-            machine_seconds=experiment.logging.machine_seconds,
-        ),
+        save=experiment.save,
+        logging=experiment.logging,
+        per_second={given.item: given.batch_size * given.items_per_example},
         stop=experiment.stop,
         spikes=experiment.spikes,
         profile=experiment.profile,
@@ -154,10 +138,12 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         experiment, parts, chosen = settled(experiment, mesh, rows, data.shapes())
     made.append(experiment)
     wider = wider_than(experiment.compute_dtype, parts.batch)
+    context = EvaluationContext(parts.layout, experiment.seed, experiment.compute_dtype)
     began_from: list[str] = []
     return Training(
         layout=parts.layout,
         target=parts.target,
+        optimizer=experiment.optimizer,
         batch=parts.batch,
         first_rows=data.peek,
         step=parts.step,
@@ -169,8 +155,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
         first_state=partial(_first_state, experiment, parts.target, began_from),
         began_from=began_from,
         has_dropout=getattr(getattr(experiment.model, "__self__", None), "has_dropout", False),
-        frozen=frozen_names(experiment.optimizer, parts.target.params, parts.target.model_state),
-        evaluations=evaluations_of(experiment, parts.layout),
+        evaluations=evaluation_parts(experiment.evaluations, experiment.samples, context),
         facts=partial(_facts, experiment, parts, data),
         told=[*chosen, *parts.compiler.told()],
         remarks=[f"compute_dtype: {wider}"] if wider else [],
@@ -201,12 +186,7 @@ def _first_state(
 def _facts(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str]:
     """Return facts on the state and the examples, by path. They must be the same on all processes."""
     state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
-    read = {"input": data.facts()}
-    for name, evaluation in experiment.evaluations.items():
-        if isinstance(evaluation, EvaluationFunction):
-            continue
-        with errors_naming(f"evaluations.{name}"):
-            read[f"evaluations.{name}"] = facts_of(evaluation.examples)
+    read = {"input": data.facts(), **evaluation_facts(experiment.evaluations)}
     return state | {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}
 
 

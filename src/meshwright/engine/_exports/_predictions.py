@@ -7,8 +7,9 @@ import jax
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.data._internal import some_rows
+from meshwright.engine._evaluation._description import Evaluation
 from meshwright.engine._evaluation._measured import evaluating
-from meshwright.engine._experiment._experiment import Evaluation, Experiment
+from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._training import global_batch
 from meshwright.errors import UsageError, listed
 from meshwright.program._internal import jaxprs
@@ -32,7 +33,7 @@ def predictions_of(experiment: Experiment, evaluation: str | None) -> Callable[[
     predicting = {
         name: one
         for name, one in experiment.evaluations.items()
-        if isinstance(one, Evaluation) and one.predict is not None
+        if isinstance(one, Evaluation) and callable(one.predict)
     }
     if evaluation is None and len(predicting) == 1:
         evaluation = next(iter(predicting))
@@ -51,7 +52,7 @@ def predictions_of(experiment: Experiment, evaluation: str | None) -> Callable[[
 
 def _prediction(one: Evaluation, state: Any, dtype: Any) -> Program:
     """Return the program of an evaluation's predictions; a model's state is among its parameters."""
-    assert one.predict is not None
+    assert callable(one.predict)
     predict = evaluating(one.predict, params=lambda held: held.params)
     held = Variables(narrowing(dtype)(one.params(state)), state.model_state)
     batch = global_batch(some_rows(one.examples, 2), 2)

@@ -1,24 +1,15 @@
-"""The data of one call of `fit`, and the record of the calls before it, which checkpoints contain.
+"""The record of the finished calls of `fit`, which checkpoints contain beside the position in the data.
 
-The position in the data that a checkpoint contains names the call that saved it:
+For the newest finished calls it has everything that `fit` logs and returns. For all calls before them it has
+only their number and a digest of their examples:
 
-    {"call": 2, "first_step": 400, "finished": [{…}], "epoch": 1, "drawn_from": 400,
-     "in_epoch": {…}}
-
-Calls are numbered from 1 in each process. A restarted process finds in the saved position which of its calls
-are finished and which one it must continue. For the newest finished calls the position has everything that
-`fit` logs and returns. For all calls before them it has only their number and a digest of their examples:
-
-    "older": {"count": 900, "digest": "5d41402abc4b"}
+    "finished": [{…}], "older": {"count": 900, "digest": "5d41402abc4b"}
 """
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-
-from meshwright.base._internal import PyTree
-from meshwright.engine._trainer._epochs import Epochs
 
 Position = Mapping[str, Any]
 
@@ -48,27 +39,26 @@ class Finished:
         older = {"older": {"count": self.num_older, "digest": self.digest}} if self.num_older else {}
         return {"finished": list(self.newest), **older}
 
-    def about(self, number: int) -> Mapping[str, Any] | None:
-        """Return the record of one finished call, or None if it is one of the older calls."""
-        return self.newest[number - self.num_older - 1] if number > self.num_older else None
-
-    def told(self, number: int, asked: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
+    def answer(self, number: int, record: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
         """Return the message for a finished call that is made again, and the scores of the call."""
-        said, about = f"call {number} of fit was finished before", self.about(number)
-        if about is None:
+        message = f"call {number} of fit was finished before"
+        if number <= self.num_older:
             if number == self.num_older and digest != self.digest:
-                said += "; it or an earlier call had other examples, and is not trained again"
-            return f"{said}; its scores are no longer recorded", {}
-        said += f", at step {about['step']}"
-        if about["fingerprint"] != asked["fingerprint"]:
-            said += ", on other examples or with another batch size: it is not trained again"
-        elif about["asked"] != asked["asked"]:
-            said += f", with {about['asked']}; {asked['asked']} is ignored: only the last call trains further"
-        return said, dict(about["scores"])
+                message += "; it or an earlier call had other examples, and is not trained again"
+            return f"{message}; its scores are no longer recorded", {}
+        before = self.newest[number - self.num_older - 1]
+        message += f", at step {before['step']}"
+        if before["fingerprint"] != record["fingerprint"]:
+            message += ", on other examples or with another batch size: it is not trained again"
+        elif before["asked"] != record["asked"]:
+            message += (
+                f", with {before['asked']}; {record['asked']} is ignored: only the last call trains further"
+            )
+        return message, dict(before["scores"])
 
-    def then(self, number: int, about: Mapping[str, Any]) -> "Finished":
+    def then(self, number: int, record: Mapping[str, Any]) -> "Finished":
         """Return the record after the call with this number, too, is finished."""
-        newest = (*self.newest[: number - self.num_older - 1], about)
+        newest = (*self.newest[: number - self.num_older - 1], record)
         num_left_out, digest = max(len(newest) - NUM_KEPT, 0), self.digest
         for older in newest[:num_left_out]:
             digest = digest_of(digest, older["fingerprint"])
@@ -78,51 +68,3 @@ class Finished:
 def digest_of(digest: str, fingerprint: str) -> str:
     """Return the digest of all calls so far, from the digest before the last call and its fingerprint."""
     return hashlib.sha256(f"{digest} {fingerprint}".encode()).hexdigest()[:12]
-
-
-class CallData:
-    """The batches of one call of `fit`. They end at once if the saved position is that of a later call."""
-
-    def __init__(self, epochs: Epochs, number: int, first_step: int, finished: Finished):
-        self.epochs, self.number, self.first_step = epochs, number, first_step
-        self.finished = finished
-        self.saved: Position | None = None
-        """The saved position, if a later call saved it. Then this call was finished before."""
-        self.state_is_global = epochs.state_is_global
-        """True if the state is the same on all processes; see `Batches.state_is_global`."""
-
-    @property
-    def wait_seconds(self) -> float:
-        return self.epochs.wait_seconds
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> PyTree:
-        """Return the next batch."""
-        return next(self.epochs)
-
-    def is_empty(self) -> bool:
-        """Return True if there are no batches left for this call."""
-        return self.saved is not None or self.epochs.is_empty()
-
-    def facts(self) -> dict[str, str]:
-        """Return the facts that must be the same on all processes."""
-        return {"call": str(self.number), **self.epochs.facts()}
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the position after the last returned batch."""
-        about = {"call": self.number, "first_step": self.first_step, **self.finished.to_save()}
-        return {**about, **self.epochs.get_state()}
-
-    def set_state(self, state: Position, /) -> None:
-        """Continue from a position that this call saved. A position of a later call ends this call at
-        once.
-        """
-        self.finished = Finished.saved_in(state)
-        call = int(state.get("call", 1))
-        if call > self.number:
-            self.saved = state
-        elif call == self.number:
-            self.first_step = int(state.get("first_step", 0))
-            self.epochs.set_state(dict(state))

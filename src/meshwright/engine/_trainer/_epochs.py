@@ -1,4 +1,12 @@
-"""Batches of several epochs. The examples at the end of an epoch that do not fill a batch are left out."""
+"""The batches of one call of `fit`. Examples at the end of an epoch that do not fill a batch are left out.
+
+The position in them, which a checkpoint contains, names the call that saved it:
+
+    {"call": 2, "first_step": 400, "finished": [{…}], "epoch": 1, "drawn_from": 400, "in_epoch": {…}}
+
+Calls are numbered from 1 in each process. A restarted process finds in the saved position which of its calls
+are finished and which one it must continue.
+"""
 
 import time
 from collections.abc import Callable
@@ -17,11 +25,19 @@ from meshwright.data._internal import (
     of_epoch,
     readable_again,
 )
+from meshwright.engine._trainer._calls import Finished, Position
 from meshwright.errors import ExamplesError, InputError
+
+_NONE_FINISHED = Finished()
+EPOCH = "epoch"
+"""The name of the number of finished epochs, in the scores of a checkpoint saved at the end of an epoch."""
 
 
 class Epochs:
-    """An iterator over the batches of all epochs. Its state is the epoch and the position in it."""
+    """An iterator over the batches of all epochs of a call.
+
+    It ends at once if the saved position is that of a later call.
+    """
 
     def __init__(
         self,
@@ -32,9 +48,14 @@ class Epochs:
         collate: Collate | None = None,
         seed: int,
         num_epochs: int | None,
-        first_step: int = 0,
         shuffle: bool = True,
+        call: int = 1,
+        first_step: int = 0,
+        finished: Finished = _NONE_FINISHED,
     ):
+        self.call, self.first_step, self.finished = call, first_step, finished
+        self.saved: Position | None = None
+        """The saved position, if a later call saved it. Then this call was finished before."""
         examples = readable_again(examples, num_epochs)
 
         def open_epoch(epoch: int, drawn_from: int) -> Batches:
@@ -85,7 +106,7 @@ class Epochs:
 
     def facts(self) -> dict[str, str]:
         """Return the facts about this epoch that must be the same on all processes; see `Batches.facts`."""
-        return {"epoch": str(self.epoch), **self._batches.facts()}
+        return {"call": str(self.call), "epoch": str(self.epoch), **self._batches.facts()}
 
     def at_end_of_epoch(self) -> bool:
         """Return True if the last returned batch was the last of its epoch. It reads the next batch."""
@@ -97,6 +118,8 @@ class Epochs:
 
     def is_empty(self) -> bool:
         """Return True if there are no more batches in any epoch."""
+        if self.saved is not None:
+            return True
         if self._num_epochs is None or self.epoch + 1 < self._num_epochs:
             return False
         return self.epoch >= self._num_epochs or self.at_end_of_epoch()
@@ -112,13 +135,24 @@ class Epochs:
     def get_state(self) -> dict[str, Any]:
         """Return the position after the last returned batch."""
         return {
+            "call": self.call,
+            "first_step": self.first_step,
+            **self.finished.to_save(),
             "epoch": self.epoch,
             "drawn_from": self._drawn_from,
             "in_epoch": self._batches.get_state(),
         }
 
-    def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from a state that `get_state` or `start_of` returned."""
+    def set_state(self, state: Position, /) -> None:
+        """Continue from a state that `get_state` or `start_of` returned, if this call saved it.
+
+        The state of a later call ends this call at once.
+        """
+        self.finished, call = Finished.saved_in(state), int(state.get("call", 1))
+        self.saved = state if call > self.call else None
+        if call != self.call:
+            return
+        self.first_step = int(state.get("first_step", 0))
         if "in_epoch" not in state:
             raise InputError(
                 f"cannot continue from the data state {state} of this checkpoint: it was not saved by a "

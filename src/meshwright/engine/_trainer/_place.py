@@ -7,8 +7,7 @@ from meshwright.base._internal import is_file_name
 from meshwright.engine._deployer._deployer import Deployer
 from meshwright.errors import UsageError
 
-CHECKPOINTS = "checkpoints"
-_TAKEN = (CHECKPOINTS, "rounds")
+_TAKEN = ("checkpoints", "rounds")
 
 
 class Place:
@@ -32,7 +31,7 @@ class Place:
         """Return the run directory, and reserve it for this trainer. Return None if there is no workdir."""
         if self.directory is None and not is_needed:
             return None
-        directory = self._deployer.shared_workdir("saving checkpoints") / (self._name or "")
+        directory = self.shared("saving checkpoints")
         other = self._deployer.trained_in.get(directory)
         if other is not None and other() not in (None, self):
             raise UsageError(
@@ -42,6 +41,6 @@ class Place:
         self._deployer.trained_in[directory] = ref(self)
         return str(directory)
 
-    def checkpoints(self, what: str) -> Path:
-        """Return the directory of the checkpoints."""
-        return self._deployer.shared_workdir(what) / (self._name or "") / CHECKPOINTS
+    def shared(self, what: str) -> Path:
+        """Return the run directory, which all processes must share for what they do."""
+        return self._deployer.shared_workdir(what) / (self._name or "")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any
 
+import numpy as np
 import optax
 
 from meshwright.base._internal import PyTree, tree
@@ -13,10 +14,12 @@ from meshwright.engine._adapters._functional import Functional
 from meshwright.engine._compiler import StepOptions
 from meshwright.engine._deployer._deployer import Deployer
 from meshwright.engine._evaluation._loss import AverageLoss
+from meshwright.engine._evaluation._parts import EvaluationContext
 from meshwright.engine._functions import loss_of
 from meshwright.engine._trainer._start import Start
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import Layout, Rules, as_rules, in_mesh
+from meshwright.processes._internal import When
 from meshwright.training._internal import (
     ComputeDtype,
     Step,
@@ -48,6 +51,7 @@ class Recipe:
     """The options of the compiler for the step, each of which it knows."""
     _layout: Layout | None = None
     _steps: dict[str | None, Step] = field(default_factory=dict)
+    _average_losses: dict[Any, AverageLoss] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -75,15 +79,11 @@ class Recipe:
     def step(self, norms: str | None) -> Step:
         """Return the function that makes one update. It is compiled once for each shape of batches."""
         if norms not in self._steps:
-            self._steps[norms] = self._step(norms)
+            self._steps[norms] = step = self._new_step(norms)
+            step.compiles_late = self.compiler.settings.late == "tell"
         return self._steps[norms]
 
-    def _step(self, norms: str | None) -> Step:
-        step = self._made(norms)
-        step.compiles_late = self.compiler.settings.late == "tell"
-        return step
-
-    def _made(self, norms: str | None) -> Step:
+    def _new_step(self, norms: str | None) -> Step:
         built = {"idle": self.deployer.tell_idle, "compiler_options": self.compiler.options}
         if self.train_step is not None:
             if norms is not None:
@@ -94,11 +94,32 @@ class Recipe:
         options = {"microbatches": self.accumulate, "compute_dtype": self.compute_dtype, "norms": norms}
         return make_step(self.losses[True], self.tx, self.layout, **built, **options)
 
-    @cached_property
-    def average_loss(self) -> AverageLoss:
-        """The function that averages the loss over the examples of an evaluation. There must be a loss."""
-        loss = _advising(self.losses[False])
-        return AverageLoss(loss, self.layout, self.deployer.seed, self.compute_dtype)
+    @property
+    def learning_rate(self) -> Callable[[int], float] | None:
+        """Returns the learning rate of the update after a number of updates; None without a schedule."""
+        if (schedule := self.lr_schedule) is None:
+            return None
+        return lambda updates: np.asarray(schedule(updates)).item()
+
+    def context(self, batch_size: int | None = None, when: When | None = None) -> EvaluationContext:
+        """Return what evaluations share, with a batch size and a policy for those that have none."""
+        return EvaluationContext(
+            self.layout,
+            self.deployer.seed,
+            self.compute_dtype,
+            batch_size,
+            when,
+            collate=self.collate,
+            average_loss=self._average_loss if self.losses else None,
+        )
+
+    def _average_loss(self, dtype: ComputeDtype, params: Callable[[Any], PyTree]) -> AverageLoss:
+        """Return the function that averages the loss over examples. It is compiled once for all calls."""
+        chosen = repr(dtype), params
+        if chosen not in self._average_losses:
+            loss = _advising(self.losses[False])
+            self._average_losses[chosen] = AverageLoss(loss, self.layout, self.deployer.seed, dtype, params)
+        return self._average_losses[chosen]
 
 
 def both_losses(
@@ -117,8 +138,8 @@ def _advising(loss: Callable[..., Any]) -> Callable[..., Any]:
             return loss(*arguments, **named)
         except Exception as error:
             error.add_note(
-                "The error is from the loss in evaluation. If the loss cannot be computed on eval_examples, "
-                "for example without labels, give eval_loss=False with eval_predictor and eval_metric_fn."
+                "The error is from the loss in evaluation. If it cannot be computed on the examples, for "
+                "instance without labels, write mw.Evaluation(None, examples, predict=..., metric_fn=...)."
             )
             raise
 

@@ -1,5 +1,6 @@
 """`Trainer`: it trains and evaluates a model, given a loss, an optimizer and examples."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal
 
@@ -7,29 +8,27 @@ import jax
 import optax
 
 from meshwright.base._internal import PyTree, explained
-from meshwright.checkpoints._internal import InMemory, Keep
+from meshwright.checkpoints._internal import open_best, restore
 from meshwright.data._internal import Collate
 from meshwright.engine._adapters._functional import functional
 from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._compiler import step_options
 from meshwright.engine._deployer._deployer import Deployer
 from meshwright.engine._describe import describe
-from meshwright.engine._evaluation._function import ParamsFunction
+from meshwright.engine._evaluation._description import Evaluation, EvaluationFunction
+from meshwright.engine._evaluation._parts import scoring_of
 from meshwright.engine._functions import step_of
-from meshwright.engine._predictor._predictor import Predictor
 from meshwright.engine._samples import Sampler
-from meshwright.engine._settings import Compile, Logging, Profile, Watchdog
+from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdog
 from meshwright.engine._stopping import Stop
-from meshwright.engine._trainer._arguments import call_of, with_full_names
-from meshwright.engine._trainer._evaluation import Evaluated, best_of
-from meshwright.engine._trainer._fit import Progress, fit
+from meshwright.engine._trainer._arguments import USUAL_SAVE, Fit
+from meshwright.engine._trainer._fit import Call, Progress
 from meshwright.engine._trainer._place import Place
 from meshwright.engine._trainer._recipe import Recipe, both_losses
-from meshwright.engine._trainer._schedule import batch_sizes
 from meshwright.engine._trainer._start import Start, check_same, check_step, lost
+from meshwright.errors import UsageError
 from meshwright.parallel._internal import Layout, Rules, in_mesh
 from meshwright.processes import _internal as processes
-from meshwright.processes._internal import When
 from meshwright.training._internal import (
     Chosen,
     ComputeDtype,
@@ -37,11 +36,12 @@ from meshwright.training._internal import (
     Trainable,
     TrainState,
     Variables,
+    eval_params,
     narrowing,
+    only_averages,
 )
 
 _LOGGING, _STOP, _NO_PROFILE, _WATCHDOG, _COMPILE = Logging(), Stop(), Profile(), Watchdog(), Compile()
-_NO_SETTINGS = ("strict", "from_step")
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """The arguments that are not settings. Settings are compared between processes and written to a file."""
 
@@ -56,7 +56,7 @@ class Trainer(Generic[Params]):
         metrics, `{name: scalar or Mean}`. It may name the arguments `params`, `model` (if a model is given),
         `batch`, `key`, `train` (False in evaluation), `step`, and `model_state` (then it returns the new
         model state as a third value). It calls `model(inputs)` with a batch; an Equinox module, which takes
-        one example, is mapped over the batch. Without a loss no `eval/loss` is computed.
+        one example, is mapped over the batch.
       optimizer: An optax gradient transformation.
       collate: A function that makes a dictionary of arrays from a list of examples. By default the arrays of
         the examples are stacked.
@@ -97,8 +97,9 @@ class Trainer(Generic[Params]):
       ...     optimizer=optax.sgd(0.5),
       ... )
       >>> examples = {"y": np.ones(16, np.float32)}
-      >>> trainer.fit(examples, batch_size=8, epochs=1, eval_examples=examples)
-      {'loss': 0.0}
+      >>> evaluations = {"test": mw.Evaluation("loss", examples)}
+      >>> trainer.fit(examples, batch_size=8, epochs=1, evaluations=evaluations)
+      {'test/loss': 0.0}
     """
 
     def __init__(
@@ -122,12 +123,13 @@ class Trainer(Generic[Params]):
         compile: Compile = _COMPILE,  # noqa: A002 - as in Experiment
         name: str | None = None,
     ):
-        given = {key: value for key, value in locals().items() if key not in _ARRAYS}
-        self._settings = comparable_settings(given) if jax.process_count() > 1 else {}
+        settings = {name: value for name, value in locals().items() if name not in _ARRAYS}
         check_step(loss, train_step, microbatches)
         narrowing(compute_dtype)  # raises an error for an invalid dtype
         self.deployer, self._place = deployer, Place(deployer, name)
-        self._described = describe(given) if self._place.directory else ""
+        # Now, because a function may count its calls in a variable, which is a part of what it is made from.
+        self._described = describe(settings) if self._place.directory else ""
+        self._compared = comparable_settings(settings) if jax.process_count() > 1 else {}
         self.name = "trainer" if name is None else name
         """The name of this trainer among the trainers of its deployer."""
         deployer.num_trainers += 1
@@ -208,23 +210,13 @@ class Trainer(Generic[Params]):
         train_examples: Any,
         per_device_batch_size: int | None = None,
         epochs: int | None = None,
-        eval_examples: Any = None,
         *,
         batch_size: int | None = None,
         max_steps: int | None = None,
-        eval_per_device_batch_size: int | None = None,
-        eval_when: int | When | None = None,
-        eval_loss: bool = True,
-        eval_predictor: Predictor | None = None,
-        eval_metric_fn: Callable[..., Mapping[str, float]] | None = None,
-        evaluations: Mapping[str, ParamsFunction] = {},
-        samples: Sampler | None = None,
-        best: Mapping[str, Literal["min", "max"]] = {},
-        save_when: int | When | None = None,
-        keep_every_epochs: int | None = None,
-        keep: int | Keep | None = None,
-        memory: InMemory | None = None,
         shuffle: bool = True,
+        evaluations: Mapping[str, Evaluation | EvaluationFunction] = {},
+        samples: Sampler | None = None,
+        save: Save = USUAL_SAVE,
         logging: Logging = _LOGGING,
         stop: Stop = _STOP,
         profile: Profile = _NO_PROFILE,
@@ -232,7 +224,7 @@ class Trainer(Generic[Params]):
         strict: bool = False,
         from_step: int | None = None,
     ) -> dict[str, float]:
-        """Train, and return the scores of the last evaluation. Collective.
+        """Train, and return the newest scores, by their names in reports: `test/loss`. Collective.
 
         A second call trains further, on the examples that it is given, in another order and with other random
         numbers of `mw.data.mapped`. For equal shapes nothing is compiled again.
@@ -251,38 +243,18 @@ class Trainer(Generic[Params]):
             `per_device_batch_size`.
           epochs: The number of times that this call reads all examples. The examples at the end of an epoch
             that do not fill a batch are left out.
-          eval_examples: The examples to evaluate on after each epoch and after the last step. Each example
-            counts once.
           max_steps: The largest number of updates in this call. Give it with `epochs` or instead.
-          eval_per_device_batch_size: The number of examples for each part of a batch in evaluation. By
-            default it is the same as in training. The random numbers of a loss in evaluation depend on the
-            size of the whole batch, so with `batch_size` they do not depend on the mesh. A loader that has a
-            batch size of its own keeps it.
-          eval_when: The number of steps between evaluations, or a policy, instead of after each epoch.
-          eval_loss: True if the loss and its metrics are among the scores. Give False if the loss cannot be
-            computed on `eval_examples`, for example without labels, and evaluate the predictions only.
-          eval_predictor: The predictor whose predictions on `eval_examples` go to `eval_metric_fn`.
-          eval_metric_fn: A function that returns `{name: number}` for all examples together. It names any of
-            `examples`, `preds`, `step` and `scores`, which has the loss and its metrics over all examples. If
-            it names no `preds`, no predictor is needed:
-            `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
-          evaluations: Functions `(params) -> {name: number}` by name, for other evaluations at the same
-            times, such as tasks of a benchmark; see `mw.engine.EvaluationFunction`. Scores are called
-            `tasks/acc`.
-          samples: Samples for the run's page: `mw.engine.Samples(function)`, or `mw.lm.Generation(model)`.
-          best: The scores by which the best checkpoint is kept: `{"loss": "min", "accuracy": "max"}`. Here
-            and in `stop` the names are as `fit` returns them, or as in reports, "eval/loss".
-          save_when: The number of steps between checkpoints, or a policy, instead of after each epoch.
-          keep_every_epochs: The number of epochs between checkpoints that are always kept, besides the newest
-            and the best.
-          keep: The number of newest checkpoints to keep besides these, or a policy, such as
-            `mw.checkpoints.multiples(1000)`.
-          memory: Further checkpoints, more often, in the memory of each host:
-            `mw.checkpoints.InMemory(every=10)`.
           shuffle: True to read the examples of each epoch in a new random order.
+          evaluations: Evaluations by name: `{"test": mw.Evaluation("loss", examples)}`. Without a `when` they
+            are made after each epoch, and without a `batch_size` on batches as large as in training. The
+            random numbers of a loss in evaluation depend on the size of the whole batch.
+          samples: Samples for the run's page: `mw.engine.Samples(function)`, or `mw.lm.Generation(model)`.
+          save: The checkpoints. By default the newest is kept, if there is a workdir. To keep the best, too:
+            `mw.Save(keep=mw.checkpoints.best("test/loss", "min"))`. At the end of an epoch the scores that a
+            policy is given have its number, `epoch`, too.
           logging: The settings of the reports, such as `mw.Logging(every=10)`.
           stop: The conditions that end training before its last step, a time limit or early stopping:
-            `mw.Stop(max_seconds=3600, early=mw.engine.early_stopping("eval/loss", "min", patience=3))`.
+            `mw.Stop(max_seconds=3600, early=mw.engine.early_stopping("test/loss", "min", patience=3))`.
           profile: The steps to profile, `mw.Profile((100,))`. The run directory gets the profiles.
           watchdog: The time after which a hang is reported, `mw.Watchdog(600)`. None means never.
           strict: True to raise an error if the settings differ from those that the run was trained with.
@@ -295,44 +267,37 @@ class Trainer(Generic[Params]):
           DivergedError: A reported loss, or a state that is about to be saved, is not finite.
           Interrupted: The process received a signal to stop. With a workdir the state was saved.
         """
-        given = with_full_names({key: value for key, value in locals().items() if key != "self"})
-        call = call_of(self._recipe, given, has_directory=self._place.directory is not None)
-        given = {key: value for key, value in given.items() if key not in _NO_SETTINGS}
+        arguments = Fit(**{name: value for name, value in locals().items() if name != "self"})
+        if self._place.directory is None:
+            arguments.check_without_workdir()
+        if self.deployer.loops.is_in_round:
+            arguments.check_in_round()
+        compared = lambda: self._compared | comparable_settings(arguments.settings)  # noqa: E731
         with processes.broadcasting_errors():
-            processes.compare("the trainer's settings", lambda: self._settings | comparable_settings(given))
-            place = self._place.open(call.needs_workdir)
-            described = lambda: self._described + describe({"fit": given})  # noqa: E731
-            return fit(self._recipe, self._progress, call, lambda: self.state, place, described)
+            processes.compare("the trainer's settings", compared)
+            directory = self._place.open(arguments.asks_for_checkpoints)
+            call = Call(self._recipe, self._progress, arguments, lambda: self.state)
+            return call.run(directory, lambda: self._described + describe(arguments.settings))
 
     @explained
     @processes.collective()
-    def evaluate(
-        self,
-        examples: Any,
-        per_device_batch_size: int | None = None,
-        *,
-        batch_size: int | None = None,
-        loss: bool = True,
-        predictor: Predictor | None = None,
-        metric_fn: Callable[..., Mapping[str, float]] | None = None,
-    ) -> dict[str, float]:
-        """Return the scores of the parameters on examples, as `fit` computes them. Collective.
+    def evaluate(self, evaluation: Evaluation | EvaluationFunction) -> dict[str, float]:
+        """Return the scores of the parameters by an evaluation, as `fit` computes them. Collective.
 
         Args:
-          examples: The examples to evaluate on. Each example counts once.
-          per_device_batch_size: The number of examples for each part into which the mesh splits a batch.
-          batch_size: The number of examples in a batch. Give it instead of `per_device_batch_size`.
-          loss: True if the loss and its metrics are among the scores.
-          predictor: The predictor whose predictions on `examples` go to `metric_fn`.
-          metric_fn: A function that returns `{name: number}`; see `eval_metric_fn` of `fit`.
+          evaluation: The evaluation, such as `mw.Evaluation("loss", examples, batch_size=64)`. Its `when` and
+            `outputs` are not used.
 
         Raises:
-          UsageError: Neither a loss nor a metric function is given, or the arguments do not fit each other.
+          UsageError: It evaluates by the loss, and the trainer has none.
           ExamplesError: There are no examples.
         """
-        _, size = batch_sizes(per_device_batch_size, batch_size, self.deployer.layout().batch_ways)
-        evaluated = Evaluated(self._recipe, examples, size, loss, predictor, metric_fn)
-        return evaluated.scoring()(self.state)
+        if not isinstance(evaluation, Evaluation | EvaluationFunction):
+            raise UsageError(
+                f"Trainer.evaluate takes an evaluation; found {type(evaluation).__name__}.\n"
+                '  Write trainer.evaluate(mw.Evaluation("loss", examples)).'
+            )
+        return scoring_of(evaluation, "evaluation", self._recipe.context())(self.state)
 
     def best(self, score: str | None = None, mode: Literal["min", "max"] | None = None) -> Variables[Params]:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.
@@ -340,12 +305,16 @@ class Trainer(Generic[Params]):
         These are the values that were evaluated: averages, if the optimizer keeps averages.
 
         Args:
-          score: The name of a score, such as `loss`. None means the score in the argument `best` of `fit`.
-          mode: "min" if the lowest value is best, "max" if the highest is. None takes the mode from `best` or
+          score: The name of a score, such as `test/loss`. None means the score by which `save.keep` keeps the
+            best.
+          mode: "min" if the lowest value is best, "max" if the highest is. None takes the mode from `save` or
             from the name of the score.
 
         Raises:
           CheckpointError: No checkpoint has this score.
           UsageError: There is no workdir, or the score or its mode is not known.
         """
-        return best_of(self._place.checkpoints("best"), self._recipe.target, score, mode)
+        target = self._recipe.target
+        averaged = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
+        state = restore(open_best(self._place.shared("best"), score, mode), averaged, ignore=".*")
+        return Variables(eval_params(state), state.model_state)

@@ -36,7 +36,14 @@ from meshwright.training._pipeline._outside import Outside
 from meshwright.training._pipeline._ring import plain
 from meshwright.training._pipeline._schedule import OneForwardOneBackward
 from meshwright.training._pipeline._stage import Operands, Stage
-from meshwright.training._pipeline._stage_arrays import along, over_microbatches, put, sent_on, swapped, taken
+from meshwright.training._pipeline._stage_arrays import (
+    along,
+    at_index,
+    over_microbatches,
+    put,
+    sent_on,
+    swapped,
+)
 
 _NUM_INPUT_GROUPS = 3
 """The number of groups of which a stage keeps inputs: 3 p - 1 microbatches are in flight."""
@@ -72,11 +79,11 @@ def loss_and_gradients(
 ) -> tuple[list[Any], list[Any]]:
     """Return the outputs of an objective, summed over microbatches, and the gradient of the first of them."""
     stage = Stage(cut)
-    each = layers_of_stage(jaxprs.num_turns(cut.scan), schedule.stages)
+    depth = layers_of_stage(jaxprs.num_turns(cut.scan), schedule.stages)
     outside = Outside(cut, stage, weights, pieces, schedule)
     shared = dict(zip(cut.shared, map(plain, cut.shared_operands(weights)), strict=True))
     layers = {
-        i: x.reshape(schedule.stages, each, *x.shape[1:]) for i, x in shared.items() if i in stage.weights
+        i: x.reshape(schedule.stages, depth, *x.shape[1:]) for i, x in shared.items() if i in stage.weights
     }
     ticks = _Ticks(
         stage,
@@ -179,7 +186,7 @@ class _Ticks:
         """Return the carry after all stages have gone forward, at tick t."""
         input_slot, loaded = self._places(t - self._stages)
         inputs = put(carry.inputs, carry.state, input_slot)
-        state, aux = self._forward(carry.state, taken(carry.own, loaded))
+        state, aux = self._forward(carry.state, at_index(carry.own, loaded))
         state, queue = self._turned(jax.tree.map(sent_on, state), carry.queue)
         return carry._replace(state=state, queue=queue, inputs=inputs, aux=put(carry.aux, aux, input_slot))
 
@@ -188,8 +195,8 @@ class _Ticks:
         carry, n = self.turned_back(carry), t - (self._p - 1 - self._stages)
         is_active = (n >= 0) & (n < self._schedule.places)
         input_slot, loaded = self._places(n)
-        inputs, own = taken(carry.inputs, input_slot), taken(carry.own, loaded)
-        of_aux = taken([carry.aux[j] for j in self._stage.trained_aux], input_slot)
+        inputs, own = at_index(carry.inputs, input_slot), at_index(carry.own, loaded)
+        of_aux = at_index([carry.aux[j] for j in self._stage.trained_aux], input_slot)
         of_aux = [jnp.where(along(is_active, x), x, 0).astype(x.dtype) for x in of_aux]
         backward = self._on_stages(self._stage.backward, ((None, 0, 0, 0), 0, 0))
         *of_layers, state, of_own = backward((self._shared, self._layers, inputs, own), carry.back, of_aux)
@@ -230,8 +237,8 @@ class _Ticks:
         forward = self._on_stages(self._stage.forward, (None, 0, 0, 0))
         return forward(self._shared, self._layers, state, own)
 
-    def _on_stages(self, one: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
-        with_name = over_microbatches(one, in_axes)
+    def _on_stages(self, function: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
+        with_name = over_microbatches(function, in_axes)
         scope = f"busy_{self._schedule.microbatches}_of_{self._schedule.ticks}_ticks"
         return jax.named_scope(scope)(with_name)
 

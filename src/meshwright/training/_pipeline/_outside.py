@@ -36,20 +36,20 @@ class Outside:
         After the last group these are those of the last.
         """
 
-        def one(piece: list[Any]) -> list[Any]:
+        def operands_of_piece(piece: list[Any]) -> list[Any]:
             return [plain(x) for x in self._cut.own_operands(self._all_weights, piece)]
 
-        found = dict(zip(self._cut.own, over_microbatches(one)(self._group(g)), strict=True))
-        found = jax.tree.map(split_over_stages, found)
-        own = {i: self._by_stage(found[i]) for i in self._stage.own_of_layers}
-        return {i: found[i] for i in self._stage.moving}, own
+        operands = dict(zip(self._cut.own, over_microbatches(operands_of_piece)(self._group(g)), strict=True))
+        operands = jax.tree.map(split_over_stages, operands)
+        own = {i: self._by_stage(operands[i]) for i in self._stage.own_of_layers}
+        return {i: operands[i] for i in self._stage.moving}, own
 
     def outputs_of(self, g: Any, state: Operands, aux: list[Any]) -> tuple[list[Any], Any]:
         """Return the outputs of a group, summed, and the gradients of `weights`, the state and `aux`."""
         stage, places = self._stage, g * self._schedule.stages + jnp.arange(self._schedule.stages)
         is_real = places < self._schedule.microbatches
 
-        def one(piece: list[Any], state: Operands, aux: list[Any], is_real: Any) -> Any:
+        def outputs_of_piece(piece: list[Any], state: Operands, aux: list[Any], is_real: Any) -> Any:
             def total(weights: list[Any], of_state: Operands, of_aux: Operands) -> Any:
                 all_aux = {**dict(enumerate(aux)), **of_aux}
                 results = stage.results({**state, **of_state}, [all_aux[j] for j in range(len(aux))])
@@ -62,8 +62,8 @@ class Outside:
             return outputs, pull(is_real.astype(value.dtype))
 
         by_microbatch = [self._by_microbatch(x) for x in aux]
-        outputs, found = over_microbatches(one)(self._group(g), state, by_microbatch, is_real)
-        of_weights, of_state, of_aux = found
+        of_group = over_microbatches(outputs_of_piece)(self._group(g), state, by_microbatch, is_real)
+        outputs, (of_weights, of_state, of_aux) = of_group
         outputs = [jnp.where(along(is_real, x), x, 0).sum(0).astype(x.dtype) for x in outputs]
         return outputs, (of_weights, of_state, {j: self._by_stage(x) for j, x in of_aux.items()})
 
@@ -72,7 +72,7 @@ class Outside:
         trained = [i for i in self._cut.own if i in self._cut.trained]
         own = {i: jnp.where(g < 0, 0, self._by_microbatch(x)).astype(x.dtype) for i, x in own.items()}
 
-        def one(piece: list[Any], gradients: Operands) -> list[Any]:
+        def gradients_of_piece(piece: list[Any], gradients: Operands) -> list[Any]:
             def brought(weights: list[Any]) -> Operands:
                 operands = self._cut.own_operands(self._with(weights), piece)
                 return {i: x for i, x in zip(self._cut.own, operands, strict=True) if i in trained}
@@ -82,7 +82,7 @@ class Outside:
             return pull(gradients)[0]
 
         gradients = {i: x for i, x in {**state, **own}.items() if i in trained}
-        return over_microbatches(one)(self._group(g), gradients)
+        return over_microbatches(gradients_of_piece)(self._group(g), gradients)
 
     def _with(self, weights: list[Any]) -> list[Any]:
         """Return all weights, with those in place that are differentiated."""

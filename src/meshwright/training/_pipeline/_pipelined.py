@@ -56,13 +56,13 @@ def _all_forward(objective: Callable[..., Any], layout: Layout, ring: Ring) -> C
         traced, out = _traced(objective, (params, model_state), pieces, ring.places)
         weights = jax.tree.leaves((params, model_state))
 
-        def one(*piece: PyTree) -> Any:
+        def of_piece(*piece: PyTree) -> Any:
             leaves = evaluate(traced, [*weights, *jax.tree.leaves(piece)], _stacks_by(ring))
             return jax.tree.unflatten(out, leaves)
 
-        found = over_microbatches(one)(*pieces)
+        results = over_microbatches(of_piece)(*pieces)
         is_real = order < ring.microbatches
-        return jax.tree.map(lambda x: jnp.where(along(is_real, x), x, 0).sum(0), found)
+        return jax.tree.map(lambda x: jnp.where(along(is_real, x), x, 0).sum(0), results)
 
     return total
 

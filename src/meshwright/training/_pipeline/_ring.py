@@ -156,7 +156,8 @@ def run_stages(ring: Ring, state: Any, stage: Callable[[Any, Any, Any], tuple[An
         return ring.moved_out(current, carry[1], t), None
 
     carry, auxs = jax.lax.scan(tick, (current, queue), jnp.arange(ring.ticks))
-    if (late := ring.ticks - ring.rounds * M) > 0:  # turn the ring back to where it began
+    # Turn the ring back to where it began.
+    if (late := ring.ticks - ring.rounds * M) > 0:
         carry, _ = jax.lax.scan(back, carry, ring.ticks - 1 - jnp.arange(late))
     turned = ring.rounds * M % ring.queued if ring.queued else 0
     current, queue = carry
@@ -240,7 +241,8 @@ class _Scan:
             results = self._layer([*consts, *carry, *(_of_sum(*parts) for parts in layer)])
             return results[: self.num_carry], results[self.num_carry :]
 
-        if self.ring.rounds > 1:  # the weights of a round are a copy, which is not kept for the gradient
+        # The weights of a round are a copy, which is not kept for the gradient.
+        if self.ring.rounds > 1:
             one_layer = jax.checkpoint(one_layer, policy=_without_copies(self.policy), prevent_cse=False)
             carry, aux = jax.lax.scan(one_layer, state[: self.num_carry], jnp.arange(self.each))
         else:

@@ -16,9 +16,9 @@ def along(mask: Any, x: Any) -> Any:
     return jnp.asarray(mask).reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def over_microbatches(one: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+def over_microbatches(function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
     """Return a function of one microbatch for several, side by side, each on the devices of a stage."""
-    return jax.vmap(one, in_axes, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)
+    return jax.vmap(function, in_axes, axis_name=MICROBATCH, spmd_axis_name=PIPELINE)
 
 
 def sent_on(x: Any, distance: int = 1) -> Any:
@@ -43,7 +43,7 @@ def swapped(state: Mapping[int, Any], queue: Mapping[int, Any], stage: int) -> t
     return jax.tree.map(exchanged, state, queue), jax.tree.map(exchanged, queue, state)
 
 
-def taken(x: PyTree, index: Any) -> PyTree:
+def at_index(x: PyTree, index: Any) -> PyTree:
     """Return of arrays [p, n, ...] one of the n at each stage, [p, ...]."""
 
     def selected(x: Any, index: Any) -> Any:
