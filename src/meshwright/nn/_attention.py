@@ -145,7 +145,12 @@ def why_not(form: str, inputs: AttentionInputs, with_lse: bool, hardware: Hardwa
     """Return the reason why a form cannot compute this on the hardware; None if it can."""
     if form not in _KERNELS:
         return None
-    return _KERNELS[form][1](inputs, with_lse, _planned_for(form, hardware))
+    # A plan may not say enough about devices that this process lacks.
+    if hardware.is_unknown:
+        hardware = replace(hardware, platform=_PLATFORMS[form])
+    if hardware.is_absent and hardware.platform == "gpu":
+        hardware = replace(hardware, capability=_NEWEST)
+    return _KERNELS[form][1](inputs, with_lse, hardware)
 
 
 def _checked(form: str, inputs: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
@@ -159,13 +164,6 @@ def _checked(form: str, inputs: AttentionInputs, with_lse: bool, hardware: Hardw
             f"form={form!r} does not support these arguments: {reason}.\n  Try form='blockwise'."
         )
     return form
-
-
-def _planned_for(form: str, hardware: Hardware) -> Hardware:
-    """Return the hardware, completed where a plan does not say enough about devices that are not here."""
-    platform = _PLATFORMS.get(form, hardware.platform) if hardware.is_unknown else hardware.platform
-    capability = _NEWEST if hardware.is_absent and platform == "gpu" else hardware.capability
-    return replace(hardware, platform=platform, capability=capability)
 
 
 def dense(inputs: AttentionInputs) -> jax.Array:
@@ -183,7 +181,10 @@ def dense(inputs: AttentionInputs) -> jax.Array:
         is_causal=is_causal_alone,
         scale=inputs.scale,
     )
-    return _none_where_empty(inputs, mask, out)
+    if mask is None or not inputs.leaves_rows_empty:
+        return out
+    # For a query that sees no key, a softmax makes the mean of all values.
+    return jnp.where(mask.any(-1)[:, :, None, None], out, jnp.zeros((), out.dtype))
 
 
 def plain(inputs: AttentionInputs) -> tuple[jax.Array, jax.Array]:
@@ -217,10 +218,3 @@ def _bias(inputs: AttentionInputs) -> jax.Array | None:
         return inputs.bias
     t, s = (jnp.arange(x.shape[1]) for x in (inputs.q, inputs.k))
     return inputs.bias.function(inputs.bias.operand, t, s)[None]
-
-
-def _none_where_empty(inputs: AttentionInputs, mask: jax.Array | None, out: jax.Array) -> jax.Array:
-    """Return 0 for queries that see no key, of which a softmax makes the mean of all values."""
-    if mask is None or not inputs.leaves_rows_empty:
-        return out
-    return jnp.where(mask.any(-1)[:, :, None, None], out, jnp.zeros((), out.dtype))

@@ -199,17 +199,13 @@ def _losses_of(static: _Static, hidden: jax.Array, head: jax.Array, labels: jax.
     )
 
 
-def _losses_forward(static: _Static, *inputs: Any) -> tuple[jax.Array, Any]:
-    return _losses_of(static, *inputs), inputs
-
-
 def _losses_backward(static: _Static, inputs: Any, changes: jax.Array) -> tuple[Any, ...]:
     hidden, head, labels = inputs
     _, d_hidden, d_head = _gradients(static, _products_again, hidden, head, labels, changes)
     return d_hidden, d_head.astype(head.dtype), None
 
 
-_losses_of.defvjp(_losses_forward, _losses_backward)
+_losses_of.defvjp(lambda static, *inputs: (_losses_of(static, *inputs), inputs), _losses_backward)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ Shapes: m tokens on one device, d features, k experts of a token, n devices of t
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -184,14 +184,11 @@ def _summed(
         jnp.where(position < ends[expert], order.at[position].get(mode="clip"), ids.shape[0]),
         jnp.where(is_placed, row, arranged.num_rows),
     )
-    with nullcontext() if slots is not None else _naming(used, arranged.num_rows):
+    # The scope tells plans for how many of the rows there are choices.
+    scope = jax.named_scope(f"used_{used.count}_of_{used.devices * arranged.num_rows}_rows")
+    with nullcontext() if slots is not None else scope:
         results = block(weights, gathered(tokens.x, moved), arranged.dot)
     return returned(results, tokens.weights, moved)
-
-
-def _naming(used: _Used, num_rows: int) -> AbstractContextManager[Any]:
-    """Return a scope that tells plans for how many of the rows there are choices."""
-    return jax.named_scope(f"used_{used.count}_of_{used.devices * num_rows}_rows")
 
 
 def _in_rounds(

@@ -84,19 +84,11 @@ def _of_choices(rows: jax.Array, weights: jax.Array, places: Places) -> jax.Arra
     return results.reshape(*weights.shape, rows.shape[-1]).astype(dtype)
 
 
-def _gathered_forward(x: jax.Array, places: Places) -> tuple[jax.Array, Any]:
-    return gathered(x, places), (x, places)
-
-
 def _gathered_backward(residuals: Any, change: jax.Array) -> tuple[Any, ...]:
     x, places = residuals
     wide = jnp.promote_types(x.real.dtype, jnp.float32)
     ones = jnp.ones((x.shape[0], _num_choices(x, places)), wide)
     return returned(change, ones, places), None
-
-
-def _returned_forward(*operands: Any) -> tuple[jax.Array, Any]:
-    return returned(*operands), operands
 
 
 def _returned_backward(operands: Any, change: jax.Array) -> tuple[Any, ...]:
@@ -109,8 +101,8 @@ def _returned_backward(operands: Any, change: jax.Array) -> tuple[Any, ...]:
     return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), None
 
 
-gathered.defvjp(_gathered_forward, _gathered_backward)
-returned.defvjp(_returned_forward, _returned_backward)
+gathered.defvjp(lambda x, places: (gathered(x, places), (x, places)), _gathered_backward)
+returned.defvjp(lambda *operands: (returned(*operands), operands), _returned_backward)
 
 
 Dot = Callable[[jax.Array, jax.Array], jax.Array]

@@ -48,7 +48,7 @@ class _Static:
     ways: int
     """The number of devices of the ring."""
     turns: int
-    """How often keys and values are sent on."""
+    """The number of times that keys and values are sent on."""
     num_chunks: int
     """2 if rows are exchanged so that causal work is balanced, otherwise 1."""
     block: int
@@ -96,7 +96,8 @@ def ring(inputs: AttentionInputs, ways: int, block: int = BLOCK) -> tuple[jax.Ar
 def is_balanced(inputs: AttentionInputs, ways: int) -> bool:
     """Return whether rows are exchanged: where the mask is causal, and no window hides most of the keys."""
     length = inputs.q.shape[1]
-    if not inputs.causal or length != inputs.k.shape[1] or _is_array(inputs.bias):
+    has_array = inputs.bias is not None and not isinstance(inputs.bias, Bias)
+    if not inputs.causal or length != inputs.k.shape[1] or has_array:
         return False
     return not isinstance(inputs.window, int) or inputs.window + length // ways > length // 2
 
@@ -108,10 +109,6 @@ def num_turns(inputs: AttentionInputs, ways: int) -> int:
     if not isinstance(window, int) or not is_limited:
         return ways - 1
     return max(1, min(ways - 1, -(-(window - 1) // (length // ways))))
-
-
-def _is_array(bias: Any) -> bool:
-    return bias is not None and not isinstance(bias, Bias)
 
 
 def _mapped(

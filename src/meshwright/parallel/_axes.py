@@ -21,7 +21,7 @@ SPLITTING_STATE = f"a mesh that splits the state further, such as {FSDP}=-1"
 
 
 class Use(Enum):
-    """Whether an axis splits batches, or the state."""
+    """The split of batches, or of the state, by an axis."""
 
     NEVER = "no"
     PURPOSE = "yes: an axis that splits any is no idle one"
@@ -30,7 +30,7 @@ class Use(Enum):
 
 
 class Exchange(Enum):
-    """Whether computing goes on while devices along an axis send each other arrays."""
+    """The overlap of computing with exchanges between devices along an axis."""
 
     OF_BATCH = "it does if the axis splits the batch: gradients and weights are sent beside the products"
     RING = "it does, but for all-to-alls, whose results the next product needs"

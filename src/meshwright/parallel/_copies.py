@@ -37,7 +37,7 @@ def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
       P('data',)
     """
     check_equal(arrays, jax.tree.leaves(shardings)[:1])
-    return jax.tree.map(_copied, arrays, shardings)
+    return jax.tree.map(lambda x, sharding: _copier(sharding)(move_to(x, sharding)), arrays, shardings)
 
 
 def check_equal(arrays: PyTree, shardings: Sequence[Sharding]) -> None:
@@ -101,10 +101,6 @@ def _sum_of_bits(x: jax.Array) -> jax.Array:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         bits = (bits ^ bits >> shift) * np.uint32(factor)
     return bits.sum(dtype="uint32")
-
-
-def _copied(x: Any, sharding: Sharding) -> jax.Array:
-    return _copier(sharding)(move_to(x, sharding))
 
 
 @functools.lru_cache(maxsize=4096)

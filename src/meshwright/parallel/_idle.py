@@ -1,7 +1,6 @@
 """A check for mesh axes that a traced program does not use: all devices along one compute the same."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -42,7 +41,9 @@ def check_axes(
         used.update(plain_axes())
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
-        named = {axis for eqn in jaxprs.equations(trace().jaxpr) for axis in _named_by(eqn)}
+        equations = list(jaxprs.equations(trace().jaxpr))
+        named = {axis for eqn in equations for axis in jaxprs.exchanged_axes(eqn)}
+        named |= {axis for eqn in equations for spec in jaxprs.specs_in(eqn) for axis in _axes_in(spec)}
         unused = [axis for axis in unused if axis not in named]
     if unused:
         idle(AxisError(_error_text(layout, unused[0]), unused[0]))
@@ -64,13 +65,6 @@ def _error_text(layout: Layout, axis: str) -> str:
         "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model. "
         "If all devices are to compute the same, of whole batches, write batch_axis_names=()."
     )
-
-
-def _named_by(eqn: Any) -> Iterator[str]:
-    """Yield the axes of an equation's constraints, and the axes of a collective."""
-    yield from jaxprs.exchanged_axes(eqn)
-    for spec in jaxprs.specs_in(eqn):
-        yield from _axes_in(spec)
 
 
 def _axes_in(spec: P) -> Iterator[str]:

@@ -89,9 +89,10 @@ def _unknown(owner: Any, path: str) -> str | None:
         settings = _settings_of(value)
         if name not in settings:
             close, kind = nearest(name, settings), type(value).__name__
+            hint = f" (did you mean {close!r}?)" if close else ""
             whole = f" (in {path!r})" if "." in path else ""
             remedy = f"It has: {', '.join(settings)}." if settings else f"{above or kind} has no settings."
-            return f"{kind} has no field {name!r}{whole}{_perhaps(close)}.\n  {remedy}"
+            return f"{kind} has no field {name!r}{whole}{hint}.\n  {remedy}"
         value, above = settings[name], f"{above}.{name}".lstrip(".")
     return None
 
@@ -125,7 +126,13 @@ def hardware(devices: Sequence[jax.Device] | None = None) -> str:
     """
     devices = jax.devices() if devices is None else devices
     kinds = sorted({device.device_kind for device in devices})
-    return f"{'+'.join(kinds)}:{_counted(devices)}"
+    hosts = (x.process_index if x.platform == "tpu" else group_of(x) for x in devices)
+    sizes = [size for _, size in sorted(Counter(hosts).items())]
+    if len(set(sizes)) > 1:
+        counts = "+".join(map(str, sizes))
+    else:
+        counts = str(sizes[0]) if len(sizes) == 1 else f"{len(sizes)}x{sizes[0]}"
+    return f"{'+'.join(kinds)}:{counts}"
 
 
 def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
@@ -171,18 +178,3 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise UsageError(f"mesh rule {pattern!r} is not a regular expression: {error}.") from None
-
-
-def _perhaps(close: str | None) -> str:
-    return f" (did you mean {close!r}?)" if close else ""
-
-
-def _counted(devices: Sequence[jax.Device]) -> str:
-    sizes = [size for _, size in sorted(Counter(map(_host_of, devices)).items())]
-    if len(set(sizes)) > 1:
-        return "+".join(map(str, sizes))
-    return str(sizes[0]) if len(sizes) == 1 else f"{len(sizes)}x{sizes[0]}"
-
-
-def _host_of(device: jax.Device) -> int:
-    return device.process_index if device.platform == "tpu" else group_of(device)

@@ -40,7 +40,8 @@ class Projection:
         if self.size_dim is not None:
             return self.leaf.shape[self.dim]
         parts = [self.size]
-        if len(self.leaf.letters) == 3:  # queries, keys and values concatenated
+        # Queries, keys and values are concatenated.
+        if len(self.leaf.letters) == 3:
             parts = [queries, (self.size - queries) // 2]
         return math.gcd(*(part // head_size if part % head_size == 0 else 1 for part in parts))
 
@@ -125,16 +126,11 @@ def _assumed_head_size(makers: list[Projection], queries: int) -> int:
 
     Else one head of 256.
     """
-    keys = min(_features_of_one(maker, queries) for maker in makers)
+    sizes = ((maker.size, len(maker.leaf.letters)) for maker in makers)
+    keys = min((size - queries) // 2 if letters == 3 else size // letters for size, letters in sizes)
     if keys < queries:
         return 256 if keys <= 256 else 128
     return 64 if queries < 2048 else 128
-
-
-def _features_of_one(maker: Projection, queries: int) -> int:
-    """Return heads × head size of the keys or values; of the queries if the weight makes only those."""
-    letters = len(maker.leaf.letters)
-    return (maker.size - queries) // 2 if letters == 3 else maker.size // letters
 
 
 def shaped_structure(arrays: Mapping[str, Any], head_size: int | None) -> Structure:

@@ -65,7 +65,7 @@ class Notes:
             name: tuple(self._dim(products, d) for d in range(len(products)))
             for name, products in self.params.items()
         }
-        own = {name: _own_inputs({name: axes}) for name, axes in dims.items()}
+        own = {name: _own_inputs(axes) for name, axes in dims.items()}
         never = dict.fromkeys(set().union(*own.values()), "a width that feeds itself")
         dims = _with_gates(dims, set().union(*(own[name] for name in self.walk.repeated)))
         never |= dict.fromkeys(_stems(dims, self.walk.convolutions), "a stem of convolutions")
@@ -186,13 +186,13 @@ def _stems(dims: Mapping[str, Dims], convolutions: set[str]) -> set[Group]:
     return {group for groups in stems if groups & foreign for group in groups - foreign}
 
 
-def _own_inputs(dims: Mapping[str, Dims]) -> set[Group]:
-    """Return the groups that one weight both reads and writes, as in a recurrent network.
+def _own_inputs(dims: Dims) -> set[Group]:
+    """Return the groups that a weight both reads and writes, as in a recurrent network.
 
     A split group of this kind would be sent at every step.
     """
-    counts = [Counter(dim.group for dim in axes if dim.group is not None) for axes in dims.values()]
-    return {group for count in counts for group, times in count.items() if times > 1}
+    counts = Counter(dim.group for dim in dims if dim.group is not None)
+    return {group for group, times in counts.items() if times > 1}
 
 
 def _with_gates(dims: Mapping[str, Dims], recurrent: set[Group]) -> dict[str, Dims]:
