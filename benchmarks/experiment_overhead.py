@@ -142,7 +142,7 @@ def run_loop(program: Program, nowhere: TextIO, described: Any) -> Run:
 def our_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
     layout = mw.Layout(mw.make_mesh("data=-1"))
     experiment = program.experiment()
-    compiled = mw.engine.compile_ahead(experiment).compiled
+    compiled = mw.plan.compile_ahead(experiment).compiled
 
     def bare(place: Any) -> Run:
         state = mw.training.init_state(experiment.model, experiment.optimizer, 0, layout)

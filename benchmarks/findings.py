@@ -736,7 +736,7 @@ def whitened_advantages_in_a_number_of_pieces_by_memory():
         microbatches="auto",
         input=mw.Input(rows, batch_size=1024),
     )
-    peak = mw.engine.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes
+    peak = mw.plan.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes
     memory = dataclasses.replace(mw.plan._internal.hardware_here(jax.devices()).chip, memory_bytes=0.5 * peak)
     here = lambda devices: dataclasses.replace(mw.plan._internal.hardware_here(devices), chip=memory)  # noqa: E731
     with unittest.mock.patch("meshwright.plan._choice.hardware_here", here):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from meshwright.engine._evaluation._description import Evaluation
     from meshwright.engine._experiment._evaluate import evaluate
     from meshwright.engine._experiment._experiment import Experiment, Input
-    from meshwright.engine._experiment._run import run
     from meshwright.engine._predictor._predictor import Predictor
     from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdog
     from meshwright.engine._stopping import Stop
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from meshwright.parallel._infer_rules import infer_rules
     from meshwright.parallel._layout import Layout
     from meshwright.parallel._mesh import make_mesh
+    from meshwright.plan._runs import run
     from meshwright.training._loop import fit
     from meshwright.training._state import TrainState
     from meshwright.training._step import make_step

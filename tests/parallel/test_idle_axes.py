@@ -94,7 +94,7 @@ def described(mesh, run):
 
 def test_an_experiment_and_its_plan_are_refused_alike(tmp_path):
     with pytest.raises(LayoutError, match="'sequence' of size 4 only repeats"):
-        mw.engine.compile_ahead(described("sequence=4,fsdp=2", str(tmp_path)))
+        mw.plan.compile_ahead(described("sequence=4,fsdp=2", str(tmp_path)))
     with pytest.raises(LayoutError, match="'sequence' of size 4 only repeats"):
         plan.plan_step(described("sequence=4,fsdp=2", str(tmp_path)), "h100:1x8", compiled=False)
 

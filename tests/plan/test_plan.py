@@ -60,13 +60,13 @@ def test_a_device_holds_its_share_of_parameters_and_optimizer():
 
 
 def test_the_peak_is_what_the_compiler_says():
-    found, ahead = planned(), mw.engine.compile_ahead(experiment())
+    found, ahead = planned(), mw.plan.compile_ahead(experiment())
     assert found.compiled
     assert found.memory.peak == pytest.approx(ahead.peak_bytes, rel=0.1)
 
 
 def test_what_is_exchanged_is_what_a_run_exchanges():
-    ran = mw.engine.compile_ahead(experiment())
+    ran = mw.plan.compile_ahead(experiment())
     counted = collectives(ran.compiled.as_text(), mw.make_mesh("data=2,fsdp=2,tensor=2"))
     assert sum(each.sent_bytes for each in planned().exchanges) == sum(
         each.times * each.sent_nbytes for each in counted
@@ -135,7 +135,7 @@ def test_a_checkpoint_costs_what_its_dtypes_take():
 
 
 def test_an_axis_that_splits_nothing_is_refused_as_a_run_refuses_it():
-    for planning in (planned, lambda **more: mw.engine.compile_ahead(experiment(**more))):
+    for planning in (planned, lambda **more: mw.plan.compile_ahead(experiment(**more))):
         with pytest.raises(LayoutError, match=r"'tensr' of size 2 only repeats.*Did you mean 'tensor'"):
             planning(mesh="data=4,tensr=2")
 

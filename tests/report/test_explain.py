@@ -96,7 +96,7 @@ def test_what_is_no_plan_is_told_beside_what_the_run_shows(tmp_path, capsys, con
 
 
 def axes_of_step(experiment):
-    hlo = mw.engine.compile_ahead(experiment).compiled.as_text()
+    hlo = mw.plan.compile_ahead(experiment).compiled.as_text()
     return {each.axes for each in mw.observe.collectives(hlo, mw.make_mesh(experiment.mesh))}
 
 
@@ -118,7 +118,7 @@ def test_the_time_of_exchanges_is_told_by_mesh_axes(profiled_run):
 
 
 def test_exchanges_that_programs_of_one_name_tell_differently_are_of_unknown_axes(tmp_path):
-    kept = mw.engine.compile_ahead(profiled.experiment(tmp_path / "a", {"fsdp": 2, "tensor": 4}))
+    kept = mw.plan.compile_ahead(profiled.experiment(tmp_path / "a", {"fsdp": 2, "tensor": 4}))
     of_run = profiled.experiment(tmp_path / "b", SIZES)
     mw.run(of_run)
     found = exchange_seconds(summarize(find_profiles(tmp_path / "b")[0]), SIZES)

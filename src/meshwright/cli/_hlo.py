@@ -7,7 +7,7 @@ from meshwright.base import _internal as base
 from meshwright.cli._parser import Commands, Result
 from meshwright.cli._recipe import load_locally, use_fake_devices
 from meshwright.cli._target import add_target
-from meshwright.engine import _internal as engine
+from meshwright.plan import _internal as plan
 from meshwright.program import _internal as program
 
 
@@ -32,7 +32,7 @@ def hlo(options: argparse.Namespace) -> Result:
     use_fake_devices(options.fake_devices)
     experiment = load_locally(options.target, options.settings, options.flags)
     with base.put_at(options.to) as directory:
-        ahead = engine.compile_ahead(experiment)
+        ahead = plan.compile_ahead(experiment)
         names = [Path(file).name for file in program.save_hlo(ahead.compiled, directory)]
     files = [base.join(options.to, name) for name in names]
     document = {field.name: getattr(ahead, field.name) for field in dataclasses.fields(ahead)}

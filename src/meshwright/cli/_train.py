@@ -11,8 +11,8 @@ from meshwright.cli._parser import Commands, Result
 from meshwright.cli._process import ignore_signals, program
 from meshwright.cli._recipe import Recipe, load_experiment, origin_of, recipe_of
 from meshwright.cli._target import add_target
-from meshwright.engine import _internal as engine
 from meshwright.errors import EXIT_DONE
+from meshwright.plan import _internal as plan
 from meshwright.processes import _internal as processes
 from meshwright.report import _internal as report
 
@@ -59,7 +59,7 @@ def start(
     function, experiment = load_experiment(recipe)
     how = {"strict": strict, "from_step": from_step, "started": started, "verbose": verbose}
     try:
-        outcome = engine.run(experiment, origin=origin_of(function, recipe), **how)
+        outcome = plan.run(experiment, origin=origin_of(function, recipe), **how)
     finally:
         ignore_signals()
     document = {"workdir": experiment.workdir, **outcome.summary()}

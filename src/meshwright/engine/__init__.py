@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from meshwright.engine._experiment._adapt import replace_prefix, truncate, truncate_left
     from meshwright.engine._experiment._averages import open_averages
     from meshwright.engine._experiment._builders import chain, from_checkpoint
-    from meshwright.engine._experiment._compile_ahead import compile_ahead
     from meshwright.engine._exports._export import PLATFORMS, export
     from meshwright.engine._exports._load import load_program
     from meshwright.engine._outcome import Outcome
@@ -45,7 +44,6 @@ __all__ = [
     "any_of",
     "at",
     "chain",
-    "compile_ahead",
     "describe",
     "early_stopping",
     "every",

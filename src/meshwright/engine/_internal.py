@@ -12,10 +12,15 @@ if TYPE_CHECKING:
     from meshwright.engine._errors import errors_naming
     from meshwright.engine._evaluation._description import Evaluation, EvaluationFunction
     from meshwright.engine._evaluation._tokens import perplexity, token_means
-    from meshwright.engine._experiment._auto import as_chosen, automatic, before_choice
+    from meshwright.engine._experiment._auto import Planner, as_chosen, automatic, before_choice
     from meshwright.engine._experiment._averages import has_averages, open_averages
     from meshwright.engine._experiment._builders import from_checkpoint
-    from meshwright.engine._experiment._compile_ahead import compile_ahead, compile_parts, some_rows
+    from meshwright.engine._experiment._compile_ahead import (
+        AheadOfTime,
+        compile_ahead,
+        compile_parts,
+        some_rows,
+    )
     from meshwright.engine._experiment._evaluate import evaluate_checkpoint, state_of_checkpoint
     from meshwright.engine._experiment._experiment import Experiment, Input
     from meshwright.engine._experiment._parts import Parts, loss_of, parts_of

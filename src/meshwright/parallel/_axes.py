@@ -54,6 +54,12 @@ class Axis:
     """True if it stays among devices with fast links."""
     exchange: Exchange = Exchange.OF_BATCH
 
+    def hides(self, kind: str, *, splits_batch: bool) -> bool:
+        """Return whether computing goes on during a kind of collective along the axis."""
+        if self.exchange is Exchange.RING:
+            return kind != "all-to-all"
+        return splits_batch and self.exchange is Exchange.OF_BATCH
+
 
 # In the order of the devices: what is sent least first, as those of other hosts differ along it.
 AXES: dict[str, Axis] = {

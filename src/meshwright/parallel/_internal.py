@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         SPLITTING_STATE,
         TENSOR,
         Axis,
-        Exchange,
         Use,
         axes_help,
         axis_named,
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from meshwright.parallel._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
     from meshwright.parallel._mesh_rules import MeshRule, apply_mesh_rules, hardware, mesh_rule
     from meshwright.parallel._rewrites import (
-        as_function,
         layers_of_stage,
         rewrite,
         split_over_stages,

@@ -20,6 +20,7 @@ from meshwright.program._internal import Algebra, Operation, Tie, Value, influen
 
 APART = "rows_apart"
 """The scope of an operation of rows that sorts them only to compute each by itself, as `mw.nn.moe` does."""
+_SUMS = (Algebra.SUMMED, Algebra.PRODUCT)
 _FREE, _ROW, _SUM, _QUOTIENT, _MET = range(5)
 
 
@@ -90,8 +91,8 @@ class _Levels:
         if num_outputs > max(num_inputs, 1):
             return _MET
         if highest == _ROW:
-            if num_outputs < num_inputs and (primitive.is_sum or primitive.algebra is Algebra.EXTREME):
-                return _SUM if primitive.is_sum else _MET
+            if num_outputs < num_inputs and primitive.algebra in (*_SUMS, Algebra.EXTREME):
+                return _SUM if primitive.algebra in _SUMS else _MET
             return _MET if self._is_along_rows(operation) else _ROW
         return self._level_of_sums(operation, levels, highest)
 
@@ -102,7 +103,7 @@ class _Levels:
             primitive.algebra is Algebra.DIVIDED and levels[1] >= _SUM
         ):
             return _QUOTIENT
-        if primitive.is_bilinear and min(levels) > _FREE:
+        if primitive.algebra in (Algebra.MULTIPLIED, Algebra.PRODUCT) and min(levels) > _FREE:
             return _QUOTIENT if _QUOTIENT in levels and not primitive.product else _MET
         return _MET if has_rows or primitive.algebra is Algebra.CURVED else highest
 

@@ -24,7 +24,15 @@ from meshwright.errors import AxisError, LayoutError
 from meshwright.parallel._activations import stage_ways
 from meshwright.parallel._axes import PIPELINE
 from meshwright.parallel._layout import Layout, axes_of
-from meshwright.program._internal import Convolution, bind, convolution_of, evaluate, jaxprs, replacing
+from meshwright.program._internal import (
+    Convolution,
+    as_function,
+    bind,
+    convolution_of,
+    evaluate,
+    jaxprs,
+    replacing,
+)
 
 T = TypeVar("T")
 
@@ -74,18 +82,6 @@ def with_rewrites(function: Callable[..., T], layout: Layout) -> Callable[..., T
         if jaxpr is traced.jaxpr:
             return inner(*arguments)
         return as_function(jaxpr, traced.out_info)(*arguments)
-
-    return called
-
-
-def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
-    """Return a closed jaxpr as a function of pytrees."""
-    # Imported here, as this module loads Pallas, which takes some 40 ms.
-    from jax.extend.core import jaxpr_as_fun
-
-    def called(*arguments: Any) -> Any:
-        leaves = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
     return called
 

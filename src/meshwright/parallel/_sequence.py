@@ -13,6 +13,7 @@ The loss then runs with constraints at these places, as if its author had writte
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,16 @@ from meshwright.parallel._axes import DATA, TENSOR
 from meshwright.parallel._infer_rules import InferredRule
 from meshwright.parallel._layout import Layout, axes_of, canonical
 from meshwright.parallel._trace import Factor, Walk
-from meshwright.program._internal import Operation, Rule, bind, bind_body, evaluate, jaxprs, program_of
+from meshwright.program._internal import (
+    Operation,
+    Rule,
+    as_function,
+    bind,
+    bind_body,
+    evaluate,
+    jaxprs,
+    program_of,
+)
 from meshwright.program._internal import walk as operations_of
 
 
@@ -43,38 +53,32 @@ Places = Mapping[tuple[int, ...], Constraints]
 """Constraints by the identities of an equation and of the equations around it, the outermost first."""
 
 
-def replayed(jaxpr: Any, places: Places) -> Callable[..., list[Any]]:
-    """Return a closed jaxpr as a function of its inputs, with constraints at `places`.
+class Replay:
+    """The constraints, as a function of an equation and its operands for `evaluate`.
 
-    Calls that hold a place are inlined. A place inside anything but calls, scans and `jax.checkpoint` is left
-    out.
+    Calls that hold a constrained equation are inlined. Constraints inside anything but calls, scans and
+    `jax.checkpoint` are left out.
     """
-    return lambda *arguments: _Replay(places).run(jaxpr, arguments)
 
-
-class _Replay:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._around = {chain[:i] for chain in places for i in range(1, len(chain))}
         self._brought: dict[tuple[int, tuple[P, ...]], tuple[Any, Any]] = {}
         """Operands with and without their constraints, so that products with the same factor share them."""
 
-    def run(self, jaxpr: Any, arguments: Sequence[Any], callers: tuple[int, ...] = ()) -> list[Any]:
-        return evaluate(
-            jaxpr, arguments, lambda eqn, operands: self._results(eqn, operands, (*callers, id(eqn)))
-        )
-
-    def _results(self, eqn: Any, operands: list[Any], chain: tuple[int, ...]) -> Sequence[Any]:
+    def __call__(self, eqn: Any, operands: list[Any], callers: tuple[int, ...] = ()) -> Sequence[Any]:
+        chain = (*callers, id(eqn))
         if constraints := self._places.get(chain):
-            operands[constraints.operand] = self._bring(operands[constraints.operand], constraints.inputs)
+            operand = constraints.operand
+            operands[operand] = self._bring(operands[operand], constraints.inputs)
             return [_constrained(x, constraints.outputs) for x in bind(eqn, operands)]
-        if chain not in self._around:
+        has_body = jaxprs.is_call(eqn) or jaxprs.is_scan(eqn) or jaxprs.is_checkpoint(eqn)
+        if chain not in self._around or not has_body:
             return bind(eqn, operands)
+        body = partial(evaluate, jaxprs.body_of(eqn), results=partial(self, callers=chain))
         if jaxprs.is_call(eqn) and not jaxprs.is_stack(eqn):
-            return self.run(jaxprs.body_of(eqn), operands, chain)
-        if jaxprs.is_stack(eqn) or jaxprs.is_scan(eqn) or jaxprs.is_checkpoint(eqn):
-            return bind_body(eqn, operands, lambda *inputs: self.run(jaxprs.body_of(eqn), inputs, chain))
-        return bind(eqn, operands)
+            return body(operands)
+        return bind_body(eqn, operands, lambda *inputs: body(inputs))
 
     def _bring(self, x: Any, specs: tuple[P, ...]) -> Any:
         if (id(x), specs) not in self._brought:
@@ -145,8 +149,7 @@ def splitting_sequences(
             jax.lax.with_sharding_constraint(x, specs[name]) if name in specs else x
             for name, x in tree.named_leaves(params).items()
         ]
-        leaves = replayed(traced.jaxpr, places)(*weights, *jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
+        return as_function(traced.jaxpr, traced.out_info, Replay(places))(weights, *arguments)
 
     return called
 

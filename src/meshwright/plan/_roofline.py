@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.parallel._internal import Exchange, axis_named
+from meshwright.parallel._internal import axis_named
 from meshwright.plan._chips import Chip, Tpu
 from meshwright.plan._estimate._traced import Work
 from meshwright.program._internal import Collective, peak_flops
@@ -150,14 +150,6 @@ def published_rates(chip: Chip) -> Rates:
     )
 
 
-def _is_hidden(kind: str, axis: str, splits_batch: bool) -> bool:
-    """Return whether computing goes on while devices along an axis send each other arrays."""
-    exchange = axis_named(axis).exchange
-    if exchange is Exchange.RING:
-        return kind != "all-to-all"
-    return splits_batch and exchange is Exchange.OF_BATCH
-
-
 def step_time(
     products: Iterable[Work],
     other_nbytes: float,
@@ -180,7 +172,7 @@ def step_time(
     behind = sum(
         each.times * _network_seconds(each, rates, inside, over)
         for each in collectives
-        if all(_is_hidden(each.kind, axis, axis in batch_axes) for axis in each.axes)
+        if all(axis_named(axis).hides(each.kind, splits_batch=axis in batch_axes) for axis in each.axes)
     )
     computing = compute + memory - hidden_memory
     hidden = rates.overlap * min(computing, behind)

@@ -20,7 +20,7 @@ from meshwright.base._internal import PyTree
 from meshwright.engine._internal import Experiment, Parts, loss_of, parts_of
 from meshwright.errors import AxisError, LayoutError, UsageError
 from meshwright.parallel._internal import grouped_mesh, in_mesh, plain_axes
-from meshwright.program._internal import bind, evaluate
+from meshwright.program._internal import as_function
 from meshwright.training._internal import Init, TrainState, as_init, key_of
 
 _NOT_IN_STATE = ("microbatches", "pipeline_rounds", "pipeline_schedule", "remat")
@@ -146,8 +146,7 @@ def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*arguments: Any, **named: Any) -> Any:
         with suppress(TypeError):
             traced = jitted.trace(*arguments, **named)
-            leaves = evaluate(traced.jaxpr, jax.tree.leaves((arguments, named)), bind)
-            return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
+            return as_function(traced.jaxpr, traced.out_info)(*arguments, **named)
         return function(*arguments, **named)  # for the same error, or for a result that is no arrays
 
     return called

@@ -36,6 +36,17 @@ def evaluate(jaxpr: Jaxpr, arguments: Sequence[Any], results: Results) -> list[A
     return list(map(value, inner.outvars))
 
 
+def as_function(jaxpr: Jaxpr, out: Any, results: Results | None = None) -> Callable[..., Any]:
+    """Return a jaxpr as a function of pytrees, given a pytree like its result."""
+    structure = jax.tree.structure(out)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        leaves = evaluate(jaxpr, jax.tree.leaves((arguments, named)), results or bind)
+        return jax.tree.unflatten(structure, leaves)
+
+    return called
+
+
 def bind(eqn: Equation, operands: Sequence[Any], changes: Mapping[str, Any] | None = None) -> Sequence[Any]:
     """Return the results of one equation on other operands."""
     params = eqn.primitive.get_bind_params({**eqn.params, **(changes or {})})

@@ -8,7 +8,14 @@ if TYPE_CHECKING:
     from meshwright.program import _jaxprs as jaxprs
     from meshwright.program._dimensions import Dims, Rule
     from meshwright.program._elements import parts_of
-    from meshwright.program._evaluate import bind, bind_body, evaluate, replacing, without_checkpoints
+    from meshwright.program._evaluate import (
+        as_function,
+        bind,
+        bind_body,
+        evaluate,
+        replacing,
+        without_checkpoints,
+    )
     from meshwright.program._flops import Flops, count_flops, flops, program_flops
     from meshwright.program._hlo._collectives import Collective, axes_written, collectives
     from meshwright.program._hlo._files import save_hlo

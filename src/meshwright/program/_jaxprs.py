@@ -3,7 +3,7 @@
     jit, custom_jvp_call, …   `called`: one jaxpr for all operands and all results
     scan, while, cond         `scan_of`, `while_of`, `branches_of`
     shard_map                 `mapped_of`: the program of one device
-    checkpoint                `checkpoint_of`
+    checkpoint                `settings_of`
 
 JAX's versions differ in the names of primitives and parameters, and in whether a jaxpr is closed. Only this
 package knows these (`docs/design.md` lists the exceptions); here is what concerns equations inside others,
@@ -280,16 +280,9 @@ def mapped_of(eqn: Equation) -> Mapped:
     return Mapped(params["jaxpr"], axes, ways, params["in_specs"], params["out_specs"])
 
 
-class Checkpoint(NamedTuple):
-    """A call of `jax.checkpoint`."""
-
-    body: Jaxpr
-    policy: Callable[..., Any] | None
-    prevent_cse: bool
-
-
-def checkpoint_of(eqn: Equation) -> Checkpoint:
-    return Checkpoint(body_of(eqn), eqn.params["policy"], eqn.params["prevent_cse"])
+def settings_of(eqn: Equation) -> dict[str, Any]:
+    """Return the arguments of a call of `jax.checkpoint`, but for its function."""
+    return {name: eqn.params[name] for name in ("policy", "prevent_cse")}
 
 
 def constraint_of(eqn: Equation) -> PartitionSpec:

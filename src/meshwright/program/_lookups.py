@@ -60,7 +60,7 @@ def _followed(missing: list, masks: list, eqn: Any, operands: list[Any]) -> Sequ
             missing += _missing(eqn, operands[0], np.asarray(operands[1]()))
     elif kind == "select_n" and callable(operands[0]) and any(is_mixed):
         masks.append(lambda: ~np.array(is_mixed[1:])[np.asarray(operands[0]()).astype(int)])
-    elif known.is_bilinear and any(is_mixed):
+    elif known.algebra in (Algebra.MULTIPLIED, Algebra.PRODUCT) and any(is_mixed):
         masks += [lambda x=x: np.asarray(x()) == 0 for x in operands if callable(x)]
     if jaxprs.is_scan(eqn):
         _follow_turns(eqn, operands, follow)

@@ -68,6 +68,7 @@ class Algebra(Enum):
     DIVIDED = "the quotient of two operands"
     CURVED = "a function f of one operand, with f(a + b) other than f(a) + f(b)"
     SUMMED = "sums of elements"
+    PRODUCT = "sums of products of elements"
     EXTREME = "one of several elements, or their product"
     ORDERED = "each element by all others along a dimension"
 
@@ -95,36 +96,25 @@ class Primitive(NamedTuple):
         """True if each result is an operand, perhaps cast."""
         return self.algebra in (Algebra.SAME, Algebra.CAST)
 
-    @property
-    def is_sum(self) -> bool:
-        """True if results are sums of elements, or of products of elements."""
-        return self.algebra is Algebra.SUMMED or bool(self.product)
-
-    @property
-    def is_bilinear(self) -> bool:
-        return self.algebra is Algebra.MULTIPLIED or bool(self.product)
-
 
 def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
     return dict.fromkeys(names.split(), Primitive(*known, **more))
 
 
 _W, _A = Memory.WHOLE, Algebra
-_M = _A.MOVED
+_M, _P = _A.MOVED, _A.PRODUCT
 TABLE: dict[str, Primitive] = {
     # Matrix products. Attention is cuDNN's, behind jax.nn.dot_product_attention.
-    "dot_general": Primitive(products.dot, _W, product="dot", work=products.every_pair),
-    "ragged_dot_general": Primitive(products.ragged_dot, _W, product="ragged_dot", work=products.every_pair),
-    "conv_general_dilated": Primitive(
-        products.convolution, _W, product="convolution", work=products.convolution_work
-    ),
+    "dot_general": Primitive(products.dot, _W, _P, "dot", products.every_pair),
+    "ragged_dot_general": Primitive(products.ragged_dot, _W, _P, "ragged_dot", products.every_pair),
+    "conv_general_dilated": Primitive(products.convolution, _W, _P, "convolution", products.convolution_work),
     **_each(
         "dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd_wrapper",
-        products.attention, _W, product="attention", work=products.attention_work,
+        products.attention, _W, _P, "attention", products.attention_work,
     ),
     **_each(
         "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper",
-        products.attention_gradient, _W, product="attention", work=products.attention_gradient_work,
+        products.attention_gradient, _W, _P, "attention", products.attention_gradient_work,
     ),
     # Other work that is not elementwise.
     **_each("pallas_call ffi_call scaled_matmul_wrapper", dims.elementwise, _W, uncounted=True),

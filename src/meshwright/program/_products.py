@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.program import _jaxprs as jaxprs
 from meshwright.program._dimensions import Dims, Letters, Rule, Shapes, blanks, letters_of, no_letters
 from meshwright.program._jaxprs import Equation
 
@@ -25,19 +24,6 @@ def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     left, right, out = _product([len(shape) for shape in inputs[:2]], contracted, batch)
     summed = frozenset(left[d] for d in contracted[0])
     return Rule([letters_of(left), letters_of(right)], [letters_of(out)], summed)
-
-
-class Ragged(NamedTuple):
-    """The groups of rows of a ragged product: the tokens of each expert."""
-
-    count: int
-    has_matrices: bool
-    """True if each group meets a matrix of its own; False for the gradient of these matrices."""
-
-
-def ragged(eqn: Equation) -> Ragged:
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
-    return Ragged(jaxprs.shape_of(eqn.invars[2])[-1], bool(numbers.rhs_group_dimensions))
 
 
 class Convolution(NamedTuple):

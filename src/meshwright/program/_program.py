@@ -12,22 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from meshwright.program import _jaxprs as jaxprs
 from meshwright.program._dimensions import Rule
-from meshwright.program._jaxprs import (
-    Equation,
-    Jaxpr,
-    body_of,
-    branches_of,
-    called,
-    is_literal,
-    num_turns,
-    opened,
-    scan_of,
-    shape_of,
-    while_of,
-)
+from meshwright.program._jaxprs import Equation, Jaxpr, called, is_literal, opened, shape_of
 from meshwright.program._primitives import Primitive, primitive_of, rule_of
-from meshwright.program._products import Ragged, Work, ragged
+from meshwright.program._products import GROUPS, Work
 
 _TICKS = re.compile(r"busy_(\d+)_of_(\d+)_ticks")
 """The scope of a pipeline's stages, as `mw.make_step` names it."""
@@ -140,13 +129,18 @@ class Operation:
         return None if count is None else count(self.eqn, self.rule)
 
     @property
-    def ragged(self) -> Ragged | None:
-        """The groups of a ragged product; None for all else."""
-        return ragged(self.eqn) if self.primitive.product == "ragged_dot" else None
+    def num_groups(self) -> int:
+        """The number of groups of rows of a ragged product, such as those of each expert; 0 for all else."""
+        return self.inputs[2].shape[-1] if self.primitive.product == "ragged_dot" else 0
+
+    @property
+    def has_matrices(self) -> bool:
+        """True for a ragged product of rows and matrices of groups, and False for the gradient of these."""
+        return GROUPS in self.rule.summed
 
     @property
     def turns(self) -> int:
-        return num_turns(self.eqn)
+        return jaxprs.num_turns(self.eqn)
 
     @property
     def is_while(self) -> bool:
@@ -290,14 +284,14 @@ def _operation(eqn: Equation, inputs: list[Value], outputs: list[Value], callers
 
 
 def _tie_scan(operation: Operation) -> None:
-    scan = scan_of(operation.eqn)
+    scan = jaxprs.scan_of(operation.eqn)
     body = _tie_body(operation, scan.body, operation.inputs, operation.outputs)
     again = body.inputs[scan.num_consts : scan.num_whole]
     operation.carried = tuple(map(Tie, body.outputs[: scan.num_carry], again))
 
 
 def _tie_while(operation: Operation) -> None:
-    loop, inputs = while_of(operation.eqn), operation.inputs
+    loop, inputs = jaxprs.while_of(operation.eqn), operation.inputs
     num_consts = loop.num_of_condition + loop.num_of_body
     _tie_body(operation, loop.condition, [*inputs[: loop.num_of_condition], *inputs[num_consts:]], [])
     body = _tie_body(operation, loop.body, inputs[loop.num_of_condition :], operation.outputs)
@@ -306,13 +300,13 @@ def _tie_while(operation: Operation) -> None:
 
 def _tie_branches(operation: Operation) -> None:
     is_seldom = _SELDOM in str(operation.eqn.source_info.name_stack)
-    for branch in branches_of(operation.eqn)[: 1 if is_seldom else None]:
+    for branch in jaxprs.branches_of(operation.eqn)[: 1 if is_seldom else None]:
         _tie_body(operation, branch, operation.inputs[1:], operation.outputs)
 
 
 def _add_mapped(operation: Operation) -> None:
     callers = _Callers((*operation.callers, operation.eqn), operation.scope)
-    operation.bodies = (_program(body_of(operation.eqn), callers),)
+    operation.bodies = (_program(jaxprs.body_of(operation.eqn), callers),)
 
 
 _TIES = {"scan": _tie_scan, "while": _tie_while, "cond": _tie_branches, "shard_map": _add_mapped}

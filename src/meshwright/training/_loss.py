@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.base._internal import PyTree, in_order, tree
 from meshwright.errors import UsageError
 from meshwright.observe._internal import Histogram, Mean, widened
-from meshwright.program._internal import bind, evaluate
+from meshwright.program._internal import as_function
 
 Metrics = Mapping[str, Mean | Histogram]
 """The metrics of one step by name, on the devices."""
@@ -154,11 +154,11 @@ def _accumulated(
     numbers = jnp.arange(microbatches)
     first = jax.tree.map(lambda x: x[0], (numbers, pieces))
     jaxpr, out = jax.make_jaxpr(microbatch, return_shape=True)(model_state, *first)
+    computed = as_function(jaxpr, out)
 
     def add(carry: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         sums, model_state = carry
-        leaves = evaluate(jaxpr, jax.tree.leaves((model_state, *numbered)), bind)
-        piece_sums, model_state = jax.tree.unflatten(jax.tree.structure(out), leaves)
+        piece_sums, model_state = computed(model_state, *numbered)
         return (
             jax.tree.map(operator.add, sums, piece_sums, is_leaf=lambda x: isinstance(x, Mean | Histogram)),
             model_state,

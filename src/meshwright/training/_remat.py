@@ -15,6 +15,7 @@ from meshwright.errors import UsageError, did_you_mean
 from meshwright.program._internal import (
     Operation,
     Program,
+    as_function,
     bind_body,
     evaluate,
     jaxprs,
@@ -120,9 +121,8 @@ def with_layer_policy(
                 "stacked weights (`jax.lax.scan`), or calls them through `jax.checkpoint`.\n  Give a policy "
                 "for the whole loss, such as remat='dots'."
             )
-        leaves = jax.tree.leaves((params, arguments, named))
-        leaves = evaluate(traced.jaxpr, leaves, _changed(layers, policy))
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)
+        changed = as_function(traced.jaxpr, traced.out_info, _changed(layers, policy))
+        return changed(params, *arguments, **named)
 
     return called
 
@@ -173,7 +173,7 @@ def _changed(layers: frozenset[int], policy: Callable[..., Any]) -> Callable[[An
 
 def _layer(eqn: Any, operands: list[Any], policy: Callable[..., Any]) -> Sequence[Any]:
     # No common subexpressions can be shared between the iterations of a scan, so only others prevent it.
-    prevent_cse = jaxprs.is_checkpoint(eqn) and jaxprs.checkpoint_of(eqn).prevent_cse
+    prevent_cse = jaxprs.is_checkpoint(eqn) and jaxprs.settings_of(eqn)["prevent_cse"]
     body = jaxprs.body_of(eqn)
     keeping = jax.checkpoint(
         lambda *inputs: evaluate(body, inputs, without_checkpoints), policy=policy, prevent_cse=prevent_cse

@@ -19,7 +19,6 @@ from meshwright.errors import LayoutError, UsageError
 from meshwright.observe._internal import Mean, Packed
 from meshwright.parallel._internal import (
     Layout,
-    as_function,
     check_axes,
     in_mesh,
     meeting,
@@ -28,7 +27,7 @@ from meshwright.parallel._internal import (
     splitting_sequences,
 )
 from meshwright.processes import _internal as processes
-from meshwright.program._internal import bind, evaluate
+from meshwright.program._internal import as_function
 from meshwright.training._arguments import (
     Shapes,
     changed,
@@ -389,7 +388,7 @@ def _noting_meeting(objective: Objective, step_of: Callable[[], Step]) -> Object
         start = len(jax.tree.leaves(arguments[:2]))
         of_batch = slice(start, start + len(jax.tree.leaves(arguments[2])))
         step_of().meeting = meeting(jaxpr, of_batch, slice(1))
-        return jax.tree.unflatten(jax.tree.structure(out), evaluate(jaxpr, jax.tree.leaves(arguments), bind))
+        return as_function(jaxpr, out)(*arguments)
 
     return total
 

@@ -20,7 +20,7 @@ def of_wide(params, batch, key):
 
 def ahead(run, **more):
     described = {"model": wide, "loss": of_wide, "optimizer": optax.adam(1e-3)}
-    return mw.engine.compile_ahead(experiment(run, **described | more))
+    return mw.plan.compile_ahead(experiment(run, **described | more))
 
 
 def test_the_state_counts_once_although_it_goes_in_and_comes_out(tmp_path):
@@ -41,7 +41,7 @@ def test_a_split_state_takes_a_share_of_each_device(tmp_path):
 )
 def test_it_counts_operations_of_all_microbatches_and_of_what_is_computed_again(tmp_path, more, times):
     described = {"mesh": "data=1", "model": wide, "loss": of_wide, "input": mw.Input(EXAMPLES, 64)} | more
-    found = mw.engine.compile_ahead(
+    found = mw.plan.compile_ahead(
         experiment(tmp_path, **described), jax.devices()[: 4 if "mesh" in more else 1]
     )
     forward_and_backward = 5 * 2 * 64 * 4 * 1024  # two products and three: the examples need no gradient
@@ -55,7 +55,7 @@ def test_a_batch_over_the_devices_of_one_is_a_share_of_it(tmp_path):
 
 def test_nothing_is_allocated_run_or_written(tmp_path):
     before = jax.live_arrays()  # held, so that none of another test ends meanwhile
-    mw.engine.compile_ahead(experiment(tmp_path / "run", model=lambda key: {"w": jnp.ones((4, 10**9))}))
+    mw.plan.compile_ahead(experiment(tmp_path / "run", model=lambda key: {"w": jnp.ones((4, 10**9))}))
     assert len(jax.live_arrays()) == len(before)
     assert not (tmp_path / "run").exists()
 
@@ -65,7 +65,7 @@ def test_it_is_the_step_that_the_run_compiles(tmp_path):
         tmp_path, mesh="data=2,tensor=4", model=wide, loss=of_wide, optimizer=optax.sgd(1e-6)
     )
     target = mw.run(described).state
-    state, _ = mw.engine.compile_ahead(described).compiled(target, {"x": EXAMPLES["x"][:16]})
+    state, _ = mw.plan.compile_ahead(described).compiled(target, {"x": EXAMPLES["x"][:16]})
     assert int(state.step) == 11
 
 
@@ -74,7 +74,7 @@ def test_the_mesh_rule_of_the_devices_given_decides(tmp_path):
         ("cpu:4", mw.parallel.override(mesh="fsdp=4")),
         ("cpu:8", mw.parallel.override(mesh="data=2,fsdp=4")),
     )
-    four = mw.engine.compile_ahead(experiment(tmp_path, mesh_rules=rules), jax.devices()[:4])
+    four = mw.plan.compile_ahead(experiment(tmp_path, mesh_rules=rules), jax.devices()[:4])
     assert four.mesh == {"fsdp": 4}
 
 

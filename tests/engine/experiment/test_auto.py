@@ -58,9 +58,7 @@ def memory(monkeypatch):
 
 @functools.cache
 def peak(remat, microbatches):
-    from meshwright.engine._experiment._compile_ahead import compile_ahead
-
-    return compile_ahead(experiment("unused", remat=remat, microbatches=microbatches)).peak_bytes
+    return mw.plan.compile_ahead(experiment("unused", remat=remat, microbatches=microbatches)).peak_bytes
 
 
 @pytest.mark.slow
@@ -114,7 +112,7 @@ def test_a_batch_whose_rows_meet_in_the_loss_is_not_cut(tmp_path, memory):
     rows, init = {"x": np.ones((1024, 4), np.float32)}, lambda key: {"w": jnp.ones((4, 512))}
     of = {"model": init, "loss": contrastive, "input": mw.Input(rows, batch_size=1024), "remat": None}
     made = experiment(tmp_path, **of)
-    memory(0.5 * mw.engine.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes)
+    memory(0.5 * mw.plan.compile_ahead(dataclasses.replace(made, microbatches=1)).peak_bytes)
     with pytest.raises(UsageError, match=r"rows of the batch meet in the loss, in dot_general(.|\n)* Give"):
         mw.run(made)
 

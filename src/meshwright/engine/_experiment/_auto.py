@@ -1,12 +1,10 @@
 """`remat="auto"` and `microbatches="auto"`: settings that a run chooses once it knows its devices.
 
-The planner chooses. It is in the package `plan`, above this one, because it plans experiments: a run asks for
-it by name.
+A `Planner` chooses. The package `plan`, which plans experiments and so is above this one, passes it in.
 """
 
 import ast
-import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,12 +14,22 @@ from meshwright.base._internal import PyTree, description, join, read_text
 from meshwright.engine._directory import compiled_programs
 from meshwright.engine._experiment._experiment import AUTO, Experiment
 from meshwright.engine._experiment._parts import Parts, parts_of
-from meshwright.errors import InputError
+from meshwright.errors import InputError, UsageError
 from meshwright.processes import _internal as processes
 
-_CHOOSE = "meshwright.plan._internal:choose"
 _BEFORE: dict[str, Any] = {"remat": None, "microbatches": 1}
 """Values that a choice starts from."""
+
+
+class Planner(NamedTuple):
+    """Functions that plan an experiment."""
+
+    choose: Callable[..., tuple[Experiment, Parts, str]]
+    """A function of an experiment, the names of its fields to choose, a function that makes the parts of an
+    experiment, rows of a batch, and the choice of an attempt before. It returns the experiment with its
+    choice, the parts, and the reason."""
+    remedies: Callable[[Experiment], str]
+    """A function that says in words what would need less memory."""
 
 
 class Settled(NamedTuple):
@@ -50,7 +58,13 @@ def as_chosen(experiment: Experiment) -> Experiment:
 
 
 def settled(
-    experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Sequence[PyTree] = (), *, kept: bool = True
+    experiment: Experiment,
+    mesh: Mesh,
+    rows: PyTree,
+    planner: Planner | None,
+    other_rows: Sequence[PyTree] = (),
+    *,
+    kept: bool = True,
 ) -> Settled:
     """Return the experiment with what a run chooses, and its parts. If there was a choice, they are compiled.
 
@@ -59,10 +73,14 @@ def settled(
     names = automatic(experiment)
     if not names:
         return Settled(experiment, parts_of(experiment, mesh, rows, other_rows))
+    if planner is None:
+        raise UsageError(
+            f"{' and '.join(names)}='auto' needs a planner, and this run has none.\n"
+            "  Start the experiment by `mw.run`, or give values."
+        )
     known = processes.agree(_known(experiment, names) if kept and processes.is_lead() else {})
     with compiled_programs(experiment.compile.cache):
-        choose = pkgutil.resolve_name(_CHOOSE)
-        found, parts, why = choose(
+        found, parts, why = planner.choose(
             before_choice(experiment), names, lambda made: parts_of(made, mesh, rows, other_rows), rows, known
         )
     values = ", ".join(f"{name}={getattr(found, name)!r}" for name in names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 
 from meshwright.base._internal import PyTree, documented, human_bytes, mesh_words, tree
-from meshwright.engine._experiment._auto import settled
+from meshwright.engine._experiment._auto import Planner, settled
 from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._experiment._parts import Parts, data_of, mesh_of, on_hardware
 from meshwright.errors import MeshwrightError
@@ -50,32 +50,13 @@ class AheadOfTime:
         return f"step compiled in {self.seconds:.1f} s for mesh {axes}. Per device: {sizes}"
 
 
-def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> AheadOfTime:
-    """Compile the step of a run, without an array of the state in memory.
-
-    Args:
-      experiment: The experiment.
-      devices: The devices to compile for; by default all devices of the run. They are not used, and may be
-        descriptions from `jax.experimental.topologies`.
-
-    Raises:
-      MeshwrightError: Of the kinds that `run` raises before it starts.
-
-    Example:
-      >>> experiment = mw.Experiment(
-      ...     workdir="runs/line",
-      ...     model=lambda key: {"w": jnp.zeros(())},
-      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
-      ...     optimizer=optax.sgd(0.1),
-      ...     input=mw.Input({"y": np.ones(16, np.float32)}, batch_size=8),
-      ...     max_steps=2,
-      ... )
-      >>> mw.engine.compile_ahead(experiment).state_bytes
-      12
-    """
+def compile_ahead(
+    experiment: Experiment, planner: Planner, devices: Sequence[jax.Device] | None = None
+) -> AheadOfTime:
+    """Compile the step of a run; `mw.plan.compile_ahead` is this function with the planner of `plan`."""
     experiment = on_hardware(experiment, devices)
     mesh, rows = mesh_of(experiment, devices), some_rows(experiment)
-    return compile_parts(settled(experiment, mesh, rows, kept=False).parts)
+    return compile_parts(settled(experiment, mesh, rows, planner, kept=False).parts)
 
 
 def compile_parts(parts: Parts) -> AheadOfTime:

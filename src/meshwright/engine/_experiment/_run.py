@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pkgutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from meshwright.data._internal import Batches
 from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._describe import describe
 from meshwright.engine._evaluation._parts import EvaluationContext, evaluation_facts, evaluation_parts
-from meshwright.engine._experiment._auto import automatic, settled
+from meshwright.engine._experiment._auto import Planner, automatic, settled
 from meshwright.engine._experiment._builders import noted_sources
 from meshwright.engine._experiment._experiment import Experiment
 from meshwright.engine._experiment._parts import Parts, batch_sharding, data_of, mesh_of, on_hardware
@@ -36,6 +35,7 @@ from meshwright.training._internal import (
 @processes.collective()
 def run(
     experiment: Experiment,
+    planner: Planner | None = None,
     *,
     origin: Mapping[str, Any] | None = None,
     strict: bool = False,
@@ -43,57 +43,18 @@ def run(
     from_step: int | None = None,
     started: float | None = None,
 ) -> Outcome:
-    """Train an experiment. If its run directory has checkpoints, continue from the newest one.
-
-    Call it on every process, after `mw.parallel.start_processes`.
-
-    Args:
-      experiment: The description of the run.
-      origin: JSON values that say how to start this run again. They are saved as `experiment.json`.
-      strict: If true, a run is not continued with settings that differ from those before. Otherwise the
-        differences are printed.
-      from_step: The step of the checkpoint to go back to. Later checkpoints are set aside, and later reports
-        are removed. If the run is cut off, the same call continues from the newest checkpoint.
-      started: The time from which `max_seconds` counts, on the clock `time.monotonic`. By default it is the
-        time of the call.
-      verbose: If true, details such as the sharding of each array are shown before the run starts. The log
-        always has them.
-
-    Raises:
-      UsageError: The parts do not fit together, the processes differ, or `from_step` has no checkpoint. It is
-        raised before anything compiles.
-      InputError: The examples or a checkpoint cannot be used.
-      MeshwrightError: The run is complete, but its directory could not be copied to its address.
-      DivergedError: A reported loss, or a state that is to be saved, is not finite.
-      Interrupted: The program was told to stop. The state is saved.
-      PeersError: Another process has ended.
-
-    Example:
-      >>> experiment = mw.Experiment(
-      ...     workdir="runs/line",
-      ...     model=lambda key: {"w": jnp.zeros(())},
-      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
-      ...     optimizer=optax.sgd(0.1),
-      ...     input=mw.Input({"y": np.ones(16, np.float32)}, batch_size=8),
-      ...     max_steps=2,
-      ... )
-      >>> outcome = mw.run(experiment)
-      >>> outcome.step
-      2
-    """
+    """Train an experiment; `mw.run` is this function with the planner of `plan`."""
     with processes.broadcasting_errors():
         experiment = on_devices(experiment)
         made = [experiment]  # and the experiment without "auto", when the devices and examples are known
         settings = settings_for(experiment, origin)
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
-        of_made = {"described": lambda: describe(made[-1]), "remedies": lambda: _remedies(made[-1])}
+        of_made = {
+            "described": lambda: describe(made[-1]),
+            "remedies": lambda: planner.remedies(made[-1]) if planner else "",
+        }
         settings = dataclasses.replace(settings, **of_made, **how)
-        return run_engine(settings, partial(training_of, made))
-
-
-def _remedies(experiment: Experiment) -> str:
-    """Return what the planner says of a step that does not fit. It is in a package above this one."""
-    return pkgutil.resolve_name("meshwright.plan._internal:remedies")(experiment)
+        return run_engine(settings, partial(training_of, made, planner=planner))
 
 
 def on_devices(experiment: Experiment) -> Experiment:
@@ -127,7 +88,12 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
     )
 
 
-def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: RunningWatchdog) -> Training:
+def training_of(
+    made: list[Experiment],
+    stack: contextlib.ExitStack,
+    watch: RunningWatchdog,
+    planner: Planner | None = None,
+) -> Training:
     """Return the parts of an experiment's run. The stack closes the data."""
     experiment = made[-1]
     mesh = mesh_of(experiment)
@@ -135,7 +101,7 @@ def training_of(made: list[Experiment], stack: contextlib.ExitStack, watch: Runn
     with watch.phase("first_batch"):
         rows = data.peek()
     with watch.phase("compile") if automatic(experiment) else contextlib.nullcontext():
-        experiment, parts, chosen = settled(experiment, mesh, rows, data.shapes())
+        experiment, parts, chosen = settled(experiment, mesh, rows, planner, data.shapes())
     made.append(experiment)
     wider = wider_than(experiment.compute_dtype, parts.batch)
     context = EvaluationContext(parts.layout, experiment.seed, experiment.compute_dtype)

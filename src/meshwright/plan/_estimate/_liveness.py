@@ -165,15 +165,14 @@ class Liveness:
         """
         kept: dict[Value, list[int]] = defaultdict(list)
         copied: dict[Value, list[int]] = defaultdict(list)
-        ragged = {i: found for i, of in enumerate(program.operations) if (found := of.ragged)}
+        ragged = {i: of for i, of in enumerate(program.operations) if of.num_groups}
         for i, product in ragged.items():
-            operands = program.operations[i].inputs[: 1 if product.has_matrices else 2]
-            for value in map(buffers.root, operands):
+            for value in map(buffers.root, product.inputs[: 1 if product.has_matrices else 2]):
                 (copied if product.has_matrices else kept)[value].append(i)
         for value in kept.keys() & copied.keys():
             kept[value] = [copied[value][0], *kept[value]]
         for value, found in (*kept.items(), *copied.items()):
-            nbytes = ragged[found[0]].count * self._specs.nbytes(value)
+            nbytes = ragged[found[0]].num_groups * self._specs.nbytes(value)
             uses = [[i] for i in found] if self._masked is Masked.AT_EACH_USE else [found]
             for use in uses:
                 timeline.add(WORKSPACE, nbytes, min(use), max(use))

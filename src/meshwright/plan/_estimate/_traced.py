@@ -55,16 +55,16 @@ def products_of(
             work = _work(operation, sum(flops), specs, traffic, times)
             if ragged_kernel:
                 work = replace(work, flops=work.flops * operation.used_share)
-            elif ragged := operation.ragged:
-                work = _masked(work, ragged.count, operation, specs)
+            elif operation.num_groups:
+                work = _masked(work, operation, specs)
             found.append(work)
     return found
 
 
-def _masked(work: Work, num_experts: int, operation: Operation, specs: Propagation) -> Work:
+def _masked(work: Work, operation: Operation, specs: Propagation) -> Work:
     """Return the work of a ragged product without a kernel: all rows with each expert."""
-    written = 2 * num_experts * specs.nbytes(operation.inputs[0])
-    return replace(work, flops=work.flops * num_experts, nbytes=work.nbytes + written)
+    written = 2 * operation.num_groups * specs.nbytes(operation.inputs[0])
+    return replace(work, flops=work.flops * operation.num_groups, nbytes=work.nbytes + written)
 
 
 def _work(operation: Operation, flops: int, specs: Propagation, traffic: Traffic, times: int) -> Work:
@@ -176,7 +176,7 @@ def _copied_to_host(program: Program, specs: Propagation) -> int:
 
 def _num_masked(program: Program) -> int:
     """Return the most experts of a ragged product; 0 if there is none."""
-    return max((found.count for operation in walk(program) if (found := operation.ragged)), default=0)
+    return max((operation.num_groups for operation in walk(program)), default=0)
 
 
 def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:

@@ -149,10 +149,8 @@ def _stacks_by(ring: Ring) -> Callable[[Any, list[Any]], Sequence[Any]]:
     def results(eqn: Any, operands: list[Any]) -> Sequence[Any]:
         if jaxprs.is_stack(eqn):
             return evaluate(jaxprs.body_of(eqn), operands, in_stack)
-        body, policy, prevent_cse = jaxprs.checkpoint_of(eqn)
-        again = jax.checkpoint(
-            lambda *inputs: evaluate(body, inputs, pipelined), policy=policy, prevent_cse=prevent_cse
-        )
+        body = jaxprs.body_of(eqn)
+        again = jax.checkpoint(lambda *inputs: evaluate(body, inputs, pipelined), **jaxprs.settings_of(eqn))
         return again(*operands)
 
     pipelined = replacing(holds_stack, results)

@@ -265,7 +265,7 @@ class _Scan:
         """The policy of the block's own `jax.checkpoint`; all values are kept if it has none."""
         first = next(filter(jaxprs.is_checkpoint, jaxprs.equations(self.body)), None)
         everything = jax.checkpoint_policies.everything_saveable
-        return everything if first is None else jaxprs.checkpoint_of(first).policy
+        return everything if first is None else jaxprs.settings_of(first)["policy"]
 
     def in_place(self, aux: Any) -> Any:
         """Return [stages, rounds, places, layers, ...] as [places, L, ...], in the order of the ring."""
