@@ -26,7 +26,7 @@ import numpy as np
 from meshwright.base._internal import PyTree, tree
 from meshwright.checkpoints._internal import complete_steps
 from meshwright.debug._steps import copied, opened
-from meshwright.debug._words import source_line
+from meshwright.debug._words import lines_of
 from meshwright.engine._internal import (
     Compile,
     Experiment,
@@ -214,7 +214,7 @@ def _lines(jaxpr: Any) -> Iterator[tuple[str, str]]:
     constants = jaxprs.constants(jaxpr)
     for eqn in jaxprs.opened(jaxpr).eqns:
         operands = [_operand(atom, constants) for atom in eqn.invars]
-        yield source_line(eqn), " ".join([eqn.primitive.name, *operands])
+        yield lines_of(eqn)[0], " ".join([eqn.primitive.name, *operands])
         for inner in jaxprs.inside(eqn):
             yield from _lines(inner)
 

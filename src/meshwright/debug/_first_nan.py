@@ -27,7 +27,7 @@ from meshwright.debug._words import (
     direction_of,
     input_text,
     layer_of,
-    line_of,
+    lines_of,
     turns_of,
     values_of,
 )
@@ -233,7 +233,7 @@ def _source(played: Played, bad_step: BadStep) -> Source | None:
 def _link(source: Source, *, loss_is_bad: bool) -> Link:
     if isinstance(source, Input):
         return Link(input_text(source), "", "", "", "input", "", (), [source.name] if source.name else [])
-    line, library = line_of(source)
+    line, library = lines_of(source.eqn)
     return Link(
         what=act_of(source),
         operation=source.eqn.primitive.name,

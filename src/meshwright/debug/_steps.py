@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,11 +142,7 @@ def copied(state: TrainState) -> TrainState:
 
 def badness(played: Played, state: TrainState) -> Callable[[PyTree], bool]:
     """Return a function that is true of a batch with which a step from `state` is not finite."""
-    return partial(_is_bad, played, state)
-
-
-def _is_bad(played: Played, state: TrainState, batch: PyTree) -> bool:
-    return bool(stepped(played, copied(state), batch)[1])
+    return lambda batch: bool(stepped(played, copied(state), batch)[1])
 
 
 class Guilty(NamedTuple):

@@ -69,17 +69,11 @@ def input_text(source: Input) -> str:
     return f"{source.name or f'input {source.number}'} has {_number(source.value)} at {list(source.index)}"
 
 
-def line_of(source: Origin) -> tuple[str, str]:
-    """Return the line of source of an operation and, if that is in a library, the line that called it."""
-    return _lines_of(source.eqn)
+def lines_of(eqn: Any) -> tuple[str, str]:
+    """Return the user's line of source of an equation, and the line of a library that it called, if any.
 
-
-def source_line(eqn: Any) -> str:
-    """Return the line of source of an equation, of the user's if there is one."""
-    return _lines_of(eqn)[0]
-
-
-def _lines_of(eqn: Any) -> tuple[str, str]:
+    Without a line of the user, the first is that of the library.
+    """
     traceback = eqn.source_info.traceback
     frames = [] if traceback is None else traceback.frames
     traced = []
