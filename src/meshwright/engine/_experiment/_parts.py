@@ -72,15 +72,15 @@ def batch_sharding(experiment: Experiment, mesh: Mesh) -> NamedSharding:
 
 def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
     """Return the batches to train on."""
-    given = experiment.input
+    options = experiment.input
     with errors_naming("input"):
         return batches(
-            given.examples,
-            given.batch_size,
+            options.examples,
+            options.batch_size,
             sharding,
-            seed=experiment.seed if given.shuffle else None,
-            epochs=given.epochs,
-            num_threads=given.num_threads,
+            seed=experiment.seed if options.shuffle else None,
+            epochs=options.epochs,
+            num_threads=options.num_threads,
             map_seed=(experiment.seed, 0),
         )
 
@@ -116,7 +116,7 @@ def parts_of(
         compiler_options=compiler.options,
     )
     step.compiles_late = experiment.compile.late == "tell"
-    others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
+    others = [global_batch(other, experiment.input.batch_size) for other in other_rows]
     return Parts(layout, target, batch, step, compiler, others)
 
 
@@ -159,6 +159,7 @@ def _rules(experiment: Experiment, mesh: Mesh, init: Init, loss: Loss, batch: Py
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
     key = key_of(0)
     with in_mesh(mesh):  # sharding constraints of the model may need the mesh
-        made = jax.eval_shape(init, key)
-        first = made if isinstance(made, Variables) else Variables(made, None)
-        return inferred_rules(first, loss, batch, axes=axes)
+        variables = jax.eval_shape(init, key)
+        if not isinstance(variables, Variables):
+            variables = Variables(variables, None)
+        return inferred_rules(variables, loss, batch, axes=axes)
