@@ -74,6 +74,7 @@ def compile_parts(parts: Parts) -> AheadOfTime:
         state_bytes=sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(parts.target)),
         batch_bytes=tree.nbytes(parts.batch) // parts.layout.batch_ways,
         temporary_bytes=memory.temp_size_in_bytes,
+        # XLA counts a buffer that it writes over as an argument and as an output, so it is subtracted once.
         peak_bytes=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes

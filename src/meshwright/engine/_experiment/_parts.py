@@ -108,7 +108,8 @@ def parts_of(
         loss,
         experiment.optimizer,
         layout,
-        microbatches=int(experiment.microbatches),  # no longer "auto": see `settled`
+        # No longer "auto": see `settled`.
+        microbatches=int(experiment.microbatches),
         pipeline_rounds=experiment.pipeline_rounds,
         pipeline_schedule=experiment.pipeline_schedule,
         compute_dtype=experiment.compute_dtype,
@@ -154,11 +155,13 @@ def _of_parameters(loss: Callable[..., Any]) -> Callable[..., Any]:
 def _rules(experiment: Experiment, mesh: Mesh, init: Init, loss: Loss, batch: PyTree) -> tuple[Any, ...]:
     if experiment.rules is not None:
         return tuple(experiment.rules)
+    # If no axis splits parameters, the loss need not be traced.
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
-        return ()  # no axis splits parameters, so the loss need not be traced
+        return ()
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
     key = key_of(0)
-    with in_mesh(mesh):  # sharding constraints of the model may need the mesh
+    # Sharding constraints of the model may need the mesh.
+    with in_mesh(mesh):
         variables = jax.eval_shape(init, key)
         if not isinstance(variables, Variables):
             variables = Variables(variables, None)

@@ -122,9 +122,8 @@ def state_of_checkpoint(
     experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> TrainState:
     """Return the state of a checkpoint, on the experiment's mesh. Collective."""
-    return _of_checkpoint(
-        dataclasses.replace(experiment, evaluations={}, samples=None), run, checkpoint
-    ).state
+    unscored = dataclasses.replace(experiment, evaluations={}, samples=None)
+    return _of_checkpoint(unscored, run, checkpoint).state
 
 
 def _of_checkpoint(experiment: Experiment, run: str | Path | None, checkpoint: int | str | None) -> Outcome:
@@ -143,9 +142,8 @@ def _chosen(
     if run is None and checkpoint is None:
         return experiment, None
     directory = experiment.workdir if run is None else str(run)
-    save = dataclasses.replace(
-        experiment.save, directory=processes.on_lead(lambda: checkpoints_of(directory))
-    )
+    saved_in = processes.on_lead(lambda: checkpoints_of(directory))
+    save = dataclasses.replace(experiment.save, directory=saved_in)
     choose = partial(chosen_step, directory, "newest" if checkpoint is None else checkpoint)
     return dataclasses.replace(experiment, workdir=directory, save=save), choose
 
