@@ -2,8 +2,8 @@
 
 _run, _hooks, _training    the engine: directory, checks, evaluations, the loop, stopping, the record
 _experiment/               the whole description of a run, made into parts for the engine
-_trainer/, _deployer/, _predictor/   RedCoast's three classes on the same engine
-_evaluation/, _predict/    scores of a state over examples, and predictions in order
+_trainer/, _deployer/      RedCoast's classes on the same engine
+_evaluation/, _predict/    scores of a state over examples, and predictions in order, with `Predictor`
 _adapters/                 models of Flax and Equinox as plain functions, one file for each library
 _exports/                  programs in one file with their weights
 """

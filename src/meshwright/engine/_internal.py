@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshwright.engine._open_run import checkpoints_for, newest_step
     from meshwright.engine._outcome import Outcome
     from meshwright.engine._policies import InformedWhen, is_informed
-    from meshwright.engine._predict._fingerprint import fingerprint
+    from meshwright.engine._predict._outputs import fingerprint
     from meshwright.engine._predict._run import BatchedPredict
     from meshwright.engine._rollback import without_left_out
     from meshwright.engine._run import run_engine

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from meshwright.base._internal import FORMAT, print_line
-from meshwright.engine._deployer._plain import plain, reported
+from meshwright.errors import UsageError
 from meshwright.observe._internal import (
     Bar,
+    Histogram,
+    Image,
     TensorBoard,
     Tracker,
     Writer,
@@ -159,3 +162,34 @@ def _writers(
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, indent=4, default=str)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with numbers of NumPy and JAX as Python's, arrays as lists, and keys as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return np.asarray(value).tolist() if hasattr(value, "dtype") else value
+
+
+def reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics with numbers, and arrays of one number, as floats. Other kinds are not changed.
+
+    Raises:
+      UsageError: A value is not of a kind that a report can hold.
+    """
+    return {
+        name: value if isinstance(value, Histogram | Image | str) else _scalar(name, value)
+        for name, value in metrics.items()
+    }
+
+
+def _scalar(name: str, value: Any) -> float:
+    try:
+        return float(np.asarray(value).item())
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"the metric {name!r} must be a number; it is {type(value).__name__} of shape "
+            f"{np.shape(value)}.\n  Give its mean, say, or write it with log_info or save_outputs."
+        ) from None

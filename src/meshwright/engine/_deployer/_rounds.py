@@ -27,7 +27,7 @@ from meshwright.checkpoints._internal import (
     restore_lazily,
     subtree,
 )
-from meshwright.engine._deployer._randomness import Randomness
+from meshwright.engine._deployer._checkpoints import Randomness
 from meshwright.engine._deployer._workdir import Workdir
 from meshwright.engine._kept_open import KeptOpen
 from meshwright.errors import CheckpointError, UsageError

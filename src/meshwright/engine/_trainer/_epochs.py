@@ -1,15 +1,20 @@
-"""The batches of one call of `fit`. Examples at the end of an epoch that do not fill a batch are left out.
+"""The batches of one call of `fit`, and the position in them, which a checkpoint contains.
 
-The position in them, which a checkpoint contains, names the call that saved it:
+Examples at the end of an epoch that do not fill a batch are left out. The position names the call that saved
+it, and has the record of the finished calls. For the newest of these it has everything that `fit` logs and
+returns; for all calls before them only their number and a digest of their examples:
 
-    {"call": 2, "first_step": 400, "finished": [{…}], "epoch": 1, "drawn_from": 400, "in_epoch": {…}}
+    {"call": 2, "first_step": 400, "finished": [{…}], "older": {"count": 900, "digest": "5d41402abc4b"},
+     "epoch": 1, "drawn_from": 400, "in_epoch": {…}}
 
 Calls are numbered from 1 in each process. A restarted process finds in the saved position which of its calls
 are finished and which one it must continue.
 """
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -25,8 +30,66 @@ from meshwright.data._internal import (
     of_epoch,
     readable_again,
 )
-from meshwright.engine._trainer._calls import Finished, Position
 from meshwright.errors import ExamplesError, InputError
+
+Position = Mapping[str, Any]
+
+NUM_KEPT = 100
+"""The largest number of finished calls that a position describes in full, to keep checkpoints small."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The record of the finished calls of `fit`."""
+
+    newest: tuple[Mapping[str, Any], ...] = ()
+    """The newest calls, in order. Each has its fingerprint, its length as asked for, its step and scores."""
+    num_older: int = 0
+    """The number of calls before these."""
+    digest: str = ""
+    """The digest of the fingerprints of the older calls."""
+
+    @classmethod
+    def saved_in(cls, state: Position) -> Self:
+        """Return the record that a position contains."""
+        older = state.get("older", {})
+        return cls(tuple(state.get("finished", ())), older.get("count", 0), older.get("digest", ""))
+
+    def to_save(self) -> dict[str, Any]:
+        """Return the record as a part of a position."""
+        older = {"older": {"count": self.num_older, "digest": self.digest}} if self.num_older else {}
+        return {"finished": list(self.newest), **older}
+
+    def answer(self, number: int, record: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
+        """Return the message for a finished call that is made again, and the scores of the call."""
+        message = f"call {number} of fit was finished before"
+        if number <= self.num_older:
+            if number == self.num_older and digest != self.digest:
+                message += "; it or an earlier call had other examples, and is not trained again"
+            return f"{message}; its scores are no longer recorded", {}
+        before = self.newest[number - self.num_older - 1]
+        message += f", at step {before['step']}"
+        if before["fingerprint"] != record["fingerprint"]:
+            message += ", on other examples or with another batch size: it is not trained again"
+        elif before["asked"] != record["asked"]:
+            message += (
+                f", with {before['asked']}; {record['asked']} is ignored: only the last call trains further"
+            )
+        return message, dict(before["scores"])
+
+    def then(self, number: int, record: Mapping[str, Any]) -> "Finished":
+        """Return the record after the call with this number, too, is finished."""
+        newest = (*self.newest[: number - self.num_older - 1], record)
+        num_left_out, digest = max(len(newest) - NUM_KEPT, 0), self.digest
+        for older in newest[:num_left_out]:
+            digest = digest_of(digest, older["fingerprint"])
+        return Finished(newest[num_left_out:], self.num_older + num_left_out, digest)
+
+
+def digest_of(digest: str, fingerprint: str) -> str:
+    """Return the digest of all calls so far, from the digest before the last call and its fingerprint."""
+    return hashlib.sha256(f"{digest} {fingerprint}".encode()).hexdigest()[:12]
+
 
 _NONE_FINISHED = Finished()
 EPOCH = "epoch"

@@ -16,8 +16,7 @@ from meshwright.engine._outcome import Outcome
 from meshwright.engine._run import run_engine
 from meshwright.engine._settings import Settings
 from meshwright.engine._trainer._arguments import Fit
-from meshwright.engine._trainer._calls import Finished, Position, digest_of
-from meshwright.engine._trainer._epochs import EPOCH, Epochs
+from meshwright.engine._trainer._epochs import EPOCH, Epochs, Finished, Position, digest_of
 from meshwright.engine._trainer._recipe import Recipe
 from meshwright.engine._trainer._start import check_schedule
 from meshwright.engine._training import Training, global_batch

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, Literal
+from weakref import ref
 
 import jax
 import optax
 
-from meshwright.base._internal import PyTree, explained
+from meshwright.base._internal import PyTree, explained, is_file_name
 from meshwright.checkpoints._internal import open_best, restore
 from meshwright.data._internal import Collate
 from meshwright.engine._adapters._functional import functional
@@ -23,7 +25,6 @@ from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdo
 from meshwright.engine._stopping import Stop
 from meshwright.engine._trainer._arguments import USUAL_SAVE, Fit
 from meshwright.engine._trainer._fit import Call, Progress
-from meshwright.engine._trainer._place import Place
 from meshwright.engine._trainer._recipe import Recipe, both_losses
 from meshwright.engine._trainer._start import Start, check_same, check_step, lost
 from meshwright.errors import UsageError
@@ -44,6 +45,45 @@ from meshwright.training._internal import (
 _LOGGING, _STOP, _NO_PROFILE, _WATCHDOG, _COMPILE = Logging(), Stop(), Profile(), Watchdog(), Compile()
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """The arguments that are not settings. Settings are compared between processes and written to a file."""
+
+
+_TAKEN = ("checkpoints", "rounds")
+
+
+class Place:
+    """The run directory of a trainer."""
+
+    def __init__(self, deployer: Deployer, name: str | None):
+        if name is not None and (not is_file_name(name) or name in _TAKEN):
+            raise UsageError(
+                f"Trainer(name={name!r}): it cannot be a folder's name. Give a name of printable characters "
+                'without "/", such as "actor".'
+            )
+        self._deployer, self._name = deployer, name
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory, or None if there is no workdir."""
+        workdir = self._deployer.workdir
+        return None if workdir is None else workdir / (self._name or "")
+
+    def open(self, is_needed: bool) -> str | None:
+        """Return the run directory, and reserve it for this trainer. Return None if there is no workdir."""
+        if self.directory is None and not is_needed:
+            return None
+        directory = self.shared("saving checkpoints")
+        other = self._deployer.trained_in.get(directory)
+        if other is not None and other() not in (None, self):
+            raise UsageError(
+                f"another Trainer of this Deployer trains in {directory} already.\n"
+                "  Give each trainer a different name: Trainer(..., name='actor')."
+            )
+        self._deployer.trained_in[directory] = ref(self)
+        return str(directory)
+
+    def shared(self, what: str) -> Path:
+        """Return the run directory, which all processes must share for what they do."""
+        return self._deployer.shared_workdir(what) / (self._name or "")
 
 
 @explained

@@ -17,8 +17,7 @@ from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._deployer._deployer import Deployer
 from meshwright.engine._evaluation._interruption import BeforeBatch, calling_before_each
 from meshwright.engine._functions import prediction_of
-from meshwright.engine._predict._fingerprint import fingerprint
-from meshwright.engine._predict._outputs import Outputs
+from meshwright.engine._predict._outputs import Outputs, fingerprint
 from meshwright.engine._predict._run import BatchedPredict, rows_of
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import Rules, as_arrays, as_rules, copy_to, fsdp, in_mesh, infer_rules
