@@ -30,8 +30,8 @@ from meshwright.errors import CheckpointError, UsageError
 from meshwright.training._internal import Builder, InitialArrays, TrainState
 
 Adapt = Callable[[np.ndarray, jax.ShapeDtypeStruct], Any]
-"""A function of a saved array, which has the wanted dtype, and of the wanted struct. It returns the array to
-use, or a function of the initialised array that returns it."""
+"""A function of a saved array, which has the target's dtype, and of the target, a struct. It returns the
+array to use, or a function of the initialised array that returns it."""
 
 _sources: ContextVar[list[str] | None] = ContextVar("sources", default=None)
 
@@ -42,10 +42,10 @@ def noted_sources() -> Iterator[list[str]]:
 
     A builder returns only arrays, and a user's own builder may call others.
     """
-    found: list[str] = []
-    token = _sources.set(found)
+    sources: list[str] = []
+    token = _sources.set(sources)
     try:
-        yield found
+        yield sources
     finally:
         _sources.reset(token)
 
@@ -74,15 +74,15 @@ def from_checkpoint(
         assigned to several.
       casts: Pairs of a pattern and a dtype, as `mw.checkpoints.cast` takes them.
       adapt: For arrays of other shapes, pairs of a pattern for names and a function of the saved array and
-        the wanted struct, such as `[("position", mw.engine.truncate())]`. The first pattern that matches
+        the target's struct, such as `[("position", mw.engine.truncate())]`. The first pattern that matches
         decides. Such arrays are read whole, on the host.
       open_with: A function that opens the path and returns a source, such as `mw.engine.open_averages`.
 
     Raises:
       UsageError: A pattern is not a regular expression, or the path is already that of one step. When the
         builder is called: a pattern matches no name.
-      CheckpointError: When the builder is called: there is no checkpoint, or it lacks wanted arrays. All
-        differences are listed.
+      CheckpointError: When the builder is called: there is no checkpoint, or it lacks arrays of the
+        target. All differences are listed.
 
     Example:
       >>> layout = mw.Layout(mw.make_mesh("data=-1"))
@@ -90,8 +90,8 @@ def from_checkpoint(
       >>> state = mw.training.init_state(lambda key: {"w": jnp.ones(2)}, optimizer, 0, layout)
       >>> with mw.Checkpoints("pretrained") as checkpoints:
       ...     checkpoints.save(1, state)
-      >>> given = mw.engine.from_checkpoint("pretrained")(state)
-      >>> print(given["params/w"])
+      >>> arrays = mw.engine.from_checkpoint("pretrained")(state)
+      >>> print(arrays["params/w"])
       [1. 1.]
     """
     chosen, adapting = Table("only", (only,)), Table.of("adapt", adapt)
@@ -101,16 +101,16 @@ def from_checkpoint(
     def build(target: TrainState) -> InitialArrays:
         leaves = tree.named_leaves(target)
         judge({chosen: leaves})
-        wanted = {name: x for name, x in leaves.items() if chosen.first(name)}
-        judge({adapting: wanted})
+        targets = {name: x for name, x in leaves.items() if chosen.first(name)}
+        judge({adapting: targets})
         source = cast(open_with(path if step is None else str(find_step(path, step))), casts)
-        adapts = {name: adapt[number][1] for name, (number, _) in adapting.decisions(wanted).items()}
-        as_found = wanted | _as_saved(source, wanted, assign, adapts)
-        found = tree.named_leaves(restore(source, tree.nested(as_found), assign=assign, ignore=".*"))
-        given = found | _adapted(adapts, found, wanted, source)
+        adapts = {name: adapt[number][1] for name, (number, _) in adapting.decisions(targets).items()}
+        structs = targets | _as_saved(source, targets, assign, adapts)
+        restored = tree.named_leaves(restore(source, tree.nested(structs), assign=assign, ignore=".*"))
+        arrays = restored | _adapted(adapts, restored, targets, source)
         if (sources := _sources.get()) is not None:
-            sources.append(f"{source} ({len(given)} of {len(leaves)} arrays)")
-        return given
+            sources.append(f"{source} ({len(arrays)} of {len(leaves)} arrays)")
+        return arrays
 
     return build
 
@@ -140,25 +140,25 @@ class Chain:
 
 
 def _as_saved(
-    source: Source, wanted: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
+    source: Source, targets: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return structs of the saved shapes, by name. They have no sharding, so the arrays go to the host."""
-    saved, from_where = source.arrays(), origins(source, wanted, assign)
-    pairs = ((name, saved.get(from_where[name] or "")) for name in names)
-    return {name: jax.ShapeDtypeStruct(x.shape, wanted[name].dtype) for name, x in pairs if x is not None}
+    saved, saved_names = source.arrays(), origins(source, targets, assign)
+    pairs = ((name, saved.get(saved_names[name] or "")) for name in names)
+    return {name: jax.ShapeDtypeStruct(x.shape, targets[name].dtype) for name, x in pairs if x is not None}
 
 
 def _adapted(
     adapts: Mapping[str, Adapt],
-    found: Mapping[str, Any],
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    restored: Mapping[str, Any],
+    targets: Mapping[str, jax.ShapeDtypeStruct],
     source: Source,
 ) -> dict[str, Any]:
     """Return the arrays of other shapes, adapted."""
     adapted, problems = {}, []
     for name, adapt in adapts.items():
         try:
-            adapted[name] = adapt(found[name], wanted[name])
+            adapted[name] = adapt(restored[name], targets[name])
         except CheckpointError as error:
             problems.append(f"{name}: {error}")
     if problems:
@@ -167,7 +167,7 @@ def _adapted(
 
 
 def truncate(dim: int = 0) -> Adapt:
-    """Return a function that keeps the first rows of a dimension, as many as are wanted.
+    """Return a function that keeps the first rows of a dimension, as many as the target has.
 
     The function raises a `CheckpointError` if there are fewer rows, or if another dimension differs.
 
@@ -183,7 +183,7 @@ def truncate(dim: int = 0) -> Adapt:
 
 
 def truncate_left(dim: int = 0) -> Adapt:
-    """Return a function that keeps the last rows of a dimension, as many as are wanted.
+    """Return a function that keeps the last rows of a dimension, as many as the target has.
 
     It raises the errors of `truncate`.
 
@@ -204,15 +204,20 @@ class Truncate:
     dim: int
     from_left: bool
 
-    def __call__(self, saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> np.ndarray:
-        num_rows = _enough(saved, wanted, self.dim)
-        return np.take(saved, range(-num_rows, 0) if self.from_left else range(num_rows), self.dim)
+    def __call__(self, saved: np.ndarray, target: jax.ShapeDtypeStruct) -> np.ndarray:
+        saved_size, size = _sizes(saved, target, self.dim)
+        if saved_size < size:
+            raise CheckpointError(
+                f"expected at least {size} rows in dimension {self.dim}; found {saved_size}. "
+                "Use `replace_prefix`."
+            )
+        return np.take(saved, range(-size, 0) if self.from_left else range(size), self.dim)
 
 
 def replace_prefix(dim: int = 0) -> Adapt:
     """Return a function that puts the saved rows first in a dimension. The other rows stay as initialised.
 
-    The function raises a `CheckpointError` if there are more rows than wanted, or if another dimension
+    The function raises a `CheckpointError` if the target has fewer rows, or if another dimension
     differs.
 
     Args:
@@ -232,35 +237,25 @@ class ReplacePrefix:
 
     dim: int
 
-    def __call__(self, saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> Callable[[jax.Array], jax.Array]:
-        has, wants = _lengths(saved, wanted, self.dim)
-        if has > wants:
+    def __call__(self, saved: np.ndarray, target: jax.ShapeDtypeStruct) -> Callable[[jax.Array], jax.Array]:
+        saved_size, size = _sizes(saved, target, self.dim)
+        if saved_size > size:
             raise CheckpointError(
-                f"expected at most {wants} rows in dimension {self.dim}; found {has}. Use `truncate`."
+                f"expected at most {size} rows in dimension {self.dim}; found {saved_size}. Use `truncate`."
             )
         return lambda fresh: jax.lax.dynamic_update_slice(fresh, saved, [0] * saved.ndim)
 
 
-def _enough(saved: np.ndarray, wanted: jax.ShapeDtypeStruct, dim: int) -> int:
-    """Return the number of rows that are wanted. The saved array has at least as many."""
-    has, wants = _lengths(saved, wanted, dim)
-    if has < wants:
+def _sizes(saved: np.ndarray, target: jax.ShapeDtypeStruct, dim: int) -> tuple[int, int]:
+    """Return the size of a dimension in a saved array and in its target. All other dimensions are equal."""
+    pairs = zip(saved.shape, target.shape, strict=False)
+    differing = [d for d, (saved_size, size) in enumerate(pairs) if saved_size != size]
+    has_dim = saved.ndim == len(target.shape) and -saved.ndim <= dim < saved.ndim
+    if not has_dim or differing not in ([], [dim % saved.ndim]):
         raise CheckpointError(
-            f"expected at least {wants} rows in dimension {dim}; found {has}. Use `replace_prefix`."
+            f"expected shape {target.shape}; found {saved.shape}. Only dimension {dim} may differ."
         )
-    return wants
-
-
-def _lengths(saved: np.ndarray, wanted: jax.ShapeDtypeStruct, dim: int) -> tuple[int, int]:
-    """Return the saved and the wanted size of a dimension. All other dimensions are equal."""
-    sizes = zip(saved.shape, wanted.shape, strict=False)
-    differing = [d for d, (has, wants) in enumerate(sizes) if has != wants]
-    is_there = saved.ndim == len(wanted.shape) and -saved.ndim <= dim < saved.ndim
-    if not is_there or differing not in ([], [dim % saved.ndim]):
-        raise CheckpointError(
-            f"expected shape {wanted.shape}; found {saved.shape}. Only dimension {dim} may differ."
-        )
-    return saved.shape[dim], wanted.shape[dim]
+    return saved.shape[dim], target.shape[dim]
 
 
 def open_averages(path: str | Source) -> Source:
@@ -307,18 +302,13 @@ def has_averages(source: Source) -> bool:
 
 def _averages(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Return the averages of each `EmaState`, by the names of the parameters."""
-    found = {
-        f"params/{name.removeprefix(kept)}": x
-        for kept in _places(arrays)
-        for name, x in arrays.items()
-        if name.startswith(kept)
-    }
-    return {name: found[name].astype(x.dtype) for name, x in arrays.items() if name in found}
-
-
-def _places(arrays: Mapping[str, LazyArray]) -> list[str]:
-    """Return the prefixes of the names of averages, such as `opt_state/1/ema/`. Each has a `mass` beside
-    it.
-    """
+    # The averages of an `EmaState` lie under `opt_state/1/ema/`, beside their weight, `opt_state/1/mass`.
     states = [name.removesuffix("/mass") for name in arrays if name.endswith("/mass")]
-    return [f"{state}/ema/" for state in states if state.split("/")[0] == "opt_state"]
+    prefixes = [f"{state}/ema/" for state in states if state.split("/")[0] == "opt_state"]
+    averages = {
+        f"params/{name.removeprefix(prefix)}": x
+        for prefix in prefixes
+        for name, x in arrays.items()
+        if name.startswith(prefix)
+    }
+    return {name: averages[name].astype(x.dtype) for name, x in arrays.items() if name in averages}
