@@ -120,8 +120,8 @@ class NamedCheckpoints:
         source = processes.on_all(lambda: open_source(step_dir))
         tx = optimizer if load_opt_state else None
         target = _target(self.placement, source, rules, tx, float_dtype)
-        wanted = target if load_params else {part: x for part, x in target.items() if part == "opt_state"}
-        loaded = processes.on_all(lambda: read(source, wanted))
+        target = {part: x for part, x in target.items() if load_params or part == "opt_state"}
+        loaded = processes.on_all(lambda: read(source, target))
         info = info_of(source)
         if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)
@@ -219,9 +219,9 @@ def read(source: Any, target: dict[str, PyTree]) -> dict[str, PyTree]:
       CheckpointError: The arrays do not fit `target`.
     """
     arrays = dict(source.arrays())
-    for name, wanted in tree.named_leaves(target).items():
-        if name in arrays and _is_castable(arrays[name].dtype, wanted.dtype):
-            arrays[name] = arrays[name].astype(wanted.dtype)
+    for name, struct in tree.named_leaves(target).items():
+        if name in arrays and _is_castable(arrays[name].dtype, struct.dtype):
+            arrays[name] = arrays[name].astype(struct.dtype)
     return restore(as_source(arrays, str(source)), target, ignore=".*")
 
 
@@ -236,11 +236,11 @@ def _floats(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
-def _is_castable(saved: Any, wanted: Any) -> bool:
-    """Return whether the dtypes differ and both are floating, or JAX narrows one to the other, as int64."""
-    if jnp.issubdtype(saved, jnp.floating):
-        return saved != wanted and jnp.issubdtype(wanted, jnp.floating)
-    return saved != wanted and jax.dtypes.canonicalize_dtype(saved) == wanted
+def _is_castable(dtype: Any, target: Any) -> bool:
+    """Return True if the dtypes differ and both are floating, or JAX narrows one to the other, as int64."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtype != target and jnp.issubdtype(target, jnp.floating)
+    return dtype != target and jax.dtypes.canonicalize_dtype(dtype) == target
 
 
 def _floating(float_dtype: DTypeLike | None) -> np.dtype:

@@ -89,7 +89,7 @@ def _truncate(path: Path, batch_size: int) -> int:
     The batches then hold the same examples as in a call that was never killed, so rounding and randomness
     are the same.
     """
-    kept = size = end = 0
+    count = size = end = 0
     with path.open("r+b") as file:
         for number, line in enumerate(file, start=1):
             # After a crash of the machine, bytes that were not on disk yet may be zeros.
@@ -97,9 +97,9 @@ def _truncate(path: Path, batch_size: int) -> int:
                 break
             end += len(line)
             if number % batch_size == 0:
-                kept, size = number, end
+                count, size = number, end
         file.truncate(size)
-    return kept
+    return count
 
 
 def _as_json(value: Any) -> Any:
