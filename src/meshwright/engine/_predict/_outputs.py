@@ -30,7 +30,8 @@ class Outputs:
 
     def __init__(self, path: Path, about: Mapping[str, Any]):
         self._path, self._about = path, dict(about)
-        self._part_path, self._about_path = _with_suffix(path, ".part"), _with_suffix(path, ".about")
+        self._part_path = path.with_name(f"{path.name}.part")
+        self._about_path = path.with_name(f"{path.name}.about")
 
     def begin(self, batch_size: int) -> int | None:
         """Return how many predictions of an earlier call are kept, in whole batches; None if all are
@@ -69,10 +70,6 @@ class Outputs:
                 f"{existing} already holds other predictions: {'; '.join(changes)}.\n"
                 "  Remove the file to start again, or give another path."
             )
-
-
-def _with_suffix(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
 
 
 def _read_about(about: Path) -> dict[str, Any]:
