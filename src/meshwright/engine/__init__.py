@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from meshwright.engine._evaluation._description import EvaluationFunction
     from meshwright.engine._evaluation._evaluator import Evaluator
     from meshwright.engine._evaluation._tokens import perplexity, token_means
-    from meshwright.engine._experiment._adapt import replace_prefix, truncate, truncate_left
-    from meshwright.engine._experiment._averages import open_averages
-    from meshwright.engine._experiment._builders import chain, from_checkpoint
+    from meshwright.engine._experiment._builders import (
+        chain,
+        from_checkpoint,
+        open_averages,
+        replace_prefix,
+        truncate,
+        truncate_left,
+    )
     from meshwright.engine._exports._export import PLATFORMS, export
     from meshwright.engine._exports._load import load_program
     from meshwright.engine._outcome import Outcome

@@ -1,4 +1,6 @@
-"""Builders: functions that take arrays of a run's first state from a checkpoint."""
+"""Builders, which take arrays of a run's first state from a checkpoint, and the changes that they make on the
+way: other shapes (`truncate`, `replace_prefix`), and averages instead of parameters (`open_averages`).
+"""
 
 import contextlib
 import re
@@ -9,21 +11,27 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import jax
+import numpy as np
 
 from meshwright.base._internal import Table, judge, tree
 from meshwright.checkpoints._internal import (
     Assign,
     Casts,
+    LazyArray,
     Source,
+    as_source,
     cast,
     find_step,
     open_source,
     origins,
     restore,
 )
-from meshwright.engine._experiment._adapt import Adapt
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.training._internal import Builder, InitialArrays, TrainState
+
+Adapt = Callable[[np.ndarray, jax.ShapeDtypeStruct], Any]
+"""A function of a saved array, which has the wanted dtype, and of the wanted struct. It returns the array to
+use, or a function of the initialised array that returns it."""
 
 _sources: ContextVar[list[str] | None] = ContextVar("sources", default=None)
 
@@ -156,3 +164,161 @@ def _adapted(
     if problems:
         raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
     return adapted
+
+
+def truncate(dim: int = 0) -> Adapt:
+    """Return a function that keeps the first rows of a dimension, as many as are wanted.
+
+    The function raises a `CheckpointError` if there are fewer rows, or if another dimension differs.
+
+    Args:
+      dim: The dimension.
+
+    Example:
+      >>> cut = mw.engine.truncate()
+      >>> cut(np.arange(5), jax.ShapeDtypeStruct((3,), int)).tolist()
+      [0, 1, 2]
+    """
+    return Truncate(dim, from_left=False)
+
+
+def truncate_left(dim: int = 0) -> Adapt:
+    """Return a function that keeps the last rows of a dimension, as many as are wanted.
+
+    It raises the errors of `truncate`.
+
+    Args:
+      dim: The dimension.
+
+    Example:
+      >>> mw.engine.truncate_left()(np.arange(5), jax.ShapeDtypeStruct((3,), int)).tolist()
+      [2, 3, 4]
+    """
+    return Truncate(dim, from_left=True)
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """The function that `truncate` and `truncate_left` return."""
+
+    dim: int
+    from_left: bool
+
+    def __call__(self, saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> np.ndarray:
+        num_rows = _enough(saved, wanted, self.dim)
+        return np.take(saved, range(-num_rows, 0) if self.from_left else range(num_rows), self.dim)
+
+
+def replace_prefix(dim: int = 0) -> Adapt:
+    """Return a function that puts the saved rows first in a dimension. The other rows stay as initialised.
+
+    The function raises a `CheckpointError` if there are more rows than wanted, or if another dimension
+    differs.
+
+    Args:
+      dim: The dimension.
+
+    Example:
+      >>> rows = mw.engine.replace_prefix()(np.ones(2), jax.ShapeDtypeStruct((3,), float))
+      >>> rows(jnp.zeros(3)).tolist()
+      [1.0, 1.0, 0.0]
+    """
+    return ReplacePrefix(dim)
+
+
+@dataclass(frozen=True)
+class ReplacePrefix:
+    """The function that `replace_prefix` returns."""
+
+    dim: int
+
+    def __call__(self, saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> Callable[[jax.Array], jax.Array]:
+        has, wants = _lengths(saved, wanted, self.dim)
+        if has > wants:
+            raise CheckpointError(
+                f"expected at most {wants} rows in dimension {self.dim}; found {has}. Use `truncate`."
+            )
+        return lambda fresh: jax.lax.dynamic_update_slice(fresh, saved, [0] * saved.ndim)
+
+
+def _enough(saved: np.ndarray, wanted: jax.ShapeDtypeStruct, dim: int) -> int:
+    """Return the number of rows that are wanted. The saved array has at least as many."""
+    has, wants = _lengths(saved, wanted, dim)
+    if has < wants:
+        raise CheckpointError(
+            f"expected at least {wants} rows in dimension {dim}; found {has}. Use `replace_prefix`."
+        )
+    return wants
+
+
+def _lengths(saved: np.ndarray, wanted: jax.ShapeDtypeStruct, dim: int) -> tuple[int, int]:
+    """Return the saved and the wanted size of a dimension. All other dimensions are equal."""
+    sizes = zip(saved.shape, wanted.shape, strict=False)
+    differing = [d for d, (has, wants) in enumerate(sizes) if has != wants]
+    is_there = saved.ndim == len(wanted.shape) and -saved.ndim <= dim < saved.ndim
+    if not is_there or differing not in ([], [dim % saved.ndim]):
+        raise CheckpointError(
+            f"expected shape {wanted.shape}; found {saved.shape}. Only dimension {dim} may differ."
+        )
+    return saved.shape[dim], wanted.shape[dim]
+
+
+def open_averages(path: str | Source) -> Source:
+    """Open a checkpoint with the averages of `mw.training.keep_ema` in the place of the parameters.
+
+    The averages may be anywhere in the optimizer's state. They have the dtypes of the parameters. All other
+    arrays are those of the checkpoint.
+
+    Args:
+      path: A path or URL, as `open_source` takes it; or an open checkpoint, such as
+        `mw.checkpoints.open_best` returns.
+
+    Raises:
+      CheckpointError: The checkpoint has no averages, or it cannot be opened.
+
+    Example:
+      >>> optimizer = optax.chain(optax.sgd(0.1), mw.training.keep_ema(0.9))
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, mw.training.state_from({"w": jnp.ones(2)}, optimizer, 0, layout))
+      >>> np.asarray(mw.engine.open_averages("run").arrays()["params/w"])
+      array([1., 1.], dtype=float32)
+    """
+    source = open_source(path) if isinstance(path, str) else path
+    arrays = source.arrays()
+    averages = _averages(arrays)
+    if not averages:
+        raise CheckpointError(
+            f"{source} has no averages of its parameters.\n  A run keeps them with `keep_ema(0.999)` "
+            "last in its optimizer. Open the parameters themselves with `open_source`."
+        )
+    return as_source({**arrays, **averages}, f"the averages of {source}")
+
+
+def has_averages(source: Source) -> bool:
+    """Return whether a checkpoint has averages of its parameters, which `mw.training.keep_ema` kept.
+
+    Example:
+      >>> mw.engine._internal.has_averages(mw.checkpoints.as_source({"params/w": np.ones(2)}, "mine"))
+      False
+    """
+    return bool(_averages(source.arrays()))
+
+
+def _averages(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Return the averages of each `EmaState`, by the names of the parameters."""
+    found = {
+        f"params/{name.removeprefix(kept)}": x
+        for kept in _places(arrays)
+        for name, x in arrays.items()
+        if name.startswith(kept)
+    }
+    return {name: found[name].astype(x.dtype) for name, x in arrays.items() if name in found}
+
+
+def _places(arrays: Mapping[str, LazyArray]) -> list[str]:
+    """Return the prefixes of the names of averages, such as `opt_state/1/ema/`. Each has a `mass` beside
+    it.
+    """
+    states = [name.removesuffix("/mass") for name in arrays if name.endswith("/mass")]
+    return [f"{state}/ema/" for state in states if state.split("/")[0] == "opt_state"]
