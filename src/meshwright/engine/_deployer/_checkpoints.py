@@ -74,7 +74,7 @@ class NamedCheckpoints:
         """
         path = self.names.path(ckpt_dir)
         parts = {"params": as_arrays(params)} | ({} if opt_state is None else {"opt_state": opt_state})
-        save(path, parts, {"rng": jax.random.key_data(self.randomness.key), **kwargs}, float_dtype)
+        _save(path, parts, {"rng": jax.random.key_data(self.randomness.key), **kwargs}, float_dtype)
         processes.on_lead(lambda: self.names.remember(path))
         self.tell(f"saved {path}")
 
@@ -84,7 +84,7 @@ class NamedCheckpoints:
         Raises:
           CheckpointError: There is no complete checkpoint.
         """
-        return part_of(open_source(self.names.existing(ckpt_dir)), "params")
+        return _part_of(open_source(self.names.existing(ckpt_dir)), "params")
 
     def load_ckpt(
         self,
@@ -120,9 +120,9 @@ class NamedCheckpoints:
         source = processes.on_all(lambda: open_source(step_dir))
         tx = optimizer if load_opt_state else None
         target = _target(self.placement, source, rules, tx, float_dtype)
-        wanted = target if load_params else {part: x for part, x in target.items() if part == "opt_state"}
-        loaded = processes.on_all(lambda: read(source, wanted))
-        info = info_of(source)
+        target = {part: x for part, x in target.items() if load_params or part == "opt_state"}
+        loaded = processes.on_all(lambda: _read(source, target))
+        info = _info_of(source)
         if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)
             self.randomness.key = jax.random.wrap_key_data(info["rng"], impl=impl)
@@ -160,12 +160,12 @@ def _target(
     float_dtype: DTypeLike | None,
 ) -> dict[str, PyTree]:
     """Return the parts of a checkpoint to read, as structs with the shardings to place them with."""
-    params, saved = part_of(source, "params", float_dtype), parts_of(source)
+    params, saved = _part_of(source, "params", float_dtype), _parts_of(source)
     rules = placement.get_sharding_rules(params) if rules is None else rules
     specs = placement.get_params_spec(params, rules)
     target = {"params": place(params, placement.shardings(specs))}
     if "model_state" in saved:
-        state = part_of(source, "model_state", float_dtype)
+        state = _part_of(source, "model_state", float_dtype)
         target["model_state"] = place(state, placement.layout().shardings(state))
     if "opt_state" in saved and optimizer is not None:
         opt_state = jax.eval_shape(partial(init_optimizer, optimizer), params)
@@ -174,7 +174,7 @@ def _target(
     return target
 
 
-def save(
+def _save(
     path: str | Path, parts: Mapping[str, PyTree], info: Mapping[str, Any], float_dtype: DTypeLike | None
 ) -> None:
     """Save the parts and `info` to `path`. When it returns, all processes can load them. Collective."""
@@ -187,12 +187,12 @@ def save(
         checkpoints.save(number, dict(parts), {"info": plain(info), "dtypes": dtypes})
 
 
-def parts_of(source: Any) -> set[str]:
+def _parts_of(source: Any) -> set[str]:
     """Return the names of the parts that a checkpoint has."""
     return {name.partition("/")[0] for name in source.arrays()}
 
 
-def part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyTree:
+def _part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyTree:
     """Return a part as nested dictionaries of `ShapeDtypeStruct`s.
 
     Raises:
@@ -200,7 +200,7 @@ def part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyT
     """
     arrays = {name: x for name, x in source.arrays().items() if name.partition("/")[0] == part}
     if not arrays:
-        raise CheckpointError(f"{source} has no {part!r}; it has {', '.join(sorted(parts_of(source)))}.")
+        raise CheckpointError(f"{source} has no {part!r}; it has {', '.join(sorted(_parts_of(source)))}.")
     original = (source.extra or {}).get("dtypes", {})
     dtypes = original if float_dtype is None else dict.fromkeys(_floats(arrays), _floating(float_dtype))
     structs = {
@@ -212,20 +212,20 @@ def part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyT
     return structs[""] if "" in structs else tree.nested(structs)
 
 
-def read(source: Any, target: dict[str, PyTree]) -> dict[str, PyTree]:
+def _read(source: Any, target: dict[str, PyTree]) -> dict[str, PyTree]:
     """Return `target`, read from a checkpoint. Floating arrays are cast to the dtypes of `target`.
 
     Raises:
       CheckpointError: The arrays do not fit `target`.
     """
     arrays = dict(source.arrays())
-    for name, wanted in tree.named_leaves(target).items():
-        if name in arrays and _is_castable(arrays[name].dtype, wanted.dtype):
-            arrays[name] = arrays[name].astype(wanted.dtype)
+    for name, struct in tree.named_leaves(target).items():
+        if name in arrays and _is_castable(arrays[name].dtype, struct.dtype):
+            arrays[name] = arrays[name].astype(struct.dtype)
     return restore(as_source(arrays, str(source)), target, ignore=".*")
 
 
-def info_of(source: Any) -> dict[str, Any]:
+def _info_of(source: Any) -> dict[str, Any]:
     """Return the values saved with the parts; for a checkpoint of `Trainer.fit`, its step and scores."""
     extra = source.extra
     info = dict(extra["info"]) if "info" in extra else {"step": source.step, **extra.get("scores", {})}
@@ -236,11 +236,11 @@ def _floats(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
-def _is_castable(saved: Any, wanted: Any) -> bool:
-    """Return whether the dtypes differ and both are floating, or JAX narrows one to the other, as int64."""
-    if jnp.issubdtype(saved, jnp.floating):
-        return saved != wanted and jnp.issubdtype(wanted, jnp.floating)
-    return saved != wanted and jax.dtypes.canonicalize_dtype(saved) == wanted
+def _is_castable(dtype: Any, target: Any) -> bool:
+    """Return True if the dtypes differ and both are floating, or JAX narrows one to the other, as int64."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtype != target and jnp.issubdtype(target, jnp.floating)
+    return dtype != target and jax.dtypes.canonicalize_dtype(dtype) == target
 
 
 def _floating(float_dtype: DTypeLike | None) -> np.dtype:

@@ -65,9 +65,9 @@ class Log:
 
     def log_info(self, info: object, title: str | None = None, step: int | None = None) -> None:
         """Write a message on the screen of process 0 and into each process's log. A title frames it."""
-        self._logger.info(framed(info, title, step))
+        self._logger.info(_framed(info, title, step))
         if title is not None and self._board is not None:
-            self._board(step or 0, {title: markdown(str(info))})
+            self._board(step or 0, {title: _markdown(str(info))})
 
     def log_detail(self, text: str) -> None:
         """Write a text of several lines into each process's log only, not on the screen."""
@@ -82,7 +82,7 @@ class Log:
           UsageError: A value is not of a kind that a report can hold.
         """
         if processes.is_lead():
-            self.write(int(step), reported({name: x for name, x in metrics.items() if name != "step"}))
+            self.write(int(step), _reported({name: x for name, x in metrics.items() if name != "step"}))
 
     def save_outputs(self, outputs: Any, desc: str, step: int) -> None:
         """Write `outputs` to `workdir/outputs_{desc}.json`, from process 0. Arrays become lists."""
@@ -93,10 +93,10 @@ class Log:
         self.log_info(f"outputs ({desc}) are in {path}")
         if self._board is not None:
             samples = outputs[:_NUM_SHOWN] if isinstance(outputs, list) else outputs
-            self._board(int(step), {"Output Samples": markdown(_as_json(samples))})
+            self._board(int(step), {"Output Samples": _markdown(_as_json(samples))})
 
 
-def framed(info: object, title: str | None, step: int | None) -> str:
+def _framed(info: object, title: str | None, step: int | None) -> str:
     """Return `info` under a title, between rules as wide as its longest line."""
     if title is None:
         return str(info)
@@ -106,7 +106,7 @@ def framed(info: object, title: str | None, step: int | None) -> str:
     return "\n".join(["", "=" * width, heading, "-" * width, *lines, "=" * width])
 
 
-def markdown(text: str) -> str:
+def _markdown(text: str) -> str:
     """Return `text` so that TensorBoard, which shows Markdown, keeps its line breaks."""
     return text.replace("\n", "\n\n")
 
@@ -173,7 +173,7 @@ def plain(value: Any) -> Any:
     return np.asarray(value).tolist() if hasattr(value, "dtype") else value
 
 
-def reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics with numbers, and arrays of one number, as floats. Other kinds are not changed.
 
     Raises:

@@ -30,7 +30,8 @@ class Outputs:
 
     def __init__(self, path: Path, about: Mapping[str, Any]):
         self._path, self._about = path, dict(about)
-        self._part_path, self._about_path = _with_suffix(path, ".part"), _with_suffix(path, ".about")
+        self._part_path = path.with_name(f"{path.name}.part")
+        self._about_path = path.with_name(f"{path.name}.about")
 
     def begin(self, batch_size: int) -> int | None:
         """Return how many predictions of an earlier call are kept, in whole batches; None if all are
@@ -71,10 +72,6 @@ class Outputs:
             )
 
 
-def _with_suffix(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
 def _read_about(about: Path) -> dict[str, Any]:
     """Return the values that an earlier call wrote; empty if the file is missing or was left half written."""
     try:
@@ -89,7 +86,7 @@ def _truncate(path: Path, batch_size: int) -> int:
     The batches then hold the same examples as in a call that was never killed, so rounding and randomness
     are the same.
     """
-    kept = size = end = 0
+    count = size = end = 0
     with path.open("r+b") as file:
         for number, line in enumerate(file, start=1):
             # After a crash of the machine, bytes that were not on disk yet may be zeros.
@@ -97,9 +94,9 @@ def _truncate(path: Path, batch_size: int) -> int:
                 break
             end += len(line)
             if number % batch_size == 0:
-                kept, size = number, end
+                count, size = number, end
         file.truncate(size)
-    return kept
+    return count
 
 
 def _as_json(value: Any) -> Any:

@@ -39,7 +39,7 @@ NUM_KEPT = 100
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedCalls:
     """The record of the finished calls of `fit`."""
 
     newest: tuple[Mapping[str, Any], ...] = ()
@@ -67,23 +67,23 @@ class Finished:
             if number == self.num_older and digest != self.digest:
                 message += "; it or an earlier call had other examples, and is not trained again"
             return f"{message}; its scores are no longer recorded", {}
-        before = self.newest[number - self.num_older - 1]
-        message += f", at step {before['step']}"
-        if before["fingerprint"] != record["fingerprint"]:
+        call = self.newest[number - self.num_older - 1]
+        message += f", at step {call['step']}"
+        if call["fingerprint"] != record["fingerprint"]:
             message += ", on other examples or with another batch size: it is not trained again"
-        elif before["asked"] != record["asked"]:
+        elif call["asked"] != record["asked"]:
             message += (
-                f", with {before['asked']}; {record['asked']} is ignored: only the last call trains further"
+                f", with {call['asked']}; {record['asked']} is ignored: only the last call trains further"
             )
-        return message, dict(before["scores"])
+        return message, dict(call["scores"])
 
-    def then(self, number: int, record: Mapping[str, Any]) -> "Finished":
+    def with_call(self, number: int, record: Mapping[str, Any]) -> "FinishedCalls":
         """Return the record after the call with this number, too, is finished."""
         newest = (*self.newest[: number - self.num_older - 1], record)
         num_left_out, digest = max(len(newest) - NUM_KEPT, 0), self.digest
         for older in newest[:num_left_out]:
             digest = digest_of(digest, older["fingerprint"])
-        return Finished(newest[num_left_out:], self.num_older + num_left_out, digest)
+        return FinishedCalls(newest[num_left_out:], self.num_older + num_left_out, digest)
 
 
 def digest_of(digest: str, fingerprint: str) -> str:
@@ -91,7 +91,7 @@ def digest_of(digest: str, fingerprint: str) -> str:
     return hashlib.sha256(f"{digest} {fingerprint}".encode()).hexdigest()[:12]
 
 
-_NONE_FINISHED = Finished()
+_NONE_FINISHED = FinishedCalls()
 EPOCH = "epoch"
 """The name of the number of finished epochs, in the scores of a checkpoint saved at the end of an epoch."""
 
@@ -114,7 +114,7 @@ class Epochs:
         shuffle: bool = True,
         call: int = 1,
         first_step: int = 0,
-        finished: Finished = _NONE_FINISHED,
+        finished: FinishedCalls = _NONE_FINISHED,
     ):
         self.call, self.first_step, self.finished = call, first_step, finished
         self.saved: Position | None = None
@@ -211,7 +211,7 @@ class Epochs:
 
         The state of a later call ends this call at once.
         """
-        self.finished, call = Finished.saved_in(state), int(state.get("call", 1))
+        self.finished, call = FinishedCalls.saved_in(state), int(state.get("call", 1))
         self.saved = state if call > self.call else None
         if call != self.call:
             return
