@@ -52,7 +52,7 @@ import optax
 
 import meshwright as mw
 from meshwright.lm._models import decoder
-from meshwright.program._peaks import peak_flops
+from meshwright.program._utilisation import peak_flops
 
 NEAR, WANTED, WANTED_RANK = 0.3, 8, 0.9
 

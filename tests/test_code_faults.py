@@ -91,15 +91,15 @@ FAULTS = {
         "checkpoints/formats/readers/test_laws.py::test_a_store_is_read_as_a_directory_is",
     ),
     "heads are cut in two": Fault(
-        "parallel/_attention.py",
+        "parallel/_shapes.py",
         "part // head_size if part % head_size == 0 else 1 for part in parts",
         "part for part in parts",
         "parallel/test_known_models.py::test_shapes_and_names_tell_the_specs_of_a_known_model",
     ),
     "a ring attends to later positions": Fault(
         "nn/_ring.py",
-        "jnp.where(source < self.here, 0, 1)",
-        "jnp.where(source < self.here, 1, 0)",
+        "jnp.where(source < self.device, 0, 1)",
+        "jnp.where(source < self.device, 1, 0)",
         "nn/test_ring.py::test_a_ring_computes_what_one_device_does[causal-data=2,sequence=4]",
     ),
     "what other devices' experts add is not sent home": Fault(

@@ -18,8 +18,7 @@ from meshwright.engine._experiment._compile_ahead import some_rows
 from meshwright.engine._experiment._parts import Parts, parts_of
 from meshwright.lm._models import decoder
 from meshwright.program._flops import count_flops
-from meshwright.program._peaks import peak_flops
-from meshwright.program._utilisation import utilisation
+from meshwright.program._utilisation import peak_flops, utilisation
 
 TOKENS_OF_A_DEVICE = 16_384  # in one step, if rows are shorter
 SIZES = {

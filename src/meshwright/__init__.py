@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from meshwright.engine._adapters._functional import functional
     from meshwright.engine._deployer._deployer import Deployer
     from meshwright.engine._evaluation._description import Evaluation
-    from meshwright.engine._experiment._evaluate import evaluate
     from meshwright.engine._experiment._experiment import Experiment, Input
-    from meshwright.engine._predictor._predictor import Predictor
+    from meshwright.engine._experiment._run import evaluate
+    from meshwright.engine._predict._predictor import Predictor
     from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdog
     from meshwright.engine._stopping import Stop
     from meshwright.engine._trainer._trainer import Trainer

@@ -213,12 +213,12 @@ def test_a_damaged_description_is_told(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_doctor_proves_attention_on_this_hardware(monkeypatch, capsys):
-    proofs = mw.nn._internal.proofs
-    monkeypatch.setattr(mw.nn._internal, "proofs", lambda: proofs(num_cases=1))
+    self_check = mw.nn._internal.self_check
+    monkeypatch.setattr(mw.nn._internal, "self_check", lambda: self_check(num_cases=1))
     assert main(["doctor", "--attention"]) == 0
     assert re.search(r"attention +dtype .* gradients .*\n.* ok$", capsys.readouterr().out.strip())
     ignoring = lambda *arrays, segments, **asked: mw.nn.attention(*arrays, **asked)
-    monkeypatch.setattr(mw.nn._internal, "proofs", lambda: proofs(ignoring, num_cases=2))
+    monkeypatch.setattr(mw.nn._internal, "self_check", lambda: self_check(ignoring, num_cases=2))
     assert main(["doctor", "--attention", "--json"]) == 1
     assert [each["holds"] for each in json.loads(capsys.readouterr().out)["attention"]] == [True, False]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.debug._first_nan import FirstNan
-from meshwright.debug._rows import guilty_rows
+from meshwright.debug._steps import guilty_rows
 
 
 def guilty(rows, size):

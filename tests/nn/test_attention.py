@@ -12,13 +12,11 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import meshwright as mw
 from meshwright.errors import UsageError
-from meshwright.nn._attention import chosen
+from meshwright.nn._attention import chosen, plain
 from meshwright.nn._blockwise import blockwise
-from meshwright.nn._cudnn import why_not_cudnn
-from meshwright.nn._dense import plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
-from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
+from meshwright.nn._kernels import splash, splash_with_lse, why_not_cudnn, why_not_splash
 from meshwright.program._program import program_of, walk
 from soak import cases
 
@@ -34,7 +32,7 @@ def arrays(shape, *, heads_of_keys=None, keys=None, seed=0):
 
 
 def given_of(q, k, v, **asked):
-    return AttentionInputs.of(q, k, v, **DEFAULTS | asked)
+    return AttentionInputs.create(q, k, v, **DEFAULTS | asked)
 
 
 def by(form, q, k, v, **asked):
@@ -236,9 +234,9 @@ def test_it_is_split_over_a_mesh_by_rows_and_heads(mesh):
 @pytest.mark.slow
 def test_a_kernel_that_ignores_segments_is_caught():
     ignoring = lambda *arrays, segments, **asked: mw.nn.attention(*arrays, **asked)
-    found = [*mw.nn._internal.proofs(ignoring, num_cases=2)]
-    assert [each.holds for each in found] == ["segments" not in each.mask for each in found]
-    assert not all(each.holds for each in found)
+    found = [*mw.nn._internal.self_check(ignoring, num_cases=2)]
+    assert [each.passed for each in found] == ["segments" not in each.mask for each in found]
+    assert not all(each.passed for each in found)
 
 
 H100, A100 = Hardware("gpu", (9, 0)), Hardware("gpu", (8, 0))
@@ -413,10 +411,10 @@ def test_the_mesh_says_for_which_devices_a_program_is_traced():
     types = (AxisType.Auto,) * 2
     tpus = AbstractMesh((4, 2), ("fsdp", "tensor"), axis_types=types, abstract_device=device)
     with mw.parallel._internal.in_mesh(tpus):
-        assert Hardware.here() == Hardware("tpu", mesh={"fsdp": 4, "tensor": 2}, num_devices=8)
+        assert Hardware.current() == Hardware("tpu", mesh={"fsdp": 4, "tensor": 2}, num_devices=8)
     with mw.parallel._internal.in_mesh(mw.make_mesh("data=1", jax.devices()[:1])):
-        assert Hardware.here() == Hardware("cpu")
-    assert Hardware.here() == Hardware("cpu", num_devices=8)
+        assert Hardware.current() == Hardware("cpu")
+    assert Hardware.current() == Hardware("cpu", num_devices=8)
 
 
 def test_splash_is_refused_by_name_where_there_is_no_tpu():

@@ -123,7 +123,7 @@ def test_keys_and_values_are_sent_once_to_each_other_device():
 @pytest.mark.parametrize(("ways", "sends"), [(2, 1 + 1 + 1), (4, 3 + 3 + 4)])
 def test_the_bytes_of_a_ring_are_those_of_keys_values_and_their_gradients(ways, sends):
     asked = {"causal": False, **dict.fromkeys(("segments", "window", "softcap", "scale", "bias"))}
-    given = AttentionInputs.of(*arrays(), **asked)
+    given = AttentionInputs.create(*arrays(), **asked)
     keys_and_values = 2 * given.k.nbytes // ways
     assert ring_nbytes(given, ways) == sends * keys_and_values
 

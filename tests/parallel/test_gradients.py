@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.engine._predict._run import BatchedPredict
 from meshwright.errors import LayoutError
-from meshwright.parallel._convolutions import adding_right
+from meshwright.parallel._rewrites import with_rewrites
 from soak import cases, rng
 
 B, C = 16, 8  # examples and channels; images are 6 × 6, their rows are taken for sequences
@@ -236,7 +236,7 @@ def random_spec(draw, shape):
 
 
 def test_the_report_to_send_to_others_is_still_true(capsys):
-    """When this fails, XLA is mended: `parallel/_convolutions.py` is needed for older versions alone."""
+    """When this fails, XLA is mended: `parallel/_rewrites.py` is needed for older versions alone."""
     report = Path(__file__).parents[2] / "docs/upstream-convolution-gradients.md"
     program = re.search(r"```python\n(.*?)```", report.read_text(), re.S)[1]
     exec(re.sub(r"^os.environ.*\n", "", program, flags=re.M), {})
@@ -256,5 +256,5 @@ def test_convolutions_are_right_however_their_operands_are_split(number):
     out = draw.choice([P(), P(None, "sequence"), P("data", None, "tensor")])
     with jax.set_mesh(layout.mesh):
         wanted = lambda *arrays: lax.with_sharding_constraint(convolve(*arrays), out)
-        found = jax.jit(adding_right(wanted, layout), in_shardings=shardings)(*arrays)
+        found = jax.jit(with_rewrites(wanted, layout), in_shardings=shardings)(*arrays)
     np.testing.assert_allclose(found, convolve(*arrays), rtol=1e-4, atol=1e-4)

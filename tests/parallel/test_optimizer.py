@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.parallel._optimizer import beside_params
+from meshwright.parallel._layout import opt_state_shardings
 
 PARAMS = {"layer": {"w": jnp.ones((256, 128)), "b": jnp.ones(128)}, "w": jnp.ones((128, 256))}
 
@@ -16,7 +16,7 @@ def specs(mesh, tx, params=PARAMS):
         mesh, (mw.parallel.match("layer/w", "fsdp", "tensor"), mw.parallel.match("w", None, "fsdp"))
     )
     state = jax.eval_shape(tx.init, params)
-    placed = beside_params(state, params, layout.shardings(params))
+    placed = opt_state_shardings(state, params, layout.shardings(params))
     return {name: sharding.spec for name, sharding in mw.base._internal.named_leaves(placed).items()}
 
 
@@ -44,7 +44,7 @@ def square_specs(mesh, tx):
         mesh, (mw.parallel.match("w", "fsdp", "tensor"), mw.parallel.match("layers", None, "fsdp", "tensor"))
     )
     state = jax.eval_shape(tx.init, SQUARES)
-    placed = beside_params(state, SQUARES, layout.shardings(SQUARES))
+    placed = opt_state_shardings(state, SQUARES, layout.shardings(SQUARES))
     return {name: sharding.spec for name, sharding in mw.base._internal.named_leaves(placed).items()}
 
 

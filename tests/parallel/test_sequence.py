@@ -185,7 +185,7 @@ def test_what_layers_keep_is_split_in_a_plan():
     step = mw.make_step(remat, tx, layout)
     found = traced_costs(step.trace(state, batch).jaxpr, state, layout)
     residual = math.prod((16, 4096, 512)) * 4
-    assert found.memory.kept == pytest.approx(cfg.layers * residual / 8, rel=0.1)
+    assert found.memory.activations == pytest.approx(cfg.layers * residual / 8, rel=0.1)
     assert {each.kind for each in found.collectives if each.nbytes > residual / 16} == {
         "all-gather",
         "reduce-scatter",

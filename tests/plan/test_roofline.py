@@ -8,7 +8,7 @@ from meshwright.plan._chips import CHIPS
 from meshwright.plan._estimate._traced import Work
 from meshwright.plan._roofline import Rates, published_rates, step_time
 from meshwright.program._hlo._collectives import Collective
-from meshwright.program._peaks import peak_flops
+from meshwright.program._utilisation import peak_flops
 
 RATES = Rates({"bfloat16": 1000.0, "float32": 500.0}, memory=100.0, link=10.0, network=1.0, source="round")
 

@@ -16,7 +16,7 @@ def test_arguments_take_what_their_shards_do():
 def test_each_layer_keeps_what_its_gradient_needs():
     found = descent(layers, {"w": ((5, 16, 16), P())}, (64, 16), {"data": 4})
     inputs_and_outputs = 2 * 5 * 64 // 4 * 16 * F32
-    assert found.memory.kept == inputs_and_outputs
+    assert found.memory.activations == inputs_and_outputs
 
 
 def test_what_is_made_of_a_product_alone_takes_its_place():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.debug import _level
-from meshwright.debug._origin import Given, Origin, first_made, origin
+from meshwright.debug._origin import Input, Origin, first_made, origin
 
 
 def found(function, *arguments, names=()):
@@ -48,7 +48,7 @@ def test_an_infinity_of_a_mask_is_harmless_and_not_blamed():
     of = found(loss, jnp.ones((2, 3)))
     assert of.eqn.primitive.name == "sub"
     assert of.index[0] == 1
-    assert isinstance(of.because, Given)
+    assert isinstance(of.because, Input)
 
 
 def test_a_branch_that_where_does_not_take_is_not_blamed_in_the_value():
@@ -88,7 +88,7 @@ def test_branches_and_derivatives_of_ones_own_are_entered():
 def test_what_is_given_is_named_with_its_element():
     of = found(lambda x: jnp.sin(x.T).sum(), jnp.ones((2, 3)).at[1, 2].set(jnp.inf), names={0: "batch/x"})
     assert isinstance(of, Origin)  # the sine made NaN of it
-    assert of.because == Given(0, (1, 2), np.float32(np.inf), "batch/x")
+    assert of.because == Input(0, (1, 2), np.float32(np.inf), "batch/x")
 
 
 def test_values_that_take_too_much_memory_are_not_copied(monkeypatch):

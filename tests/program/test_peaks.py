@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.program._peaks import peak_flops
+from meshwright.program._utilisation import peak_flops
 
 
 @pytest.mark.parametrize(

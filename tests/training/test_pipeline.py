@@ -88,7 +88,7 @@ def test_an_evaluation_sends_one_layer_at_a_time():
     batch = jax.device_put(batch, layout.batch_sharding)
     with mw.parallel._internal.in_mesh(layout.mesh):
         compiled = (
-            jax.jit(mw.parallel._internal.adding_right(loss, layout))
+            jax.jit(mw.parallel._internal.with_rewrites(loss, layout))
             .lower(params, batch, jax.random.key(1))
             .compile()
         )

@@ -143,7 +143,7 @@ def refuse_dtypes(
 def _instead(unfit: Sequence[Chosen]) -> str:
     """Return advice for arrays whose dtype a format lacks."""
     num_keys = sum(is_key(choice.array) for choice in unfit)
-    cast = "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
+    cast = "Cast them, with --dtype float32 or `mw.checkpoints.cast`, or leave them out."
     data = "PRNG keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds it."
     return " ".join([*([cast] if num_keys < len(unfit) else []), *([data] if num_keys else [])])
 

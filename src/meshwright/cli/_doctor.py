@@ -84,8 +84,8 @@ def doctor(options: argparse.Namespace) -> Result:
     text = _text(document)
     if options.attention:
         proved = _proved()
-        is_well = is_well and all(case.holds for case in proved)
-        document["attention"] = [dataclasses.asdict(case) | {"holds": case.holds} for case in proved]
+        is_well = is_well and all(case.passed for case in proved)
+        document["attention"] = [dataclasses.asdict(case) | {"holds": case.passed} for case in proved]
         text += "\n\n" + _table(proved)
     if is_well and _number_and_total()[0] > 0:
         text = "ok"  # of all the others on one line of the launcher
@@ -97,7 +97,7 @@ def _proved() -> list[Any]:
     import jax
 
     with parallel.in_mesh(parallel.make_mesh("data=1", jax.local_devices()[:1])):
-        return [*nn.proofs()]
+        return [*nn.self_check()]
 
 
 def _table(proved: list[Any]) -> str:
@@ -107,7 +107,7 @@ def _table(proved: list[Any]) -> str:
         (
             *(case.shape, case.dtype, case.mask, case.form),
             *(f"{number:.1e}" for number in (case.values, case.gradients, case.limit)),
-            "ok" if case.holds else "problem",
+            "ok" if case.passed else "problem",
         )
         for case in proved
     ]

@@ -7,7 +7,7 @@ from textwrap import indent
 from typing import Any, NoReturn
 
 from meshwright.errors import InputError, UsageError
-from meshwright.parallel._internal import described
+from meshwright.parallel._internal import axes_help
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """A command's result: an exit code; or a text, the same as a JSON document, and the exit code if not 0."""
@@ -21,7 +21,7 @@ SETTINGS = f"""settings: key=value or --key value
   Settings on the command line win over those from files.
 
 axes of a mesh:
-{indent(described(), "  ")}
+{indent(axes_help(), "  ")}
 """
 
 

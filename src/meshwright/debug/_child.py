@@ -26,7 +26,7 @@ import numpy as np
 from meshwright.base._internal import PyTree, tree
 from meshwright.checkpoints._internal import complete_steps
 from meshwright.debug._steps import copied, opened
-from meshwright.debug._words import place_of
+from meshwright.debug._words import lines_of
 from meshwright.engine._internal import (
     Compile,
     Experiment,
@@ -84,7 +84,7 @@ def play(experiment: Experiment, orders: Orders) -> None:
 
 
 def _alone(experiment: Experiment, orders: Orders) -> Experiment:
-    """Return the experiment without all that is not training, and without the user's places and trackers."""
+    """Return the experiment reduced to training, without the user's directories and trackers."""
     save = dataclasses.replace(
         experiment.save, when=orders.when, keep=orders.steps + 1, directory=None, memory=None
     )
@@ -106,11 +106,11 @@ def _alone(experiment: Experiment, orders: Orders) -> Experiment:
 @processes.collective()
 def _run(experiment: Experiment, orders: Orders, note: Note) -> None:
     experiment = on_devices(experiment)
-    made = [experiment]
+    experiments = [experiment]
 
     def make(stack: Any, watch: Any) -> Training:
-        training = training_of(made, stack, watch)
-        data = _Noted(training, partial(_noted_program, training, note), note, orders)
+        training = training_of(experiments, stack, watch)
+        data = _NotedData(training, partial(_noted_program, training, note), note, orders)
         return dataclasses.replace(training, data=data, first_state=partial(_noted_first, training, note))
 
     run_engine(settings_for(experiment, None), make)
@@ -132,7 +132,7 @@ def _noted_first(training: Training, note: Note, newest: int | None) -> Callable
     return noted
 
 
-class _Noted:
+class _NotedData:
     """The batches of a run, each noted when it is taken; the process is killed at the ordered one."""
 
     def __init__(self, training: Training, first: Callable[[], None], note: Note, orders: Orders):
@@ -181,20 +181,21 @@ def _kill(checkpoints: Path, step: int, when: int) -> None:
 
 def _repeat(experiment: Experiment, note: Note) -> None:
     """Make one step several times from the same state and batch, and note what differs."""
-    save = dataclasses.replace(experiment.save, data_position=False)  # any batch will do: the first one
+    # Any batch will do: the first one.
+    save = dataclasses.replace(experiment.save, data_position=False)
     with opened(dataclasses.replace(experiment, save=save), None) as played:
         batch = next(played.training.data, None)
         if batch is None:
             return
-        made = [_step(played.training, played.state, batch) for _ in range(_REPETITIONS)]
-        different = {name for each in made[1:] for name in each if each[name] != made[0][name]}
+        digests = [_step(played.training, played.state, batch) for _ in range(_REPETITIONS)]
+        different = {name for other in digests[1:] for name in other if other[name] != digests[0][name]}
         calls = {line for line, text in _lines(played.training.step.jaxpr) if "callback" in text}
         note("repeated", different=sorted(different), calls=sorted(calls))
 
 
 def _step(training: Training, state: Any, batch: PyTree) -> dict[str, str]:
-    new, metrics = training.step(copied(state), batch)
-    return _digests({"state": new, "metrics": dict(metrics)})
+    next_state, metrics = training.step(copied(state), batch)
+    return _digests({"state": next_state, "metrics": dict(metrics)})
 
 
 def _digests(arrays: PyTree) -> dict[str, str]:
@@ -210,16 +211,16 @@ def _digest(x: Any) -> str:
 
 def _lines(jaxpr: Any) -> Iterator[tuple[str, str]]:
     """Yield for each equation the line of source and its text, with the values of constants."""
-    known = jaxprs.constants(jaxpr)
+    constants = jaxprs.constants(jaxpr)
     for eqn in jaxprs.opened(jaxpr).eqns:
-        operands = [_operand(atom, known) for atom in eqn.invars]
-        yield place_of(eqn), " ".join([eqn.primitive.name, *operands])
+        operands = [_operand(atom, constants) for atom in eqn.invars]
+        yield lines_of(eqn)[0], " ".join([eqn.primitive.name, *operands])
         for inner in jaxprs.inside(eqn):
             yield from _lines(inner)
 
 
-def _operand(atom: Any, known: Mapping[Any, Any]) -> str:
-    value = atom.val if jaxprs.is_literal(atom) else known.get(atom)
+def _operand(atom: Any, constants: Mapping[Any, Any]) -> str:
+    value = atom.val if jaxprs.is_literal(atom) else constants.get(atom)
     if value is None:
         return str(atom.aval)
     if np.ndim(value) == 0 and not hasattr(value, "sharding"):

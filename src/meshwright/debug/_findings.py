@@ -24,11 +24,11 @@ class Cause:
     """One of `unseeded data`, `position of the data`, `random call at trace time`, `state outside`,
     `nondeterministic kernels`, `saved form` and `unknown`."""
     what: str
-    """What was found."""
+    """The difference in words."""
     line: str = ""
     """The line of source, if it is known."""
     advice: str = ""
-    """What to do."""
+    """A change of the program that avoids it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Notes:
     """What the processes of a run noted; see `_child.py`. Of two notes of a batch the later one counts."""
 
     saved: Mapping[str, bool]
-    """Whether `save.cast` and `save.names` change what is saved, and `save.data_position`."""
+    """True for `cast` and `names` if they change saved arrays; the value of `save.data_position`."""
     programs: Sequence[Mapping[str, Any]]
     """The programs, one of each process."""
     first: Digests
@@ -48,33 +48,33 @@ class Notes:
 
 
 def read_notes(path: Path) -> Notes:
-    """Return the notes in a file; a line that a kill cut off is left out."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Return the notes in a file, without a line that a kill cut off."""
+    records: dict[str, list[dict[str, Any]]] = {}
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
             note = json.loads(line)
         except ValueError:
             continue
-        found.setdefault(note["note"], []).append(note)
+        records.setdefault(note["note"], []).append(note)
     return Notes(
-        saved=(found.get("saved") or [{}])[0],
-        programs=found.get("program", []),
-        first=(found.get("first") or [{"arrays": {}}])[0]["arrays"],
-        batches={note["number"]: note["arrays"] for note in found.get("batch", [])},
-        repeated=(found.get("repeated") or [None])[-1],
+        saved=(records.get("saved") or [{}])[0],
+        programs=records.get("program", []),
+        first=(records.get("first") or [{"arrays": {}}])[0]["arrays"],
+        batches={note["number"]: note["arrays"] for note in records.get("batch", [])},
+        repeated=(records.get("repeated") or [None])[-1],
     )
 
 
 def causes(a: Notes, again: Notes, killed: Notes, continued_at: int) -> list[Cause]:
     """Return the causes of a difference, at least one."""
-    found = [
+    causes = [
         *_of_first_states(a, again),
         *_of_programs(a, again, killed),
         *_of_data(a, again, killed, continued_at),
         *_of_step(again),
         *_of_saving(a.saved),
     ]
-    return found or [
+    return causes or [
         Cause(
             "unknown",
             "the programs and the batches are the same, and so is a step that is repeated. Is there a state "
@@ -100,12 +100,12 @@ def _of_programs(a: Notes, again: Notes, killed: Notes) -> list[Cause]:
     programs = [*a.programs, *again.programs, *killed.programs]
     if len({program["digest"] for program in programs}) <= 1:
         return []
-    other = next(each for each in programs if each["digest"] != programs[0]["digest"])
-    line, what = _first_difference(programs[0]["lines"], other["lines"])
+    other = next(program for program in programs if program["digest"] != programs[0]["digest"])
+    line, difference = _first_difference(programs[0]["lines"], other["lines"])
     return [
         Cause(
             "random call at trace time",
-            f"two processes trace different programs: {what}",
+            f"two processes trace different programs: {difference}",
             line,
             "draw from the key of the step, `loss(params, batch, key)`; what np.random, random or the clock "
             "return while a function is traced becomes a constant of the program",
@@ -114,15 +114,15 @@ def _of_programs(a: Notes, again: Notes, killed: Notes) -> list[Cause]:
 
 
 def _first_difference(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> tuple[str, str]:
-    for (line, left), (_, right) in zip(a, b, strict=False):
-        if left != right:
-            return line, f"{left} and {right}"
+    for (line, old), (_, new) in zip(a, b, strict=False):
+        if old != new:
+            return line, f"{old} and {new}"
     return "", f"{len(a)} and {len(b)} operations"
 
 
 def _of_data(a: Notes, again: Notes, killed: Notes, continued_at: int) -> list[Cause]:
-    if where := _first_batch(a, again):
-        number, names = where
+    if difference := _first_batch(a, again):
+        number, names = difference
         return [
             Cause(
                 "unseeded data",
@@ -131,17 +131,17 @@ def _of_data(a: Notes, again: Notes, killed: Notes, continued_at: int) -> list[C
             )
         ]
     begins_again = not a.saved.get("data_position", True)
-    where = _first_batch(a, killed)
-    if where is None and not begins_again:
+    difference = _first_batch(a, killed)
+    if difference is None and not begins_again:
         return []
-    number, names = where or (continued_at + 1, [])
+    number, names = difference or (continued_at + 1, [])
     begins_again = begins_again or killed.batches.get(continued_at + 1) == a.batches.get(1)
-    what = f"the run that continued after step {continued_at} read other batches than one that was not killed"
+    run = f"the run that continued after step {continued_at} read other batches than one that was not killed"
     how = "the data began again" if begins_again else f"first at step {number}: {_some(names)}"
     return [
         Cause(
             "position of the data",
-            f"{what}: {how}",
+            f"{run}: {how}",
             advice="save.data_position must be True, and a loader must be continued by its `get_state` and "
             "`set_state`, or give the same items each time that it is read; nothing outside of it may count",
         )
@@ -160,12 +160,12 @@ def _of_step(again: Notes) -> list[Cause]:
     if repeated is None or not repeated["different"]:
         return []
     names = _some(repeated["different"])
-    what = f"one step, repeated from the same state with the same batch, gives other values of {names}"
+    result = f"one step, repeated from the same state with the same batch, gives other values of {names}"
     if repeated["calls"]:
         return [
             Cause(
                 "state outside",
-                f"{what}, and it calls Python functions",
+                f"{result}, and it calls Python functions",
                 repeated["calls"][0],
                 "such a function must return the same for the same arguments: put what it counts or draws "
                 "into the batch or the TrainState",
@@ -174,20 +174,20 @@ def _of_step(again: Notes) -> list[Cause]:
     return [
         Cause(
             "nondeterministic kernels",
-            what,
+            result,
             advice="on GPUs, XLA_FLAGS=--xla_gpu_deterministic_ops=true chooses kernels that are not",
         )
     ]
 
 
 def _of_saving(saved: Mapping[str, Any]) -> list[Cause]:
-    told = {
+    settings = {
         "cast": "save.cast saves some arrays in another dtype",
         "names": "save.names leaves arrays out of checkpoints, or renames them",
     }
     return [
-        Cause("saved form", what, advice="save all arrays as they are: leave out this setting")
-        for name, what in told.items()
+        Cause("saved form", effect, advice="save all arrays as they are: leave out this setting")
+        for name, effect in settings.items()
         if saved.get(name)
     ]
 

@@ -11,16 +11,23 @@ import numpy as np
 
 from meshwright.base._internal import PyTree, documented, is_address, local_path, tree
 from meshwright.data._internal import examples_at
-from meshwright.debug._origin import Given, Origin, first_made, origin
-from meshwright.debug._rows import guilty_rows
-from meshwright.debug._steps import BadStep, Played, badness, first_bad_step, last_reported, opened
+from meshwright.debug._origin import Input, Origin, first_made, origin
+from meshwright.debug._steps import (
+    BadStep,
+    Played,
+    badness,
+    first_bad_step,
+    guilty_rows,
+    last_reported,
+    opened,
+)
 from meshwright.debug._words import (
     act_of,
     chain_of,
     direction_of,
-    given_as,
+    input_text,
     layer_of,
-    line_of,
+    lines_of,
     turns_of,
     values_of,
 )
@@ -35,16 +42,16 @@ _PARTS = {
     "update": "the update by the optimizer",
     "input": "",
 }
-Source = Origin | Given
+Source = Origin | Input
 
 
 @documented
 @dataclass(frozen=True)
-class Made:
+class Link:
     """An operation, or an input, from which a value that is not finite comes."""
 
     what: str
-    """What happened, such as `the logarithm of -1 (float32) is NaN`."""
+    """The event in words, such as `the logarithm of -1 (float32) is NaN`."""
     operation: str
     """The name of JAX's primitive; "" for an input."""
     line: str
@@ -72,14 +79,14 @@ class FirstNan:
     """The step of the checkpoint from which the run was played again; 0 for the first state."""
     wrong: Sequence[str]
     """The names of what is not finite after the step."""
-    chain: Sequence[Made]
+    chain: Sequence[Link]
     """The sources, in the order in which they happened. Empty if the step, computed operation by operation,
     is finite."""
     rows: Sequence[int] | None
     """The rows of the batch that make the step not finite, each alone; all rows if it is not the examples.
     None if only several rows together do. There may be more rows if `are_all_rows` is False."""
     are_all_rows: bool
-    """False if so many rows do it that not all were tried: 200 batches of some of the rows are."""
+    """False if so many rows do it that not all were tried, but 200 batches of some of the rows."""
     batch_size: int
     """The number of rows of the batch."""
     examples: Sequence[int]
@@ -101,14 +108,14 @@ class FirstNan:
         lines.append(
             f"  played again from {'the first state' if not self.begun_at else f'step {self.begun_at}'}"
         )
-        for number, made in enumerate(self.chain):
-            lines += ["", *_told(made, "first" if number == 0 else "then")]
+        for number, link in enumerate(self.chain):
+            lines += ["", *_link_lines(link, "first" if number == 0 else "then")]
         if not self.chain:
             lines += [
                 "",
                 "  computed operation by operation, the step is finite: XLA's fusion of operations does it",
             ]
-        lines += ["", f"  examples  {self._rows_told()}"]
+        lines += ["", f"  examples  {self._rows_text()}"]
         lines += [f"  device    {_by_device(self.devices)}"] if self.devices else []
         lines += [
             f"  batch     {self.batch}",
@@ -116,7 +123,7 @@ class FirstNan:
         ]
         return "\n".join(lines)
 
-    def _rows_told(self) -> str:
+    def _rows_text(self) -> str:
         if self.rows is None:
             tried = "no row of the batch does it alone"
             return tried if self.are_all_rows else f"{tried} among those that were tried"
@@ -166,68 +173,68 @@ def first_nan(
       >>> found.step, found.chain[0].operation, found.rows
       (1, 'log', [2])
     """
-    place = experiment.workdir if run is None else str(run)
-    with opened(experiment, place) as played:
-        last = until or last_reported(place) or played.training.last_step()
+    workdir = experiment.workdir if run is None else str(run)
+    with opened(experiment, workdir) as played:
+        last = until or last_reported(workdir) or played.training.last_step()
         begun_at = int(played.state.step)
-        found, _ = first_bad_step(played, last)
-        if found is None:
+        bad_step, _ = first_bad_step(played, last)
+        if bad_step is None:
             return None
-        return _explained(played, found, begun_at, _directory(place, to))
+        return _explained(played, bad_step, begun_at, _directory(workdir, to))
 
 
-def _explained(played: Played, found: BadStep, begun_at: int, directory: Path) -> FirstNan:
-    source = _source(played, found)
-    rows, are_all_rows = guilty_rows(badness(played, found.state), found.batch)
-    size = len(jax.tree.leaves(found.batch)[0])
-    numbers = examples_at(position_of_data(found.position), size)
+def _explained(played: Played, bad_step: BadStep, begun_at: int, directory: Path) -> FirstNan:
+    source = _source(played, bad_step)
+    rows, are_all_rows = guilty_rows(badness(played, bad_step.state), bad_step.batch)
+    size = len(jax.tree.leaves(bad_step.batch)[0])
+    numbers = examples_at(position_of_data(bad_step.position), size)
     examples = [] if rows is None or numbers is None else [int(numbers[row]) for row in rows]
-    is_bad = any(name == "loss" for name in found.wrong)
+    is_bad = any(name == "loss" for name in bad_step.wrong)
     explained = FirstNan(
-        step=found.step,
+        step=bad_step.step,
         begun_at=begun_at,
-        wrong=found.wrong,
-        chain=[_made(each, loss_is_bad=is_bad) for each in chain_of(source)],
+        wrong=bad_step.wrong,
+        chain=[_link(x, loss_is_bad=is_bad) for x in chain_of(source)],
         rows=rows,
         are_all_rows=are_all_rows,
         batch_size=size,
         examples=examples,
         devices=_devices(played, rows, size, source),
-        batch=str(directory / f"step_{found.step:08d}.npz"),
-        arrays=_arrays_told(found.batch, rows if rows is not None and len(rows) < size else None),
+        batch=str(directory / f"step_{bad_step.step:08d}.npz"),
+        arrays=_array_texts(bad_step.batch, rows if rows is not None and len(rows) < size else None),
     )
-    _keep(explained, found.batch)
+    _write(explained, bad_step.batch)
     return explained
 
 
-def _source(played: Played, found: BadStep) -> Source | None:
+def _source(played: Played, bad_step: BadStep) -> Source | None:
     """Return the source of what is not finite, in the step's own program."""
     step = played.training.step
     program, (state, metrics) = step.jaxpr, step.returned
-    arguments = jax.tree.leaves((found.state, found.batch))
-    names = tree.leaf_names({"": found.state}) + tree.leaf_names({"batch": found.batch})
+    arguments = jax.tree.leaves((bad_step.state, bad_step.batch))
+    names = tree.leaf_names({"": bad_step.state}) + tree.leaf_names({"batch": bad_step.batch})
     named = {number: name.removeprefix("/") for number, name in enumerate(names)}
     num_state = len(jax.tree.leaves(state))
     results: list[tuple[int, tuple[int, ...] | None]] = []
     for name in ("loss", "grad_norm"):
-        if name in metrics.mean_names:  # `means` is the first array of packed metrics: totals, then counts
+        # `means` is the first array of packed metrics: totals, then counts.
+        if name in metrics.mean_names:
             results += [(num_state, (part, metrics.mean_names.index(name))) for part in (0, 1)]
-    results += [(number, None) for number, name in enumerate(tree.leaf_names(state)) if name in found.wrong]
+    leaf_numbers = {name: number for number, name in enumerate(tree.leaf_names(state))}
+    results += [(number, None) for name, number in leaf_numbers.items() if name in bad_step.wrong]
     results += [(num_state, None)]
     with in_mesh(played.training.layout.mesh):
         source = origin(program, arguments, results, named)
-        return (
-            source
-            if source is not None or "skipped" not in found.wrong
-            else first_made(program, arguments, named)
-        )
+        if source is None and "skipped" in bad_step.wrong:
+            return first_made(program, arguments, named)
+        return source
 
 
-def _made(source: Source, *, loss_is_bad: bool) -> Made:
-    if isinstance(source, Given):
-        return Made(given_as(source), "", "", "", "input", "", (), [source.name] if source.name else [])
-    line, library = line_of(source)
-    return Made(
+def _link(source: Source, *, loss_is_bad: bool) -> Link:
+    if isinstance(source, Input):
+        return Link(input_text(source), "", "", "", "input", "", (), [source.name] if source.name else [])
+    line, library = lines_of(source.eqn)
+    return Link(
         what=act_of(source),
         operation=source.eqn.primitive.name,
         line=line,
@@ -244,10 +251,10 @@ def _devices(
 ) -> dict[str, list[int]]:
     """Return the devices that hold guilty rows or, if it is not some examples, the array that was made."""
     if rows is not None and len(rows) < size:
-        held = played.training.layout.batch_sharding.devices_indices_map((size,))
+        indices = played.training.layout.batch_sharding.devices_indices_map((size,))
         by_device = {
             _device(device): [row for row in rows if row in range(size)[index[0]]]
-            for device, index in held.items()
+            for device, index in indices.items()
         }
         return {device: rows for device, rows in by_device.items() if rows}
     if not isinstance(source, Origin):
@@ -255,9 +262,9 @@ def _devices(
     x = source.results[source.out]
     shards = getattr(x, "addressable_shards", ())
     return {
-        _device(each.device): []
-        for each in shards
-        if not np.isfinite(np.asarray(each.data, np.float32)).all()
+        _device(shard.device): []
+        for shard in shards
+        if not np.isfinite(np.asarray(shard.data, np.float32)).all()
     }
 
 
@@ -265,45 +272,45 @@ def _device(device: jax.Device) -> str:
     return f"{device.platform}:{device.id}"
 
 
-def _arrays_told(batch: PyTree, rows: Sequence[int] | None) -> dict[str, str]:
-    told = {}
+def _array_texts(batch: PyTree, rows: Sequence[int] | None) -> dict[str, str]:
+    texts = {}
     for name, leaf in tree.named_leaves(batch).items():
         x = np.asarray(leaf)
         guilty = "" if rows is None else f"; in these rows {values_of(x[list(rows)])}"
-        told[name or "batch"] = f"{x.dtype}{list(x.shape)}: {values_of(x)}{guilty}"
-    return told
+        texts[name or "batch"] = f"{x.dtype}{list(x.shape)}: {values_of(x)}{guilty}"
+    return texts
 
 
-def _directory(place: str, to: str | Path | None) -> Path:
-    if to is not None:
-        return local_path(to)
-    return Path("nan") if is_address(place) else local_path(place) / "nan"
+def _directory(run: str, target: str | Path | None) -> Path:
+    if target is not None:
+        return local_path(target)
+    return Path("nan") if is_address(run) else local_path(run) / "nan"
 
 
-def _keep(found: FirstNan, batch: PyTree) -> None:
+def _write(report: FirstNan, batch: PyTree) -> None:
     """Write the batch, and beside it everything that was found."""
-    path = Path(found.batch)
+    path = Path(report.batch)
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name or "batch": np.asarray(x) for name, x in tree.named_leaves(batch).items()}
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    path.with_suffix(".json").write_text(json.dumps(found.document(), indent=2) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(report.document(), indent=2) + "\n", encoding="utf-8")
 
 
-def _told(made: Made, word: str) -> list[str]:
-    where = [_PARTS[made.part], made.layer, *made.loops]
+def _link_lines(link: Link, word: str) -> list[str]:
+    scopes = [_PARTS[link.part], link.layer, *link.loops]
     places = [
-        ("at", made.line and f"{made.line}{f' ({made.library_line})' if made.library_line else ''}"),
-        ("in", ", ".join(each for each in where if each)),
-        ("reads", _some(made.parameters)),
+        ("at", link.line and f"{link.line}{f' ({link.library_line})' if link.library_line else ''}"),
+        ("in", ", ".join(scope for scope in scopes if scope)),
+        ("reads", _some(link.parameters)),
     ]
-    lines = [f"  {word + ':':8}{made.what}"]
+    lines = [f"  {word + ':':8}{link.what}"]
     return [*lines, *(f"          {name:5} {text}" for name, text in places if text)]
 
 
 def _some(names: Sequence[Any]) -> str:
-    told = ", ".join(str(name) for name in names[:_MOST_NAMED])
-    return f"{told}, … ({len(names)})" if len(names) > _MOST_NAMED else told
+    text = ", ".join(str(name) for name in names[:_MOST_NAMED])
+    return f"{text}, … ({len(names)})" if len(names) > _MOST_NAMED else text
 
 
 def _by_device(devices: Mapping[str, Sequence[int]]) -> str:

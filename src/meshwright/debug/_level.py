@@ -21,9 +21,9 @@ class Candidate(NamedTuple):
     atom: Any
     """The operand, a variable or a literal of the jaxpr."""
     index: tuple[int, ...]
-    """The element."""
+    """Index of the element."""
     value: Any
-    """Its value."""
+    """Value of the element."""
 
 
 class Level:
@@ -36,13 +36,13 @@ class Level:
     def __init__(self, jaxpr: Any, arguments: Sequence[Any], names: Mapping[int, str]):
         self.jaxpr, self._closed, self._arguments = jaxprs.opened(jaxpr), jaxpr, arguments
         inner = self.jaxpr
-        self._given = {**jaxprs.constants(jaxpr), **dict(zip(inner.invars, arguments, strict=True))}
+        self._values = {**jaxprs.constants(jaxpr), **dict(zip(inner.invars, arguments, strict=True))}
         self.inputs = {var: number for number, var in enumerate(inner.invars)}
-        self.made = {var: number for number, eqn in enumerate(inner.eqns) for var in eqn.outvars}
+        self.makers = {var: number for number, eqn in enumerate(inner.eqns) for var in eqn.outvars}
         self.names = {inner.invars[number]: name for number, name in names.items()}
         for eqn in inner.eqns:
             self._name(eqn)
-        self._kinds = self._found()
+        self._kinds = self._bad_kinds()
         self._arrays: dict[Any, np.ndarray] = {}
 
     def is_bad(self, atom: Any) -> bool:
@@ -51,22 +51,21 @@ class Level:
 
     def first_nan(self) -> Any:
         """Return the variable of the first NaN that an equation makes; None if there is none."""
-        numbers = [number for var, number in self.made.items() if self._kinds.get(var) == _NAN]
-        at = min(numbers, default=None)
-        return (
-            None if at is None else next(v for v in self.jaxpr.eqns[at].outvars if self._kinds.get(v) == _NAN)
-        )
+        numbers = [number for var, number in self.makers.items() if self._kinds.get(var) == _NAN]
+        first = min(numbers, default=None)
+        variables = () if first is None else self.jaxpr.eqns[first].outvars
+        return next((var for var in variables if self._kinds.get(var) == _NAN), None)
 
     def look_at(self, atom: Any) -> Any:
         """Copy the values on the way from a result backwards to the host, and return where the way begins.
 
         That is the result or, if these values take too much memory, an earlier value on the way.
         """
-        way = self._before(atom)
+        way = self._way_to(atom)
         if sum(_nbytes(var) for var in way) > _MOST_NBYTES:
             nans = [var for var in way if self._kinds[var] == _NAN] or way
-            atom = min(nans, key=lambda var: self.made.get(var, -1))
-            way = self._before(atom)
+            atom = min(nans, key=lambda var: self.makers.get(var, -1))
+            way = self._way_to(atom)
         self._arrays = dict(zip(way, map(on_host, self._computed(way)), strict=True))
         return atom
 
@@ -85,67 +84,67 @@ class Level:
 
     def candidates(self, eqn: Equation, out: int, index: tuple[int, ...]) -> list[Candidate]:
         """Return the elements that are not finite among those that an element of a result is made from."""
-        found = []
+        candidates = []
         for atom, part in zip(eqn.invars, parts_of(eqn, out, index), strict=True):
-            if (x := self.array(atom)) is not None and (at := first_bad(x[part])) is not None:
-                inner = np.arange(x.size).reshape(x.shape)[part][at]
-                where = tuple(int(i) for i in np.unravel_index(int(inner), x.shape))
-                found.append(Candidate(atom, where, x[where]))
-        return found
+            if (x := self.array(atom)) is not None and (position := first_bad(x[part])) is not None:
+                inner = np.arange(x.size).reshape(x.shape)[part][position]
+                element = tuple(int(i) for i in np.unravel_index(int(inner), x.shape))
+                candidates.append(Candidate(atom, element, x[element]))
+        return candidates
 
     def near(self, eqn: Equation) -> list[str]:
-        """Return the names of the inputs that an equation reads; or else, of those read closest before."""
-        queue, seen = [eqn], 0
-        while queue and seen < _FAR:
-            at, seen = queue.pop(0), seen + 1
-            operands = jaxprs.variables(at.invars)
+        """Return the names of the inputs that an equation reads or, if none, of those read closest before."""
+        queue, num_searched = [eqn], 0
+        while queue and num_searched < _FAR:
+            current, num_searched = queue.pop(0), num_searched + 1
+            operands = jaxprs.variables(current.invars)
             if names := [self.names[var] for var in operands if var in self.names]:
                 return list(dict.fromkeys(names))
-            queue += [self.jaxpr.eqns[self.made[var]] for var in operands if var in self.made]
+            queue += [self.jaxpr.eqns[self.makers[var]] for var in operands if var in self.makers]
         return []
 
-    def _before(self, atom: Any) -> list[Any]:
+    def _way_to(self, atom: Any) -> list[Any]:
         """Return the values that are not finite on all ways from a value backwards, with the value."""
         way, queue = dict.fromkeys([atom]), [atom]
         while queue:
-            number = self.made.get(queue.pop())
+            number = self.makers.get(queue.pop())
             for var in () if number is None else jaxprs.variables(self.jaxpr.eqns[number].invars):
                 if var in self._kinds and var not in way:
                     way[var] = None
                     queue.append(var)
         return list(way)
 
-    def _found(self) -> dict[Any, int]:
+    def _bad_kinds(self) -> dict[Any, int]:
         """Return the values that are not finite, each with its kind."""
-        names = [var for var in (*self._given, *self.made) if _is_inexact(var)]
+        names = [var for var in (*self._values, *self.makers) if _is_inexact(var)]
         kinds = jax.device_get(self._run(names, lambda x: _kind(x)))
         return {var: int(kind) for var, kind in zip(names, kinds, strict=True) if kind != _FINITE}
 
     def _computed(self, names: Sequence[Any]) -> list[Any]:
         return self._run(names, lambda x: x) if names else []
 
-    def _run(self, names: Sequence[Any], of: Callable[[Any], Any]) -> list[Any]:
+    def _run(self, names: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
         """Return a function of some values. XLA leaves out the equations that they do not need."""
 
-        def run(given: Sequence[Any]) -> list[Any]:
-            known = dict(zip(self._given, given, strict=True))
+        def run(values: Sequence[Any]) -> list[Any]:
+            environment = dict(zip(self._values, values, strict=True))
 
             def results(eqn: Equation, operands: list[Any]) -> Sequence[Any]:
-                made = bind(eqn, operands)
-                known.update(zip(eqn.outvars, made, strict=True))
-                return made
+                results = bind(eqn, operands)
+                environment.update(zip(eqn.outvars, results, strict=True))
+                return results
 
-            arguments = [known[var] for var in self.jaxpr.invars]
+            arguments = [environment[var] for var in self.jaxpr.invars]
             evaluate(self._closed, arguments, results)
-            return [of(known[var]) for var in names]
+            return [function(environment[var]) for var in names]
 
         # With excess precision an overflow in float16 would not be one.
         options = {"xla_allow_excess_precision": False}
-        return jax.jit(run, compiler_options=options)(list(self._given.values()))
+        return jax.jit(run, compiler_options=options)(list(self._values.values()))
 
     def _name(self, eqn: Equation) -> None:
-        known = primitive_of(eqn.primitive.name)
-        if known.is_same or known.algebra is Algebra.MOVED:
+        primitive = primitive_of(eqn.primitive.name)
+        if primitive.is_same or primitive.algebra is Algebra.MOVED:
             for var in jaxprs.variables(eqn.invars[:1]):
                 self.names |= dict.fromkeys(eqn.outvars, self.names[var]) if var in self.names else {}
 

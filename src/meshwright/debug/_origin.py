@@ -28,15 +28,15 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Given:
+class Input:
     """A value that is not finite and that no operation made: it is in an input, or a constant."""
 
     number: int | None
     """The number of the input; None for a constant."""
     index: tuple[int, ...]
-    """The element."""
+    """Index of the element."""
     value: float
-    """Its value."""
+    """Value of the element."""
     name: str = ""
     """The name of the input, if it has one."""
 
@@ -50,7 +50,7 @@ class Origin:
     operands: Sequence[Any]
     """Its operands."""
     index: tuple[int, ...]
-    """The element of its result."""
+    """Index of the element of the result that is not finite."""
     value: float
     """The value of this element."""
     results: Sequence[Any]
@@ -61,7 +61,7 @@ class Origin:
     """The calls and loops that it is in, the outermost first."""
     near: Sequence[str] = ()
     """The names of the program's inputs that it reads or, if it reads none, of those read closest before."""
-    because: "Origin | Given | None" = None
+    because: "Origin | Input | None" = None
     """The source of an infinite operand, of which it made NaN; None if its operands are finite."""
 
     @property
@@ -71,7 +71,7 @@ class Origin:
         return [np.asarray(x)[part] for x, part in zip(self.operands, parts, strict=True) if _is_array(x)]
 
 
-Source = Origin | Given
+Source = Origin | Input
 
 
 def origin(
@@ -91,8 +91,8 @@ def origin(
     level = Level(jaxpr, arguments, names)
     for number, element in results:
         atom = level.jaxpr.outvars[number]
-        if level.is_bad(atom) and (found := _from(level, atom, element, ())) is not None:
-            return found
+        if level.is_bad(atom) and (source := _from(level, atom, element, ())) is not None:
+            return source
     return None
 
 
@@ -127,19 +127,19 @@ def _trace(level: Level, atom: Any, index: tuple[int, ...], around: tuple[Around
         x = level.array(atom)
         assert x is not None
         value = x[index]
-        if jaxprs.is_literal(atom) or atom not in level.made:
+        if jaxprs.is_literal(atom) or atom not in level.makers:
             number = None if jaxprs.is_literal(atom) else level.inputs.get(atom)
-            return Given(number, index, value, "" if number is None else level.names.get(atom, ""))
-        number = level.made[atom]
+            return Input(number, index, value, "" if number is None else level.names.get(atom, ""))
+        number = level.makers[atom]
         eqn = level.jaxpr.eqns[number]
         out = eqn.outvars.index(atom)
         if any(test(eqn) for test, _ in _WITH_BODIES):
-            found = _inside(level, number, out, index, around)
-            if not isinstance(found, Given):
-                return found
-            if found.number is None:
-                return found
-            atom, index = eqn.invars[found.number], found.index
+            source = _inside(level, number, out, index, around)
+            if not isinstance(source, Input):
+                return source
+            if source.number is None:
+                return source
+            atom, index = eqn.invars[source.number], source.index
             continue
         chosen = _chosen(level.candidates(eqn, out, index), value)
         if chosen is None or (np.isnan(value) and not np.isnan(chosen.value)):
@@ -150,9 +150,9 @@ def _trace(level: Level, atom: Any, index: tuple[int, ...], around: tuple[Around
 def _chosen(candidates: Sequence[Candidate], value: Any) -> Candidate | None:
     """Return the candidate that a value most likely comes from: an equal one, rather than a constant."""
 
-    def rank(each: Candidate) -> tuple[bool, bool]:
-        is_same = bool(np.isnan(each.value)) if np.isnan(value) else each.value == value
-        return not is_same, jaxprs.is_literal(each.atom)
+    def rank(candidate: Candidate) -> tuple[bool, bool]:
+        is_same = bool(np.isnan(candidate.value)) if np.isnan(value) else candidate.value == value
+        return not is_same, jaxprs.is_literal(candidate.atom)
 
     return min(candidates, key=rank, default=None)
 
@@ -165,20 +165,21 @@ def _made_here(
     x = level.array(eqn.outvars[out])
     assert x is not None
     because = None if infinite is None else _trace(level, infinite.atom, infinite.index, around)
-    results = jax.jit(lambda *given: bind(eqn, given))(*operands)
+    results = jax.jit(lambda *values: bind(eqn, values))(*operands)
     return Origin(eqn, operands, index, x[index], results, out, around, level.near(eqn), because)
 
 
 def _inside(
     level: Level, number: int, out: int, index: tuple[int, ...], around: tuple[Around, ...]
 ) -> Source:
-    """Return the source inside a call or a loop; a `Given` has the number of an operand of the equation."""
+    """Return the source inside a call or a loop; an `Input` has the number of an operand of the equation."""
     eqn, operands = level.jaxpr.eqns[number], level.operands(number)
     variables = [(i, x) for i, x in enumerate(eqn.invars) if not jaxprs.is_literal(x)]
     names = {i: level.names[x] for i, x in variables if x in level.names}
     of_body = next(of_body for test, of_body in _WITH_BODIES if test(eqn))
     source = of_body(_Entry(eqn, operands, out, index, around, names))
-    if source is None:  # inside, run in pieces, everything is finite
+    # Run equation by equation, the body may be finite where its fused program is not.
+    if source is None:
         return _made_here(level, number, out, index, around, None)
     if isinstance(source, Origin) and not source.near:
         return replace(source, near=level.near(eqn))
@@ -220,7 +221,7 @@ def _of_body(
 
 def _renumbered(source: Source | None, numbers: Sequence[int]) -> Source | None:
     """Return a source in an input with the number that the input has among the operands of the equation."""
-    is_input = isinstance(source, Given) and source.number is not None
+    is_input = isinstance(source, Input) and source.number is not None
     return replace(source, number=numbers[source.number]) if is_input else source  # type: ignore[union-attr,index]
 
 
@@ -250,9 +251,9 @@ def _of_while(entry: _Entry) -> Source | None:
     loop = jaxprs.while_of(entry.eqn)
     skipped = loop.num_of_condition
     of_condition, operands = entry.operands[:skipped], entry.operands[skipped:]
-    condition = jax.jit(lambda *given: evaluate(loop.condition, given, bind)[0])
+    condition = jax.jit(lambda *values: evaluate(loop.condition, values, bind)[0])
     consts, start = operands[: loop.num_of_body], operands[loop.num_of_body :]
-    run = jax.jit(lambda *given: evaluate(loop.body, given, bind))
+    run = jax.jit(lambda *values: evaluate(loop.body, values, bind))
     carry, turns = list(start), 0
     while bool(condition(*of_condition, *carry)):
         carry, turns = run(*consts, *carry), turns + 1
@@ -269,7 +270,7 @@ _WITH_BODIES: tuple[tuple[Callable[[Equation], Any], Callable[[_Entry], Source |
     (jaxprs.is_condition, _of_branch),
     (jaxprs.called, _of_call),
 )
-"""Which equations have bodies, and the function that goes on inside."""
+"""Tests for equations with bodies, each with the function that searches inside."""
 
 
 class _Loop:
@@ -285,7 +286,7 @@ class _Loop:
         slices: Callable[[int], Sequence[Any]],
     ):
         self._entry, self._body, self._consts, self._turns = entry, body, list(consts), turns
-        self._slices, run = slices, jax.jit(lambda *given: evaluate(body, given, bind))
+        self._slices, run = slices, jax.jit(lambda *values: evaluate(body, values, bind))
         self._carries = [list(start)]
         for turn in turns[:-1]:
             self._carries.append(run(*consts, *self._carries[-1], *slices(turn))[: len(start)])
@@ -297,7 +298,7 @@ class _Loop:
             if out < len(self._carries[0]):
                 position, index = self._begin(position, out, index)
             turn = self._turns[position]
-            found = _of_body(
+            source = _of_body(
                 self._body,
                 [*self._consts, *self._carries[position], *self._slices(turn)],
                 out,
@@ -305,23 +306,23 @@ class _Loop:
                 (*self._entry.around, Around(self._entry.eqn, turn)),
                 self._entry.names,
             )
-            if not isinstance(found, Given) or found.number is None or found.number < num_consts:
-                return found
-            carry = found.number - num_consts
+            if not isinstance(source, Input) or source.number is None or source.number < num_consts:
+                return source
+            carry = source.number - num_consts
             if carry >= len(self._carries[0]):
-                return replace(found, index=(turn, *found.index))
+                return replace(source, index=(turn, *source.index))
             if position == 0:
-                return found
-            position, out, index = position - 1, carry, found.index
+                return source
+            position, out, index = position - 1, carry, source.index
         return None
 
     def _begin(
         self, position: int, out: int, index: tuple[int, ...] | None
     ) -> tuple[int, tuple[int, ...] | None]:
         """Return the iteration in which a carried value, not finite at the end, was first not finite."""
-        before = position
+        last = position
         while position > 0 and not is_finite(self._carries[position][out]):
             position -= 1
-        if position == before:
+        if position == last:
             return position, index
         return position, first_bad(on_host(self._carries[position + 1][out]))

@@ -1,12 +1,11 @@
-"""The steps of a run, made again from its newest checkpoint without writing anything into the run."""
+"""The steps of a run, made again from its newest checkpoint without writing into it, and guilty rows."""
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,6 +28,10 @@ from meshwright.errors import InputError, UsageError
 from meshwright.observe._internal import merge, read_jsonl
 from meshwright.parallel._internal import copy_to
 from meshwright.training._internal import TrainState, not_finite, unwatched
+
+_MOST_TRIALS = 200
+_SAMPLED = 4
+"""The number of rows that are tried alone before all are suspected of the same."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,14 @@ def opened(experiment: Experiment, run: str | Path | None) -> Iterator[Played]:
                 "a run is played again in one process. Start it alone, with as many devices as the run had: "
                 "--fake-devices N on a CPU."
             )
-        place = experiment.workdir if run is None else str(run)
-        save = dataclasses.replace(experiment.save, directory=checkpoints_of(place), memory=None)
-        experiment = dataclasses.replace(experiment, workdir=place, save=save, evaluations={}, samples=None)
+        workdir = experiment.workdir if run is None else str(run)
+        save = dataclasses.replace(experiment.save, directory=checkpoints_of(workdir), memory=None)
+        experiment = dataclasses.replace(experiment, workdir=workdir, save=save, evaluations={}, samples=None)
         settings = settings_for(experiment, None)
         stack.enter_context(compiled_programs(settings.compile.cache))
-        made = [as_chosen(experiment)]
-        directory = None if is_address(place) else local_path(place)
-        training = without_left_out(settings, training_of(made, stack, unwatched()), directory, 0)
+        experiments = [as_chosen(experiment)]
+        directory = None if is_address(workdir) else local_path(workdir)
+        training = without_left_out(settings, training_of(experiments, stack, unwatched()), directory, 0)
         checkpoints = checkpoints_for(settings, training)
         assert checkpoints is not None
         fresh = training.first_state(newest_step(checkpoints, training.target))
@@ -86,14 +89,14 @@ def opened(experiment: Experiment, run: str | Path | None) -> Iterator[Played]:
         state = checkpoints.resume(training.target, data, otherwise=fresh)
         for batch in (*training.other_batches, training.batch):
             training.step.compile(training.target, batch)
-        yield Played(made[-1], training, state, checkpoints.resumed is None)
+        yield Played(experiments[-1], training, state, checkpoints.resumed is None)
 
 
-def last_reported(place: str | Path) -> int | None:
+def last_reported(run: str | Path) -> int | None:
     """Return the last step that a run reported; None if that is not known, as for a run in a store."""
-    if is_address(str(place)):
+    if is_address(str(run)):
         return None
-    path = local_path(place) / "metrics.jsonl"
+    path = local_path(run) / "metrics.jsonl"
     try:
         return max((int(report["step"]) for report in read_jsonl(path)), default=None) or None
     except (OSError, InputError, ValueError, KeyError):
@@ -105,16 +108,16 @@ def first_bad_step(played: Played, until: int) -> tuple[BadStep | None, int]:
     training, state = played.training, played.state
     step = int(state.step)
     while step < until:
-        # This passes over what the run leaves out. So the position is that of the batch which is returned.
+        # `is_empty` passes over left-out batches, so that the position is that of the next batch.
         if training.data.is_empty():
             break
         position = training.data.get_state()
         batch = next(training.data)
-        kept = copied(state)
+        previous = copied(state)
         state, wrong = stepped(played, state, batch)
         step += 1
         if wrong:
-            return BadStep(step, kept, batch, position, wrong), step
+            return BadStep(step, previous, batch, position, wrong), step
     return None, step
 
 
@@ -138,9 +141,45 @@ def copied(state: TrainState) -> TrainState:
 
 
 def badness(played: Played, state: TrainState) -> Callable[[PyTree], bool]:
-    """Return a function that says whether a step from `state` is not finite for a batch."""
-    return partial(_is_bad, played, state)
+    """Return a function that is true of a batch with which a step from `state` is not finite."""
+    return lambda batch: bool(stepped(played, copied(state), batch)[1])
 
 
-def _is_bad(played: Played, state: TrainState, batch: PyTree) -> bool:
-    return bool(stepped(played, copied(state), batch)[1])
+class Guilty(NamedTuple):
+    """The rows of a batch that make a step not finite."""
+
+    rows: list[int] | None
+    """The rows that do it, each alone; all rows if it is not the examples. None if no row was found."""
+    are_all: bool
+    """False if there may be more rows, as the trials were used up."""
+
+
+def guilty_rows(is_bad: Callable[[PyTree], bool], batch: PyTree) -> Guilty:
+    """Return the rows each of which, repeated over a whole batch, makes the step not finite.
+
+    All rows are returned if each that is tried does: then it is not the examples.
+    """
+    size = len(jax.tree.leaves(batch)[0])
+    num_left, are_all = _MOST_TRIALS, True
+
+    def tried(rows: np.ndarray) -> bool:
+        nonlocal num_left
+        num_left -= 1
+        return is_bad(jax.tree.map(lambda x: np.asarray(x)[np.resize(rows, size)], batch))
+
+    def search(rows: np.ndarray) -> list[int]:
+        nonlocal are_all
+        if num_left <= 0:
+            are_all = False
+            return []
+        if not tried(rows):
+            return []
+        if len(rows) == 1:
+            return [int(rows[0])]
+        middle = len(rows) // 2
+        return search(rows[:middle]) + search(rows[middle:])
+
+    sampled = np.unique(np.linspace(0, size - 1, min(_SAMPLED, size)).astype(int))
+    if all(tried(sampled[i : i + 1]) for i in range(len(sampled))):
+        return Guilty(list(range(size)), are_all=True)
+    return Guilty(search(np.arange(size)) or None, are_all)

@@ -19,8 +19,8 @@ from meshwright.errors import DivergedError, InputError, MeshwrightError, UsageE
 from meshwright.observe._internal import read_jsonl
 
 _FEWEST = 4
-_KINDS = {each.exit_code: each for each in (UsageError, InputError, DivergedError)}
-_MOST_TOLD = 15
+_KINDS = {error.exit_code: error for error in (UsageError, InputError, DivergedError)}
+_MOST_LINES = 15
 
 
 @documented
@@ -62,7 +62,7 @@ class Verified:
                 f"{head}: equal to the bit.\n  compared: {self.num_arrays} arrays of the state, "
                 f"{', '.join(self.metrics)} of each step, and each batch"
             )
-        lines = [f"{head}: not equal.", *(f"  {each}" for each in self.differences)]
+        lines = [f"{head}: not equal.", *(f"  {difference}" for difference in self.differences)]
         for cause in self.causes:
             lines += ["", f"  cause: {cause.kind}", f"    {cause.what}"]
             lines += [f"    at {cause.line}"] if cause.line else []
@@ -96,13 +96,13 @@ def verify_resume(
         a, b = runs.notes("a"), runs.notes("b")
         metrics = a.programs[0]["metrics"]
         differences = _differences(runs, a, b, metrics)
-        found: list[Cause] = []
+        reasons: list[Cause] = []
         if differences:
             runs.play("again")
             runs.play("again", repeats=True)
-            found = causes(a, runs.notes("again"), b, continued_after)
+            reasons = causes(a, runs.notes("again"), b, continued_after)
         num_arrays = len(open_source(runs.workdir("a") / "checkpoints").arrays())
-        return Verified(steps, killed_after, continued_after, num_arrays, metrics, differences, found)
+        return Verified(steps, killed_after, continued_after, num_arrays, metrics, differences, reasons)
 
 
 def _step_of_kill(steps: int, save_every: int, seed: int) -> int:
@@ -137,18 +137,18 @@ class _Runs:
         notes = str(self.scratch / name / "notes.jsonl")
         orders = Orders(str(self.workdir(name)), notes, self.steps, self.save_every, kill_after, repeats)
         command = self._command(orders)
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         expected = 0 if kill_after is None else -signal.SIGKILL
-        if done.returncode == expected:
+        if process.returncode == expected:
             return
-        if done.returncode == 0:
+        if process.returncode == 0:
             raise UsageError(
                 f"the data ended before step {kill_after}, so the run could not be killed there: give fewer "
                 "steps, --steps N, or more epochs."
             )
-        told = "\n  ".join(done.stderr.strip().splitlines()[-_MOST_TOLD:])
-        kind = _KINDS.get(done.returncode, MeshwrightError)
-        raise kind(f"a run of {self.target} failed with exit code {done.returncode}:\n  {told}")
+        error = "\n  ".join(process.stderr.strip().splitlines()[-_MOST_LINES:])
+        kind = _KINDS.get(process.returncode, MeshwrightError)
+        raise kind(f"a run of {self.target} failed with exit code {process.returncode}:\n  {error}")
 
     def _command(self, orders: Orders) -> list[str]:
         words = [f"{name}={text}" for name, text in self.settings.items()]
@@ -160,20 +160,20 @@ class _Runs:
 
 
 def _differences(runs: _Runs, a: Notes, b: Notes, metrics: Sequence[str]) -> list[str]:
-    """Return what differs between a run and one that was killed: state, metrics, batches and programs."""
-    found = _of_states(runs)
-    left, right = (_reports(runs.workdir(name), metrics) for name in ("a", "b"))
+    """Return the differences between a run and a killed one: state, metrics, batches and programs."""
+    differences = _of_states(runs)
+    a_reports, b_reports = (_reports(runs.workdir(name), metrics) for name in ("a", "b"))
     for name in metrics:
         steps = [
             step
-            for step in sorted({*left, *right})
-            if left.get(step, {}).get(name) != right.get(step, {}).get(name)
+            for step in sorted({*a_reports, *b_reports})
+            if a_reports.get(step, {}).get(name) != b_reports.get(step, {}).get(name)
         ]
-        found += [f"{name} differs at {len(steps)} steps, first at step {steps[0]}"] if steps else []
+        differences += [f"{name} differs at {len(steps)} steps, first at step {steps[0]}"] if steps else []
     steps = [step for step in sorted({*a.batches, *b.batches}) if a.batches.get(step) != b.batches.get(step)]
-    found += [f"batches differ at {len(steps)} steps, first at step {steps[0]}"] if steps else []
+    differences += [f"batches differ at {len(steps)} steps, first at step {steps[0]}"] if steps else []
     digests = {program["digest"] for program in (*a.programs, *b.programs)}
-    return found + (["the programs of the step differ"] if len(digests) > 1 else [])
+    return differences + (["the programs of the step differ"] if len(digests) > 1 else [])
 
 
 def _of_states(runs: _Runs) -> list[str]:
@@ -183,15 +183,15 @@ def _of_states(runs: _Runs) -> list[str]:
         return [f"checkpoints: of steps {complete_steps(a)} and {complete_steps(b)}"]
     for step in steps:
         if different := diff(open_source(a / step_name(step)), open_source(b / step_name(step))):
-            names = ", ".join(each.name for each in different[:5]) + (", …" if different[5:] else "")
+            names = ", ".join(array.name for array in different[:5]) + (", …" if different[5:] else "")
             return [f"{len(different)} arrays of the state differ, first after step {step}: {names}"]
     return []
 
 
 def _reports(run: Path, metrics: Sequence[str]) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+    reports: dict[int, dict[str, Any]] = {}
     for report in read_jsonl(run / "metrics.jsonl"):
-        numbers = {name: repr(report[name]) for name in metrics if name in report}
-        if numbers:
-            found[int(report["step"])] = numbers
-    return found
+        values = {name: repr(report[name]) for name in metrics if name in report}
+        if values:
+            reports[int(report["step"])] = values
+    return reports

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshwright
-from meshwright.debug._origin import Given, Origin
+from meshwright.debug._origin import Input, Origin
 from meshwright.program._internal import jaxprs
 
 _OURS = str(Path(meshwright.__file__).parent)
@@ -48,56 +48,51 @@ _STRUCTURE = re.compile(
 )
 
 
-def act_of(found: Origin) -> str:
-    """Return what an operation did, in words, such as `the logarithm of -1`."""
-    name, elements = found.eqn.primitive.name, found.elements
+def act_of(source: Origin) -> str:
+    """Return an operation in words, such as `the logarithm of -1`."""
+    name, elements = source.eqn.primitive.name, source.elements
     values = [values_of(x) for x in elements]
-    more: dict[str, Any] = {"power": jaxprs.exponent_of(found.eqn)}
-    dtype = getattr(found.eqn.outvars[found.out].aval, "dtype", None)
+    more: dict[str, Any] = {"power": jaxprs.exponent_of(source.eqn)}
+    dtype = getattr(source.eqn.outvars[source.out].aval, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
         more |= {"dtype": dtype.name, "largest": f"{float(jnp.finfo(dtype).max):.4g}"}
     words = _ACTS.get(name)
     if words is None or ("{1}" in words and len(values) < 2) or not values:
         words = f"{name} of {' and '.join(values) or 'its operands'}"
-    return f"{words.format(*values, **more)} ({_dtypes(found)}) is {_number(found.value)}"
+    return f"{words.format(*values, **more)} ({_dtypes(source)}) is {_number(source.value)}"
 
 
-def given_as(found: Given) -> str:
-    """Return where a value stands that no operation made, in words."""
-    if found.number is None:
-        return f"{_number(found.value)} is a constant in the program"
-    return f"{found.name or f'input {found.number}'} has {_number(found.value)} at {list(found.index)}"
+def input_text(source: Input) -> str:
+    """Return the place of a value that no operation made, in words."""
+    if source.number is None:
+        return f"{_number(source.value)} is a constant in the program"
+    return f"{source.name or f'input {source.number}'} has {_number(source.value)} at {list(source.index)}"
 
 
-def line_of(found: Origin) -> tuple[str, str]:
-    """Return the line of source of an operation and, if that is in a library, the line that called it."""
-    return _lines_of(found.eqn)
+def lines_of(eqn: Any) -> tuple[str, str]:
+    """Return the user's line of source of an equation, and the line of a library that it called, if any.
 
-
-def place_of(eqn: Any) -> str:
-    """Return the line of source of an equation, of the user's if there is one."""
-    return _lines_of(eqn)[0]
-
-
-def _lines_of(eqn: Any) -> tuple[str, str]:
+    Without a line of the user, the first is that of the library.
+    """
     traceback = eqn.source_info.traceback
     frames = [] if traceback is None else traceback.frames
-    inside = []
+    traced = []
     for frame in frames:
         if frame.file_name == _STEP and frame.function_name.endswith("trace"):
-            break  # from here on it is the caller of the step, such as the user's script
-        inside.append(frame)
-    known = [frame for frame in inside if not _is_jax(frame.file_name)]
-    own = [frame for frame in known if _is_users(frame.file_name)]
-    first, called = next(iter(known), None), next(iter(own), None)
+            # The frames from here on are the caller of the step, such as the user's script.
+            break
+        traced.append(frame)
+    frames = [frame for frame in traced if not _is_jax(frame.file_name)]
+    own = [frame for frame in frames if _is_users(frame.file_name)]
+    first, called = next(iter(frames), None), next(iter(own), None)
     if called is not None and first is not called and first is not None:
-        return _place(called), _place(first)
-    return ("" if first is None else _place(first)), ""
+        return _frame_text(called), _frame_text(first)
+    return ("" if first is None else _frame_text(first)), ""
 
 
-def direction_of(found: Origin, *, loss_is_bad: bool) -> str:
+def direction_of(source: Origin, *, loss_is_bad: bool) -> str:
     """Return the part of the step that an operation is in: forward, gradient or update."""
-    stack = "/".join(_stacks(found))
+    stack = "/".join(_stacks(source))
     if "transpose(" in stack:
         return "gradient"
     if "optimizer" in _scopes(stack):
@@ -105,33 +100,34 @@ def direction_of(found: Origin, *, loss_is_bad: bool) -> str:
     return "forward" if loss_is_bad else "gradient"
 
 
-def layer_of(found: Origin) -> str:
+def layer_of(source: Origin) -> str:
     """Return the scopes of the model that an operation is in, and the iterations of loops."""
-    return "/".join(_scopes("/".join(_stacks(found))))
+    return "/".join(_scopes("/".join(_stacks(source))))
 
 
-def turns_of(found: Origin) -> list[str]:
+def turns_of(source: Origin) -> list[str]:
     """Return the loops around an operation, in words, the outermost first."""
     return [
-        f"iteration {each.turn} of a {each.eqn.primitive.name}"
-        + (f" of {jaxprs.num_turns(each.eqn)}" if jaxprs.is_scan(each.eqn) else "")
-        for each in found.around
-        if each.turn is not None
+        f"iteration {loop.turn} of a {loop.eqn.primitive.name}"
+        + (f" of {jaxprs.num_turns(loop.eqn)}" if jaxprs.is_scan(loop.eqn) else "")
+        for loop in source.around
+        if loop.turn is not None
     ]
 
 
-def _stacks(found: Origin) -> list[str]:
-    eqns = [*(each.eqn for each in found.around), found.eqn]
+def _stacks(source: Origin) -> list[str]:
+    eqns = [*(loop.eqn for loop in source.around), source.eqn]
     return [str(eqn.source_info.name_stack) for eqn in eqns]
 
 
 def _scopes(stack: str) -> list[str]:
-    return [each for each in _TRANSFORMED.sub("", stack).split("/") if not _STRUCTURE.fullmatch(each)]
+    return [scope for scope in _TRANSFORMED.sub("", stack).split("/") if not _STRUCTURE.fullmatch(scope)]
 
 
 def values_of(x: np.ndarray) -> str:
     """Return a value, or the range of several."""
-    if x.dtype.kind == "V":  # bfloat16 and the like
+    # NumPy sees bfloat16 and other dtypes of ml_dtypes as raw bytes.
+    if x.dtype.kind == "V":
         x = x.astype(np.float32)
     if x.dtype.kind not in "fciub":
         return "no numbers"
@@ -139,14 +135,15 @@ def values_of(x: np.ndarray) -> str:
         return _number(x.reshape(())[()])
     kinds = [name for name, is_there in _kinds(x) if is_there]
     finite = x[np.isfinite(x)]
-    if finite.dtype.kind in "cb":  # neither has an order that tells anything
+    # Complex numbers have no order, and that of truth values says nothing.
+    if finite.dtype.kind in "cb":
         return " and ".join(kinds or (["finite"] if finite.dtype.kind == "c" else _truths(finite)))
     span = [f"from {_number(finite.min())} to {_number(finite.max())}"] if finite.size else []
     return " and ".join([*span, *kinds])
 
 
 def _truths(x: np.ndarray) -> list[str]:
-    return [str(bool(each)) for each in np.unique(x)]
+    return [str(bool(value)) for value in np.unique(x)]
 
 
 def _kinds(x: np.ndarray) -> list[tuple[str, bool]]:
@@ -159,8 +156,9 @@ def _number(x: Any) -> str:
     return "NaN" if np.isnan(x) else f"{x:.6g}"
 
 
-def _dtypes(found: Origin) -> str:
-    dtypes = [getattr(atom.aval, "dtype", None) for atom in (*found.eqn.invars, found.eqn.outvars[found.out])]
+def _dtypes(source: Origin) -> str:
+    atoms = (*source.eqn.invars, source.eqn.outvars[source.out])
+    dtypes = [getattr(atom.aval, "dtype", None) for atom in atoms]
     return " → ".join(
         dict.fromkeys(str(dtype) for dtype in dtypes if dtype is not None and dtype.kind != "b")
     )
@@ -176,7 +174,7 @@ def _is_users(path: str) -> bool:
     return not ("/site-packages/" in path or path.startswith((_OURS, _LIBRARY, "<frozen")))
 
 
-def _place(frame: Any) -> str:
+def _frame_text(frame: Any) -> str:
     path = frame.file_name
     for start in (f"{Path.cwd()}/", f"{_OURS.removesuffix('meshwright')}"):
         path = path.removeprefix(start)
@@ -184,14 +182,14 @@ def _place(frame: Any) -> str:
     return f"{path}:{frame.line_num} in {frame.function_name.rpartition('.')[2]}"
 
 
-def chain_of(found: Origin | Given | None) -> Sequence[Origin | Given]:
+def chain_of(source: Origin | Input | None) -> Sequence[Origin | Input]:
     """Return a source and the sources of the infinite values that it was made of, the first made first.
 
-    A constant, such as the infinity of a mask, is on purpose, and only told if it is alone.
+    A constant, such as the infinity of a mask, is on purpose, and only included if it is alone.
     """
-    chain: list[Origin | Given] = []
-    while found is not None:
-        chain.append(found)
-        found = found.because if isinstance(found, Origin) else None
-    is_on_purpose = len(chain) > 1 and isinstance(chain[-1], Given) and chain[-1].number is None
+    chain: list[Origin | Input] = []
+    while source is not None:
+        chain.append(source)
+        source = source.because if isinstance(source, Origin) else None
+    is_on_purpose = len(chain) > 1 and isinstance(chain[-1], Input) and chain[-1].number is None
     return chain[-2::-1] if is_on_purpose else chain[::-1]

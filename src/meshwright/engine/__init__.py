@@ -2,8 +2,8 @@
 
 _run, _hooks, _training    the engine: directory, checks, evaluations, the loop, stopping, the record
 _experiment/               the whole description of a run, made into parts for the engine
-_trainer/, _deployer/, _predictor/   RedCoast's three classes on the same engine
-_evaluation/, _predict/    scores of a state over examples, and predictions in order
+_trainer/, _deployer/      RedCoast's classes on the same engine
+_evaluation/, _predict/    scores of a state over examples, and predictions in order, with `Predictor`
 _adapters/                 models of Flax and Equinox as plain functions, one file for each library
 _exports/                  programs in one file with their weights
 """
@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from meshwright.engine._evaluation._description import EvaluationFunction
     from meshwright.engine._evaluation._evaluator import Evaluator
     from meshwright.engine._evaluation._tokens import perplexity, token_means
-    from meshwright.engine._experiment._adapt import replace_prefix, truncate, truncate_left
-    from meshwright.engine._experiment._averages import open_averages
-    from meshwright.engine._experiment._builders import chain, from_checkpoint
+    from meshwright.engine._experiment._builders import (
+        chain,
+        from_checkpoint,
+        open_averages,
+        replace_prefix,
+        truncate,
+        truncate_left,
+    )
     from meshwright.engine._exports._export import PLATFORMS, export
     from meshwright.engine._exports._load import load_program
     from meshwright.engine._outcome import Outcome

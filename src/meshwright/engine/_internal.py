@@ -13,25 +13,30 @@ if TYPE_CHECKING:
     from meshwright.engine._evaluation._description import Evaluation, EvaluationFunction
     from meshwright.engine._evaluation._tokens import perplexity, token_means
     from meshwright.engine._experiment._auto import Planner, as_chosen, automatic, before_choice
-    from meshwright.engine._experiment._averages import has_averages, open_averages
-    from meshwright.engine._experiment._builders import from_checkpoint
+    from meshwright.engine._experiment._builders import from_checkpoint, has_averages, open_averages
     from meshwright.engine._experiment._compile_ahead import (
         AheadOfTime,
         compile_ahead,
         compile_parts,
         some_rows,
     )
-    from meshwright.engine._experiment._evaluate import evaluate_checkpoint, state_of_checkpoint
     from meshwright.engine._experiment._experiment import Experiment, Input
     from meshwright.engine._experiment._parts import Parts, loss_of, parts_of
-    from meshwright.engine._experiment._run import on_devices, run, settings_for, training_of
+    from meshwright.engine._experiment._run import (
+        evaluate_checkpoint,
+        on_devices,
+        run,
+        settings_for,
+        state_of_checkpoint,
+        training_of,
+    )
     from meshwright.engine._exports._export import export, export_params
     from meshwright.engine._exports._load import load_program
     from meshwright.engine._exports._predictions import Program, predictions_of
     from meshwright.engine._open_run import checkpoints_for, newest_step
     from meshwright.engine._outcome import Outcome
     from meshwright.engine._policies import InformedWhen, is_informed
-    from meshwright.engine._predict._fingerprint import fingerprint
+    from meshwright.engine._predict._outputs import fingerprint
     from meshwright.engine._predict._run import BatchedPredict
     from meshwright.engine._rollback import without_left_out
     from meshwright.engine._run import run_engine

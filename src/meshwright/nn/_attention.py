@@ -1,4 +1,4 @@
-"""The public `attention`: it checks the arguments and chooses the form that computes them."""
+"""The public `attention`, the choice of its form, and the form with all scores at once, for short rows."""
 
 import math
 from dataclasses import replace
@@ -6,17 +6,16 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from meshwright.errors import UsageError, did_you_mean
 from meshwright.nn._blockwise import blockwise
-from meshwright.nn._cudnn import cudnn, why_not_cudnn
-from meshwright.nn._dense import dense, plain
 from meshwright.nn._hardware import Hardware
-from meshwright.nn._inputs import AttentionInputs, Bias
+from meshwright.nn._inputs import AttentionInputs, Bias, visible
+from meshwright.nn._kernels import cudnn, splash, splash_with_lse, why_not_cudnn, why_not_splash
 from meshwright.nn._ring import ring
-from meshwright.nn._sequence_parallel import FORMS as _OF_PARTS
-from meshwright.nn._sequence_parallel import check_lengths, chosen_of_parts, exchanged, why_not_exchanged
-from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
+from meshwright.nn._sequence_parallel import FORMS as _SPLIT_FORMS
+from meshwright.nn._sequence_parallel import all_to_all, check_lengths, split_form, why_not_all_to_all
 from meshwright.parallel._internal import SEQUENCE, sequence_ways
 
 _LARGEST_DENSE = 512 * 512
@@ -24,7 +23,7 @@ _LARGEST_DENSE = 512 * 512
 blockwise form."""
 _FORMS = ("dense", "blockwise", "cudnn", "splash")
 _KERNELS = {"cudnn": (cudnn, why_not_cudnn), "splash": (splash, why_not_splash)}
-"""Kernels of vendors in the order in which they are tried, with functions that say what they cannot do."""
+"""Kernels of vendors in the order of trial, with functions that say why they cannot compute arguments."""
 _PLATFORMS = {"cudnn": "gpu", "splash": "tpu"}
 _NEWEST = (9, 0)
 """The compute capability that is assumed of GPUs that are not here: that of H100s."""
@@ -91,77 +90,131 @@ def attention(
       >>> mw.nn.attention(x, x, x, causal=True, window=128).shape
       (2, 1024, 4, 16)
     """
-    given = AttentionInputs.of(q, k, v, causal, segments, window, softcap, scale, bias)
+    inputs = AttentionInputs.create(q, k, v, causal, segments, window, softcap, scale, bias)
     ways = sequence_ways()
     if ways > 1:
-        return _of_parts(form, given, with_lse, ways)
-    return _computed(form, given, with_lse)
+        return _split(form, inputs, with_lse, ways)
+    return _computed(form, inputs, with_lse)
 
 
-def _of_parts(form: str | None, given: AttentionInputs, with_lse: bool, ways: int) -> Any:
+def _split(form: str | None, inputs: AttentionInputs, with_lse: bool, ways: int) -> Any:
     """Return the attention of rows that the axis `sequence` splits along their length."""
     if form is None:
-        form = chosen_of_parts(given, ways)
-    check_lengths(given, ways)
-    reason = why_not_exchanged(given, ways) if form == "all-to-all" else None
-    if form not in _OF_PARTS:
+        form = split_form(inputs, ways)
+    check_lengths(inputs, ways)
+    reason = why_not_all_to_all(inputs, ways) if form == "all-to-all" else None
+    if form not in _SPLIT_FORMS:
         reason = f"the mesh axis {SEQUENCE!r} of size {ways} splits rows"
     if reason is not None:
         raise UsageError(f"form={form!r} is not possible: {reason}.\n  Leave form out, or take 'ring'.")
     if form == "all-to-all":
-        return exchanged(given, partial(_computed, None, with_lse=with_lse))
-    out, lse = ring(given, ways)
+        return all_to_all(inputs, partial(_computed, None, with_lse=with_lse))
+    out, lse = ring(inputs, ways)
     return (out, lse) if with_lse else out
 
 
-def _computed(form: str | None, given: AttentionInputs, with_lse: bool) -> Any:
-    hardware = Hardware.here()
-    by = chosen(given, with_lse, hardware) if form is None else _checked(form, given, with_lse, hardware)
-    if by in _KERNELS and hardware.is_absent:
-        by = "blockwise"  # only its own hardware can trace the kernel; a plan counts both as one
-    if by == "splash" and with_lse:
-        return splash_with_lse(given)
-    if by in _KERNELS:
-        return _KERNELS[by][0](given)
-    if by == "dense" and not with_lse:
-        return dense(given)
-    out, lse = (plain if by == "dense" else blockwise)(given)
+def _computed(form: str | None, inputs: AttentionInputs, with_lse: bool) -> Any:
+    hardware = Hardware.current()
+    name = chosen(inputs, with_lse, hardware) if form is None else _checked(form, inputs, with_lse, hardware)
+    # Only its own hardware can trace a kernel. A plan counts both forms as one.
+    if name in _KERNELS and hardware.is_absent:
+        name = "blockwise"
+    if name == "splash" and with_lse:
+        return splash_with_lse(inputs)
+    if name in _KERNELS:
+        return _KERNELS[name][0](inputs)
+    if name == "dense" and not with_lse:
+        return dense(inputs)
+    out, lse = (plain if name == "dense" else blockwise)(inputs)
     return (out, lse) if with_lse else out
 
 
-def chosen(given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
+def chosen(inputs: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
     """Return the name of the form that computes this on the hardware."""
-    sizes = given.q.shape[1], given.k.shape[1]
+    sizes = inputs.q.shape[1], inputs.k.shape[1]
     if not all(isinstance(size, int) for size in sizes):
-        return "dense"  # exported for any length, of which blocks cannot be counted
+        # A program is exported for any length: its blocks cannot be counted.
+        return "dense"
     if math.prod(sizes) <= _LARGEST_DENSE and not with_lse:
         return "dense"
-    fitting = (name for name, (_, why_not) in _KERNELS.items() if not why_not(given, with_lse, hardware))
+    fitting = (name for name, (_, why_not) in _KERNELS.items() if not why_not(inputs, with_lse, hardware))
     return next(fitting, "blockwise")
 
 
-def why_not(form: str, given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str | None:
+def why_not(form: str, inputs: AttentionInputs, with_lse: bool, hardware: Hardware) -> str | None:
     """Return the reason why a form cannot compute this on the hardware; None if it can."""
     if form not in _KERNELS:
         return None
-    return _KERNELS[form][1](given, with_lse, _planned_for(form, hardware))
+    # A plan may not say enough about devices that this process lacks.
+    if hardware.is_unknown:
+        hardware = replace(hardware, platform=_PLATFORMS[form])
+    if hardware.is_absent and hardware.platform == "gpu":
+        hardware = replace(hardware, capability=_NEWEST)
+    return _KERNELS[form][1](inputs, with_lse, hardware)
 
 
-def _checked(form: str, given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
+def _checked(form: str, inputs: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
     if form not in _FORMS:
-        if form in _OF_PARTS:
+        if form in _SPLIT_FORMS:
             raise UsageError(f"form={form!r} needs a mesh with the axis {SEQUENCE!r}.\n  Leave form out.")
         hint = did_you_mean(str(form), _FORMS)
         raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
-    if reason := why_not(form, given, with_lse, hardware):
+    if reason := why_not(form, inputs, with_lse, hardware):
         raise UsageError(
             f"form={form!r} does not support these arguments: {reason}.\n  Try form='blockwise'."
         )
     return form
 
 
-def _planned_for(form: str, hardware: Hardware) -> Hardware:
-    """Return the hardware, completed where a plan does not say enough about devices that are not here."""
-    platform = _PLATFORMS.get(form, hardware.platform) if hardware.is_unknown else hardware.platform
-    capability = _NEWEST if hardware.is_absent and platform == "gpu" else hardware.capability
-    return replace(hardware, platform=platform, capability=capability)
+def dense(inputs: AttentionInputs) -> jax.Array:
+    """Return the attention, [B, T, N, H], by `jax.nn` if the scores have no cap."""
+    if inputs.softcap is not None:
+        return plain(inputs)[0]
+    mask = _mask(inputs)
+    is_causal_alone = inputs.causal and inputs.window is None and inputs.segments is None
+    out = jax.nn.dot_product_attention(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        _bias(inputs),
+        None if is_causal_alone or mask is None else mask[:, None],
+        is_causal=is_causal_alone,
+        scale=inputs.scale,
+    )
+    if mask is None or not inputs.leaves_rows_empty:
+        return out
+    # For a query that sees no key, a softmax makes the mean of all values.
+    return jnp.where(mask.any(-1)[:, :, None, None], out, jnp.zeros((), out.dtype))
+
+
+def plain(inputs: AttentionInputs) -> tuple[jax.Array, jax.Array]:
+    """Return the attention, [B, T, N, H], and the logarithms of the sums, [B, N, T], as defined."""
+    B, T, N, H = inputs.q.shape
+    K = inputs.k.shape[2]
+    q_BTKGH = inputs.q.reshape(B, T, K, N // K, H) * inputs.scale
+    scores = jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, inputs.k, preferred_element_type=inputs.scores_dtype)
+    if inputs.softcap is not None:
+        scores = inputs.softcap * jnp.tanh(scores / inputs.softcap)
+    if (bias := _bias(inputs)) is not None:
+        scores += jnp.broadcast_to(bias, (bias.shape[0], N, *bias.shape[2:])).reshape(-1, *scores.shape[1:])
+    mask = _mask(inputs)
+    sees = jnp.ones((1, 1, 1, T, 1), bool) if mask is None else mask.any(-1, keepdims=True)[:, None, None]
+    # A query that sees nothing first gets all keys, as 0 / 0 has no gradient.
+    if mask is not None:
+        scores = jnp.where(mask[:, None, None] | ~sees, scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    weights = jnp.where(sees, jnp.exp(scores - lse), 0).astype(inputs.v.dtype)
+    out = jnp.einsum("bkgts,bskh->btkgh", weights, inputs.v).reshape(inputs.q.shape)
+    return out, jnp.where(sees, lse, -jnp.inf).reshape(B, N, T)
+
+
+def _mask(inputs: AttentionInputs) -> jax.Array | None:
+    t, s = (jnp.arange(x.shape[1]) for x in (inputs.q, inputs.k))
+    return visible(inputs.causal, inputs.window, inputs.segments, t, s)
+
+
+def _bias(inputs: AttentionInputs) -> jax.Array | None:
+    if not isinstance(inputs.bias, Bias):
+        return inputs.bias
+    t, s = (jnp.arange(x.shape[1]) for x in (inputs.q, inputs.k))
+    return inputs.bias.function(inputs.bias.operand, t, s)[None]

@@ -1,10 +1,9 @@
 """Attention block by block, in XLA's own operations, on any hardware; with its own gradient.
 
 For each pair of a block of queries and one of keys that it may see, in turn, the scores are computed, and
-what was summed for the queries so far is scaled to the largest score seen (an online softmax: Milakov and
+the sums for the queries so far are scaled to the largest score so far (an online softmax: Milakov and
 Gimelshein, arXiv:1805.02867). The gradient computes the scores again, from the logarithms of the sums (Dao,
-arXiv:2205.14135, algorithm 4). The pairs are known when the program is traced, so that its length and what it
-computes are.
+arXiv:2205.14135, algorithm 4). The pairs are known when the program is traced.
 
 Shapes: B rows, T queries, S keys, K heads of keys, each for G heads of queries, H features; t and s are
 those of a block.
@@ -23,7 +22,8 @@ from jax.ad_checkpoint import checkpoint_name
 from meshwright.base._internal import PyTree
 from meshwright.nn._inputs import AttentionInputs, Bias, visible
 
-_SCOPE = "fused_attention"  # the name by which plans know it: hardware may run it as one kernel
+# Plans know attention by this name: hardware may run it as one kernel.
+_SCOPE = "fused_attention"
 
 BLOCK = 512
 """Most queries, and keys, of a block."""
@@ -32,14 +32,14 @@ _MULTIPLE = 16
 
 @dataclass(frozen=True)
 class _Static:
-    """Everything that the program depends on, besides shapes and dtypes."""
+    """The settings that a program is traced for, besides shapes and dtypes."""
 
     causal: bool
     window: int | None
     softcap: float | None
     scale: float
     length: int
-    """Keys that there are, before they are padded to whole blocks."""
+    """Number of keys before padding to a multiple of the block."""
     bias: Any
     """The function of a `Bias`."""
     block: tuple[int, int]
@@ -60,8 +60,8 @@ class _Block:
     """int[t], the positions of its queries."""
     s: jax.Array
     """int[s], the positions of its keys."""
-    is_there: jax.Array
-    """bool[s], false for keys that fill up the last block."""
+    is_key: jax.Array
+    """bool[s], false for the padding of the last block."""
 
 
 class Starts(NamedTuple):
@@ -74,33 +74,33 @@ class Starts(NamedTuple):
 
 
 @jax.named_scope(_SCOPE)
-def blockwise(given: AttentionInputs, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
-    """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
-    out, lse = part(given, None, block)
-    return out.astype(given.v.dtype), lse
+def blockwise(inputs: AttentionInputs, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
+    """Return the attention, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
+    out, lse = part(inputs, None, block)
+    return out.astype(inputs.v.dtype), lse
 
 
 @jax.named_scope(_SCOPE)
-def part(given: AttentionInputs, starts: Starts | None, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
+def part(inputs: AttentionInputs, starts: Starts | None, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
     """Return the result of `blockwise` in the dtype of sums, for queries and keys that begin at `starts`."""
-    B, T, N, H = given.q.shape
-    static, inputs = _in_blocks(given, starts, block)
-    out, lse = _attend(static, *inputs)
+    B, T, N, H = inputs.q.shape
+    static, arrays = _in_blocks(inputs, starts, block)
+    out, lse = _attend(static, *arrays)
     out = _rows(out, T).reshape(B, T, N, H)
     return out, jnp.moveaxis(_rows(lse, T), 1, -1).reshape(B, N, T)
 
 
 @jax.named_scope(_SCOPE)
 def part_gradients(
-    given: AttentionInputs, starts: Starts, kept: Any, changes: Any, block: int = BLOCK
+    inputs: AttentionInputs, starts: Starts, results: Any, changes: Any, block: int = BLOCK
 ) -> dict[str, PyTree]:
     """Return the part of the gradients that queries and keys of longer rows have, in the dtype of sums.
 
     Returns:
       The gradients of the queries `q`, the keys `k`, the values `v` and of the bias or its operand, `bias`.
     """
-    (B, T, N, H), (S, K) = given.q.shape, given.k.shape[1:3]
-    static, inputs = _in_blocks(given, starts, block)
+    (B, T, N, H), (S, K) = inputs.q.shape, inputs.k.shape[1:3]
+    static, arrays = _in_blocks(inputs, starts, block)
 
     def features(x: jax.Array) -> jax.Array:
         return _blocks(x.reshape(B, T, K, N // K, H).astype(static.dtype), static.block[0])
@@ -108,39 +108,39 @@ def part_gradients(
     def sums(x: jax.Array) -> jax.Array:
         return _blocks(jnp.moveaxis(x.reshape(B, K, N // K, T), -1, 1), static.block[0])
 
-    (out, lse), (d_out, d_lse) = kept, changes
-    found = _gradients(static, inputs, (features(out), sums(lse)), (features(d_out), sums(d_lse)))
-    bias = found["operand"]
-    if given.bias is not None and not isinstance(given.bias, Bias):
-        bias = bias[..., :T, :S].reshape(given.bias.shape)
-    k, v = (_rows(found[name], S) for name in "kv")
-    return {"q": _rows(found["q"], T).reshape(B, T, N, H), "k": k, "v": v, "bias": bias}
+    (out, lse), (d_out, d_lse) = results, changes
+    gradients = _gradients(static, arrays, (features(out), sums(lse)), (features(d_out), sums(d_lse)))
+    bias = gradients["operand"]
+    if inputs.bias is not None and not isinstance(inputs.bias, Bias):
+        bias = bias[..., :T, :S].reshape(inputs.bias.shape)
+    k, v = (_rows(gradients[name], S) for name in "kv")
+    return {"q": _rows(gradients["q"], T).reshape(B, T, N, H), "k": k, "v": v, "bias": bias}
 
 
-def _in_blocks(given: AttentionInputs, starts: Starts | None, block: int) -> tuple[_Static, tuple[Any, ...]]:
-    B, T, N, H = given.q.shape
-    S, K = given.k.shape[1:3]
+def _in_blocks(inputs: AttentionInputs, starts: Starts | None, block: int) -> tuple[_Static, tuple[Any, ...]]:
+    B, T, N, H = inputs.q.shape
+    S, K = inputs.k.shape[1:3]
     sizes = _size(T, block), _size(S, block)
-    window = given.window if isinstance(given.window, int) else None
-    bias = given.bias.function if isinstance(given.bias, Bias) else None
+    window = inputs.window if isinstance(inputs.window, int) else None
+    bias = inputs.bias.function if isinstance(inputs.bias, Bias) else None
     static = _Static(
-        given.causal,
+        inputs.causal,
         window,
-        given.softcap,
-        float(given.scale),
+        inputs.softcap,
+        float(inputs.scale),
         S,
         bias,
         sizes,
-        given.scores_dtype,
+        inputs.scores_dtype,
         0 if starts is None else starts.offset,
     )
-    q = _blocks(given.q.reshape(B, T, K, N // K, H), sizes[0])
-    k, v = (_blocks(x, sizes[1]) for x in (given.k, given.v))
-    marks: PyTree = {"window": None if window is not None else given.window}
+    q = _blocks(inputs.q.reshape(B, T, K, N // K, H), sizes[0])
+    k, v = (_blocks(x, sizes[1]) for x in (inputs.k, inputs.v))
+    marks: PyTree = {"window": None if window is not None else inputs.window}
     marks["starts"] = None if starts is None else (starts.t, starts.s)
-    if given.segments is not None:
-        marks |= {"t": _blocks(given.segments[0], sizes[0]), "s": _blocks(given.segments[1], sizes[1])}
-    operand = given.bias.operand if isinstance(given.bias, Bias) else _padded(given.bias, (B, N, K), sizes)
+    if inputs.segments is not None:
+        marks |= {"t": _blocks(inputs.segments[0], sizes[0]), "s": _blocks(inputs.segments[1], sizes[1])}
+    operand = inputs.bias.operand if isinstance(inputs.bias, Bias) else _padded(inputs.bias, (B, N, K), sizes)
     return static, (q, k, v, operand, marks)
 
 
@@ -177,10 +177,10 @@ def _padded(bias: jax.Array | None, sizes: tuple[int, int, int], block: tuple[in
 
 def _pairs(static: _Static, num_q: int, num_k: int) -> np.ndarray:
     """Return the pairs of blocks of which some query may see some key, int32[pairs, 2], queries in order."""
-    return np.array([*_seen(static, num_q, num_k)], np.int32).reshape(-1, 2)
+    return np.array([*_visible_pairs(static, num_q, num_k)], np.int32).reshape(-1, 2)
 
 
-def _seen(static: _Static, num_q: int, num_k: int) -> Iterator[tuple[int, int]]:
+def _visible_pairs(static: _Static, num_q: int, num_k: int) -> Iterator[tuple[int, int]]:
     t, s = static.block
     reach, offset = static.window, static.offset
     for i in range(num_q):
@@ -202,22 +202,25 @@ def _attend(
 ) -> tuple[jax.Array, jax.Array]:
     """Return [blocks, B, t, K, G, H] and the logarithms of the sums, [blocks, B, t, K, G]."""
 
-    def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
-        at = _place(static, pair, marks)
-        here = jax.tree.map(lambda x: _get(x, at.i), sums)
-        scores = _scores(static, at, q, k, operand, marks)[0]
-        largest = jnp.maximum(here["largest"], scores.max(-1))
+    def step(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
+        block = _block_of(static, pair, marks)
+        previous = jax.tree.map(lambda x: _get(x, block.i), sums)
+        scores = _scores(static, block, q, k, operand, marks)[0]
+        largest = jnp.maximum(previous["largest"], scores.max(-1))
         finite = jnp.where(jnp.isfinite(largest), largest, 0)
-        weights, shrunk = jnp.exp(scores - finite[..., None]), jnp.exp(here["largest"] - finite)
-        seen = jnp.einsum(
-            "bkgts,bskh->bkgth", weights.astype(v.dtype), _get(v, at.j), preferred_element_type=static.dtype
+        weights, shrunk = jnp.exp(scores - finite[..., None]), jnp.exp(previous["largest"] - finite)
+        values = jnp.einsum(
+            "bkgts,bskh->bkgth",
+            weights.astype(v.dtype),
+            _get(v, block.j),
+            preferred_element_type=static.dtype,
         )
         new = {
             "largest": largest,
-            "total": here["total"] * shrunk + weights.sum(-1),
-            "values": here["values"] * shrunk[..., None] + seen,
+            "total": previous["total"] * shrunk + weights.sum(-1),
+            "values": previous["values"] * shrunk[..., None] + values,
         }
-        return jax.tree.map(lambda x, part: _put(x, part, at.i), sums, new), None
+        return jax.tree.map(lambda x, part: _put(x, part, block.i), sums, new), None
 
     blocks, B, t, K, G, H = q.shape
     shape = blocks, B, K, G, t
@@ -226,7 +229,7 @@ def _attend(
         "total": jnp.zeros(shape, static.dtype),
         "values": jnp.zeros((*shape, H), static.dtype),
     }
-    sums, _ = jax.lax.scan(one, start, jnp.asarray(_pairs(static, blocks, k.shape[0])))
+    sums, _ = jax.lax.scan(step, start, jnp.asarray(_pairs(static, blocks, k.shape[0])))
     is_empty = sums["total"] == 0
     out = sums["values"] / jnp.where(is_empty, 1, sums["total"])[..., None]
     lse = jnp.where(is_empty, -jnp.inf, sums["largest"] + jnp.log(jnp.where(is_empty, 1, sums["total"])))
@@ -240,12 +243,12 @@ def _attend_forward(static: _Static, *inputs: Any) -> tuple[Any, Any]:
 
 
 @jax.named_scope(_SCOPE)
-def _attend_backward(static: _Static, kept: Any, changes: Any) -> tuple[Any, ...]:
-    """Return the gradients of queries, keys, values and of what the bias is made of."""
-    inputs, *results = kept
-    found = _gradients(static, inputs, results, changes)
+def _attend_backward(static: _Static, residuals: Any, changes: Any) -> tuple[Any, ...]:
+    """Return the gradients of queries, keys, values and the bias's operand."""
+    inputs, *results = residuals
+    gradients = _gradients(static, inputs, results, changes)
     like = dict(zip(("q", "k", "v", "operand"), inputs, strict=False))
-    cast = jax.tree.map(lambda like, x: x.astype(like.dtype), like, found)
+    cast = jax.tree.map(lambda like, x: x.astype(like.dtype), like, gradients)
     return cast["q"], cast["k"], cast["v"], cast["operand"], None
 
 
@@ -258,27 +261,30 @@ def _gradients(static: _Static, inputs: Any, results: Any, changes: Any) -> dict
     lse = jnp.moveaxis(jnp.where(jnp.isfinite(lse), lse, 0), 2, 4)
     d_out = jnp.moveaxis(d_out, 2, 4).astype(v.dtype)
 
-    def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
-        at = _place(static, pair, marks)
-        with jax.named_scope("rematted_computation"):  # as `jax.checkpoint` calls it: FLOPs count it apart
-            scores, slope, add_bias = _scores(static, at, q, k, operand, marks)
-        q_t, k_s, v_s, d_out_t = (_get(x, i) for x, i in ((q, at.i), (k, at.j), (v, at.j), (d_out, at.i)))
-        weights = jnp.exp(scores - _get(lse, at.i)[..., None])
+    def step(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
+        block = _block_of(static, pair, marks)
+        # `jax.checkpoint` gives recomputed operations this name, and the count of FLOPs looks for it.
+        with jax.named_scope("rematted_computation"):
+            scores, slope, add_bias = _scores(static, block, q, k, operand, marks)
+        q_t, k_s, v_s, d_out_t = (
+            _get(x, i) for x, i in ((q, block.i), (k, block.j), (v, block.j), (d_out, block.i))
+        )
+        weights = jnp.exp(scores - _get(lse, block.i)[..., None])
         product = partial(jnp.einsum, preferred_element_type=static.dtype)
         d_v = product("bkgts,bkgth->bskh", weights.astype(v.dtype), d_out_t)
-        d_scores = weights * (product("bkgth,bskh->bkgts", d_out_t, v_s) - _get(delta, at.i)[..., None])
+        d_scores = weights * (product("bkgth,bskh->bkgts", d_out_t, v_s) - _get(delta, block.i)[..., None])
         d_products = ((d_scores * slope) * static.scale).astype(q.dtype)
         new = {
-            "q": _add(sums["q"], product("bkgts,bskh->btkgh", d_products, k_s), at.i),
-            "k": _add(sums["k"], product("bkgts,btkgh->bskh", d_products, q_t), at.j),
-            "v": _add(sums["v"], d_v, at.j),
+            "q": _add(sums["q"], product("bkgts,bskh->btkgh", d_products, k_s), block.i),
+            "k": _add(sums["k"], product("bkgts,btkgh->bskh", d_products, q_t), block.j),
+            "v": _add(sums["v"], d_v, block.j),
             "operand": add_bias(sums["operand"], d_scores),
         }
         return new, None
 
     wide = partial(jnp.zeros_like, dtype=static.dtype)
     start = {"q": wide(q), "k": wide(k), "v": wide(v), "operand": jax.tree.map(wide, operand)}
-    sums, _ = jax.lax.scan(one, start, jnp.asarray(_pairs(static, q.shape[0], k.shape[0])))
+    sums, _ = jax.lax.scan(step, start, jnp.asarray(_pairs(static, q.shape[0], k.shape[0])))
     return sums
 
 
@@ -297,60 +303,63 @@ def _add(x: jax.Array, part: jax.Array, i: jax.Array) -> jax.Array:
     return _put(x, _get(x, i) + part, i)
 
 
-def _place(static: _Static, pair: jax.Array, marks: PyTree) -> _Block:
+def _block_of(static: _Static, pair: jax.Array, marks: PyTree) -> _Block:
     (i, j), (t, s) = pair, static.block
     at_t, at_s = i * t + jnp.arange(t), j * s + jnp.arange(s)
-    is_there = at_s < static.length
+    is_key = at_s < static.length
     if marks["starts"] is not None:
         at_t, at_s = at_t + marks["starts"][0], at_s + marks["starts"][1]
-    return _Block(i, j, at_t, at_s, is_there)
+    return _Block(i, j, at_t, at_s, is_key)
 
 
-def _scores(static: _Static, at: _Block, q: jax.Array, k: jax.Array, operand: PyTree, marks: PyTree) -> Any:
+def _scores(
+    static: _Static, block: _Block, q: jax.Array, k: jax.Array, operand: PyTree, marks: PyTree
+) -> Any:
     """Return the scores [B, K, G, t, s] of a pair of blocks, -inf where a query does not see a key.
 
-    Also their derivative by the products, before the bias; and a function that adds the gradient of what the
-    bias is made of to a sum, given that of the scores.
+    Also return their derivative by the products, before the bias, and a function that adds the gradient of
+    the bias's operand to a sum, given the gradient of the scores.
     """
-    q_t, k_s = _get(q, at.i), _get(k, at.j)
+    q_t, k_s = _get(q, block.i), _get(k, block.j)
     scores = jnp.einsum("btkgh,bskh->bkgts", q_t, k_s, preferred_element_type=static.dtype)
     scores, slope = scores * static.scale, jnp.ones((), static.dtype)
     if static.softcap is not None:
         bent = jnp.tanh(scores / static.softcap)
         scores, slope = static.softcap * bent, 1 - bent**2
-    bias, add = _bias(static, at, operand, scores.shape)
+    bias, add = _bias(static, block, operand, scores.shape)
     if bias is not None:
         scores += bias
-    segments = (_get(marks["t"], at.i), _get(marks["s"], at.j)) if "t" in marks else None
+    segments = (_get(marks["t"], block.i), _get(marks["s"], block.j)) if "t" in marks else None
     window = static.window if static.window is not None else marks["window"]
-    mask = visible(static.causal, window, segments, at.t, at.s)
-    if static.length % static.block[1]:  # the last block of keys is padded
-        is_there = at.is_there[None, None]
-        mask = is_there if mask is None else mask & is_there
+    mask = visible(static.causal, window, segments, block.t, block.s)
+    # The last block of keys is padded.
+    if static.length % static.block[1]:
+        is_key = block.is_key[None, None]
+        mask = is_key if mask is None else mask & is_key
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     return scores, slope, add
 
 
-def _bias(static: _Static, at: _Block, operand: PyTree, shape: tuple[int, ...]) -> Any:
-    """Return the bias of a pair of blocks, and what adds the gradient of its operand to a sum."""
+def _bias(static: _Static, block: _Block, operand: PyTree, shape: tuple[int, ...]) -> Any:
+    """Return the bias of a pair of blocks, and a function that adds the gradient of its operand."""
     if static.bias is not None:
         _, K, G, t, s = shape
 
-        def of(operand: PyTree) -> jax.Array:
-            return static.bias(operand, at.t, at.s).astype(static.dtype).reshape(K, G, t, s)
+        def function(operand: PyTree) -> jax.Array:
+            return static.bias(operand, block.t, block.s).astype(static.dtype).reshape(K, G, t, s)
 
-        bias, pulled = jax.vjp(of, operand)
+        bias, pulled = jax.vjp(function, operand)
         return bias, lambda sums, change: jax.tree.map(jnp.add, sums, pulled(change.sum(0))[0])
     if operand is None:
         return None, lambda sums, change: sums
     t, s = static.block
-    place = 0, 0, 0, at.i * t, at.j * s
-    bias = jax.lax.dynamic_slice(operand, place, (*operand.shape[:3], t, s))
+    start = 0, 0, 0, block.i * t, block.j * s
+    bias = jax.lax.dynamic_slice(operand, start, (*operand.shape[:3], t, s))
     axes = tuple(axis for axis in range(3) if operand.shape[axis] == 1)
 
     def add(sums: jax.Array, change: jax.Array) -> jax.Array:
         part = change.sum(axes, keepdims=True)
-        return jax.lax.dynamic_update_slice(sums, part.astype(sums.dtype), place)
+        return jax.lax.dynamic_update_slice(sums, part.astype(sums.dtype), start)
 
     return bias, add

@@ -49,8 +49,8 @@ class KeyValueCache(NamedTuple):
 class CachedAttention:
     """Attention of a layer through a cache, called like `mw.nn.attention` with the new positions only.
 
-    After the call, `cache` also has the new keys and values. A position sees the cache up to itself. What is
-    stored for later positions does not matter: rows may be padded at their end, and positions may be
+    After the call, `cache` also has the new keys and values. A position sees the cache up to itself. Entries
+    for later positions do not matter: rows may be padded at their end, and positions may be
     written again.
 
     Args:
@@ -92,20 +92,20 @@ class CachedAttention:
         """
         if segments is not None or not causal:
             raise UsageError("attention through a cache is causal, and has no segments.")
-        held = zip(self.cache, (k, v), strict=True)
-        self.cache = KeyValueCache(*(_written(x, new, self._layer, self._starts_B) for x, new in held))
+        pairs = zip(self.cache, (k, v), strict=True)
+        self.cache = KeyValueCache(*(_with_rows(x, new, self._layer, self._starts_B) for x, new in pairs))
         keys, values = (jax.lax.dynamic_index_in_dim(x, self._layer, 1, False) for x in self.cache)
         return _attend(q, keys, values, self.positions_BT, window, softcap, scale, bias)
 
 
-def _written(held: jax.Array, new_BTKH: jax.Array, layer: jax.Array, starts_B: jax.Array) -> jax.Array:
+def _with_rows(cache: jax.Array, new_BTKH: jax.Array, layer: jax.Array, starts_B: jax.Array) -> jax.Array:
     """Return [B, L, K, S, H] with new rows from each row's start on."""
 
-    def one(held_LKSH: jax.Array, new_TKH: jax.Array, start: jax.Array) -> jax.Array:
-        new = new_TKH.swapaxes(0, 1)[None].astype(held_LKSH.dtype)
-        return jax.lax.dynamic_update_slice(held_LKSH, new, (layer, 0, start, 0))
+    def insert(cache_LKSH: jax.Array, new_TKH: jax.Array, start: jax.Array) -> jax.Array:
+        new = new_TKH.swapaxes(0, 1)[None].astype(cache_LKSH.dtype)
+        return jax.lax.dynamic_update_slice(cache_LKSH, new, (layer, 0, start, 0))
 
-    return jax.vmap(one)(held, new_BTKH, starts_B)
+    return jax.vmap(insert)(cache, new_BTKH, starts_B)
 
 
 def _attend(

@@ -1,4 +1,4 @@
-"""What experts compute for tokens that are on this device, or that the mesh axis `expert` sends to it.
+"""The results of experts for tokens of this device, or tokens that the mesh axis `expert` sends.
 
 Each device along the axis holds some experts and some tokens. Tokens travel, and experts stay. There are two
 forms:
@@ -10,14 +10,14 @@ forms:
 
 In both a device makes rounds, each with room for 1.25 × the mean, if the tokens of an expert are not limited.
 What does not fit goes in another round, which is left out if nothing is left. No token is dropped. Rows are
-arranged by expert, as `Arranged` says.
+arranged by expert, as `Arrangement` says.
 
 Shapes: m tokens on one device, d features, k experts of a token, n devices of the axis, e experts on each.
 """
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,14 +25,14 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.base._internal import PyTree
-from meshwright.nn._grouped import Arranged, Dot
-from meshwright.nn._permuted import Choices, Places, returned, taken
+from meshwright.nn._grouped import Arrangement, Choices, Dot, Places, gathered, returned
 from meshwright.parallel._internal import EXPERT, in_microbatch
 
 Block = Callable[[PyTree, jax.Array, Dot], jax.Array]
 """A function `(weights, rows, dot) -> rows`, written as for one expert."""
 _SLACK = 1.25
-_SELDOM = "seldom"  # the name by which plans know rounds to leave out
+# Plans know the rounds to leave out by this name.
+_SELDOM = "seldom"
 
 
 class Tokens(NamedTuple):
@@ -52,18 +52,20 @@ def computed(
     """Return what the experts of this device add to tokens, [m, d]."""
     (m, k), e = tokens.experts.shape, num_experts(weights)
     local = tokens.experts - first
-    choices = Choices.of(jnp.where((local >= 0) & (local < e), local, e).reshape(-1), e)
-    most = m * min(k, e)  # a token goes to different experts
+    choices = Choices.sort(jnp.where((local >= 0) & (local < e), local, e).reshape(-1), e)
+    # A token goes to different experts.
+    most = m * min(k, e)
 
-    def one(room: int, weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
+    def one_round(room: int, weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
         return _summed(block, weights, tokens, choices, number * room, room, limit, _Used(m * k, ways))
 
-    if ways == 1 or limit is not None or in_microbatch():  # mapped over those, a round could not be left out
-        return one(most, weights, tokens, 0)
+    # Mapped over microbatches, a round could not be left out.
+    if ways == 1 or limit is not None or in_microbatch():
+        return one_round(most, weights, tokens, 0)
     # Devices that XLA splits a product over have the same tokens, and so make the same rounds.
     room = min(most, room_of_a_round(m, k, ways))
     needed = -(-choices.counts.sum() // room)
-    return _in_rounds(partial(one, room), weights, tokens, -(-most // room), needed)
+    return _in_rounds(partial(one_round, room), weights, tokens, -(-most // room), needed)
 
 
 def ring(block: Block, weights: PyTree, tokens: Tokens, limit: int | None) -> jax.Array:
@@ -73,23 +75,23 @@ def ring(block: Block, weights: PyTree, tokens: Tokens, limit: int | None) -> ja
     """
     ways = jax.lax.axis_size(EXPERT)
     first = jax.lax.axis_index(EXPERT) * num_experts(weights)
-    one = jax.checkpoint(partial(computed, block, limit=limit, first=first, ways=ways), prevent_cse=False)
+    visit = jax.checkpoint(partial(computed, block, limit=limit, first=first, ways=ways), prevent_cse=False)
 
     def turn(carry: PyTree, _: None) -> tuple[PyTree, None]:
         tokens, total = carry
         # What was added before is sent on beside the products, and not after them.
-        return (_sent(tokens, ways), _sent(total, ways) + one(weights, tokens)), None
+        return (_sent(tokens, ways), _sent(total, ways) + visit(weights, tokens)), None
 
-    after = _sent(tokens, ways)
-    own, total = one(weights, tokens), one(weights, after)
+    neighbours = _sent(tokens, ways)
+    own, total = visit(weights, tokens), visit(weights, neighbours)
     if ways > 2:
-        carry, _ = jax.lax.scan(turn, (_sent(after, ways), total), length=ways - 3)
+        carry, _ = jax.lax.scan(turn, (_sent(neighbours, ways), total), length=ways - 3)
         last, total = carry
-        total = _sent(total, ways) + one(weights, last)
+        total = _sent(total, ways) + visit(weights, last)
     return own + _sent(total, ways)
 
 
-def exchanged(
+def all_to_all(
     block: Block, weights: PyTree, tokens: Tokens, limit: int | None, axes: tuple[str, ...]
 ) -> jax.Array:
     """Return what all experts add to this device's tokens, [m, d]; choices go to their experts' devices.
@@ -102,11 +104,12 @@ def exchanged(
     room = min(most, room_of_a_round(m, k, ways))
     of_expert = None if limit is None else ways * min(limit, room)
     devices = tokens.experts.reshape(-1) // e
-    _, order, places, counts = Choices.of(devices, ways)
+    _, order, places, counts = Choices.sort(devices, ways)
     starts = jnp.cumsum(counts) - counts
-    places -= starts.at[devices].get(mode="clip")  # among those that go to the same device
+    # Places count the choices that go to the same device.
+    places -= starts.at[devices].get(mode="clip")
 
-    def one(weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
+    def one_round(weights: PyTree, tokens: Tokens, number: Any) -> jax.Array:
         begin = number * room
         slots = begin + jnp.arange(room)
         sent = order.at[(starts[:, None] + slots).reshape(-1)].get(mode="clip")
@@ -116,14 +119,14 @@ def exchanged(
             jnp.where(is_used, sent, m * k), jnp.where(is_in, devices * room + places - begin, ways * room)
         )
         ids = _swapped(jnp.where(is_used, tokens.experts.reshape(-1)[sent] % e, e))
-        rows = _swapped(taken(tokens.x, moved))
+        rows = _swapped(gathered(tokens.x, moved))
         came = Tokens(rows, ids[:, None], jnp.ones((ways * room, 1), tokens.weights.dtype))
-        choices = Choices.of(ids, e)
-        found = _summed(block, weights, came, choices, 0, ways * room, of_expert, _Used(m * k))
-        return returned(_swapped(found), tokens.weights, moved)
+        choices = Choices.sort(ids, e)
+        results = _summed(block, weights, came, choices, 0, ways * room, of_expert, _Used(m * k))
+        return returned(_swapped(results), tokens.weights, moved)
 
     longest = jax.lax.pmax(counts.max(), axes)
-    return _in_rounds(one, weights, tokens, -(-most // room), -(-longest // room))
+    return _in_rounds(one_round, weights, tokens, -(-most // room), -(-longest // room))
 
 
 def room_of_a_round(m: int, k: int, ways: int) -> int:
@@ -165,42 +168,41 @@ def _summed(
     slots: int | None,
     used: _Used,
 ) -> jax.Array:
-    """Return what is added to tokens, [m, d], by those of their choices that have a place from `begin` on."""
+    """Return the sums for tokens, [m, d], over their choices with a place from `begin` on."""
     ids, order, places, counts = choices
     e, ends = num_experts(weights), jnp.cumsum(counts)
     starts, ends = (jnp.clip(x, begin, begin + room) for x in (ends - counts, ends))
-    arranged = Arranged.of(ends - starts, room) if slots is None else Arranged.one_block_each(e, slots)
+    arranged = (
+        Arrangement.best(ends - starts, room) if slots is None else Arrangement.one_block_each(e, slots)
+    )
     size, number = arranged.size, jnp.arange(arranged.num_rows)
     expert = arranged.experts[number // size]
-    place = starts[expert] + number - size * arranged.firsts[expert]
-    at = size * arranged.firsts.at[ids].get(mode="clip") + places - starts.at[ids].get(mode="clip")
-    is_here = (ids < e) & (places >= begin) & (places < begin + room)
+    position = starts[expert] + number - size * arranged.firsts[expert]
+    row = size * arranged.firsts.at[ids].get(mode="clip") + places - starts.at[ids].get(mode="clip")
+    is_placed = (ids < e) & (places >= begin) & (places < begin + room)
     moved = Places(
-        jnp.where(place < ends[expert], order.at[place].get(mode="clip"), ids.shape[0]),
-        jnp.where(is_here, at, arranged.num_rows),
+        jnp.where(position < ends[expert], order.at[position].get(mode="clip"), ids.shape[0]),
+        jnp.where(is_placed, row, arranged.num_rows),
     )
-    with nullcontext() if slots is not None else _naming(used, arranged.num_rows):
-        found = block(weights, taken(tokens.x, moved), arranged.dot)
-    return returned(found, tokens.weights, moved)
-
-
-def _naming(used: _Used, num_rows: int) -> AbstractContextManager[Any]:
-    """Return a scope that tells plans for how many of the rows there are choices."""
-    return jax.named_scope(f"used_{used.count}_of_{used.devices * num_rows}_rows")
+    # The scope tells plans for how many of the rows there are choices.
+    scope = jax.named_scope(f"used_{used.count}_of_{used.devices * arranged.num_rows}_rows")
+    with nullcontext() if slots is not None else scope:
+        results = block(weights, gathered(tokens.x, moved), arranged.dot)
+    return returned(results, tokens.weights, moved)
 
 
 def _in_rounds(
-    one: Callable[..., jax.Array], weights: PyTree, tokens: Tokens, most: int, needed: jax.Array
+    one_round: Callable[..., jax.Array], weights: PyTree, tokens: Tokens, most: int, needed: jax.Array
 ) -> jax.Array:
     """Return the sum of the results of rounds."""
-    total = one(weights, tokens, 0)
+    total = one_round(weights, tokens, 0)
     if most == 1:
         return total
     seldom = partial(_seldom, jnp.zeros_like(total))
 
     def others(weights: PyTree, tokens: Tokens) -> jax.Array:
         def another(more: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
-            return more + seldom(one)(number < needed, weights, tokens, number), None
+            return more + seldom(one_round)(number < needed, weights, tokens, number), None
 
         return jax.lax.scan(another, jnp.zeros_like(total), jnp.arange(1, most))[0]
 
@@ -215,9 +217,9 @@ def _seldom(otherwise: jax.Array, function: Callable[..., jax.Array]) -> Callabl
     """
     again = jax.checkpoint(function, prevent_cse=False)
 
-    def called(is_needed: jax.Array, *of: Any) -> jax.Array:
+    def called(is_needed: jax.Array, *operands: Any) -> jax.Array:
         with jax.named_scope(_SELDOM):
-            return jax.lax.cond(is_needed, again, lambda *_: otherwise, *of)
+            return jax.lax.cond(is_needed, again, lambda *_: otherwise, *operands)
 
     return jax.checkpoint(called, prevent_cse=False)
 

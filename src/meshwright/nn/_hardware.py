@@ -27,10 +27,11 @@ class Hardware:
     """True if the mesh does not say which devices it is of, as where a plan is traced only."""
 
     @classmethod
-    def here(cls) -> "Hardware":
+    def current(cls) -> "Hardware":
         """Return the devices of the surrounding mesh, or the default devices of this process."""
         mesh = jax.sharding.get_abstract_mesh()
-        device = getattr(mesh, "abstract_device", None)  # a plan compiles for devices that are not here
+        # A plan compiles for devices that this process lacks.
+        device = getattr(mesh, "abstract_device", None)
         named = jax.default_backend() if device is None else str(device.platform)
         platform = "gpu" if named in ("cuda", "rocm") else named
         is_unknown = bool(mesh.shape) and device is None
@@ -46,5 +47,6 @@ class Hardware:
 def _capability(platform: str) -> tuple[int, int]:
     device = jax.local_devices()[0]
     text = str(getattr(device, "compute_capability", "")) if platform == "gpu" == device.platform else ""
-    major, _, minor = text.partition(".")  # of AMD's devices it is a name, such as gfx90a
+    # For AMD's devices the text is a name, such as gfx90a.
+    major, _, minor = text.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)

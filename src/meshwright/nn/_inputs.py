@@ -1,8 +1,10 @@
 """The arguments of attention, and the checks of them."""
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -51,7 +53,7 @@ class AttentionInputs:
     """True if some queries may see no key."""
 
     @classmethod
-    def of(
+    def create(
         cls,
         q: jax.Array,
         k: jax.Array,
@@ -67,10 +69,10 @@ class AttentionInputs:
         q, k, v = (jnp.asarray(x) for x in (q, k, v))
         _check_arrays(q, k, v)
         is_pair = isinstance(segments, tuple)
-        both = None if segments is None else (segments if is_pair else (segments, segments))
-        both = None if both is None else (jnp.asarray(both[0]), jnp.asarray(both[1]))
+        pair = segments if is_pair or segments is None else (segments, segments)
+        pair = None if pair is None else (jnp.asarray(pair[0]), jnp.asarray(pair[1]))
         bias = bias if bias is None or isinstance(bias, Bias) else jnp.asarray(bias)
-        _check_segments(q, k, both)
+        _check_segments(q, k, pair)
         if window is not None:
             window = int(window) if isinstance(window, np.integer) else window
             _check_window(window)
@@ -79,7 +81,7 @@ class AttentionInputs:
         _check_bias(q, k, bias)
         is_empty = is_pair or (window is not None and q.shape[1] > k.shape[1])
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return cls(q, k, v, causal, both, window, softcap, scale, bias, is_empty)
+        return cls(q, k, v, causal, pair, window, softcap, scale, bias, is_empty)
 
     @property
     def scores_dtype(self) -> Any:
@@ -87,14 +89,12 @@ class AttentionInputs:
         return jnp.promote_types(self.q.dtype, jnp.float32)
 
 
-def result_without_draws(about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the structs that a user's function returns, which is called for parts of what it looks to
-    see.
-    """
+def result_without_draws(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the structs that a user's function returns, or raise if the function draws random numbers."""
     jaxpr, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
     if match := _NOT_ALIKE.search(str(jaxpr)):
         raise UsageError(
-            f"{about} must not draw random numbers or ask for its device, but computes {match[0]}: it is "
+            f"{name} must not draw random numbers or ask for its device, but computes {match[0]}: it is "
             "called for several parts, on each device anew, and the draws of all would be the same.\n"
             "  Draw outside, such as for dropout after mw.nn.moe or of the values of mw.nn.attention."
         )
@@ -106,21 +106,16 @@ def visible(
 ) -> jax.Array | None:
     """Return the mask of keys that each query sees, bool[B or 1, t, s]; None if each sees all."""
     distance = t[:, None] - s
-    seen = []
+    masks = []
     if causal:
-        seen.append((distance >= 0)[None])
+        masks.append((distance >= 0)[None])
     if window is not None:
-        seen.append((distance < window)[None])
+        masks.append((distance < window)[None])
         if not causal:
-            seen.append((distance > -window)[None])
+            masks.append((distance > -window)[None])
     if segments is not None:
-        seen.append(segments[0][:, :, None] == segments[1][:, None])
-    if not seen:
-        return None
-    found = seen[0]
-    for each in seen[1:]:
-        found = found & each
-    return found
+        masks.append(segments[0][:, :, None] == segments[1][:, None])
+    return reduce(operator.and_, masks) if masks else None
 
 
 def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
@@ -146,10 +141,10 @@ def _check_window(window: Any) -> None:
 def _check_segments(q: jax.Array, k: jax.Array, segments: Segments | None) -> None:
     if segments is None:
         return
-    found = tuple(x.shape for x in segments)
-    if found != (q.shape[:2], k.shape[:2]):
+    shapes = tuple(x.shape for x in segments)
+    if shapes != (q.shape[:2], k.shape[:2]):
         raise UsageError(
-            f"segments have shapes {found[0]} for queries and {found[1]} for keys: expected {q.shape[:2]} "
+            f"segments have shapes {shapes[0]} for queries and {shapes[1]} for keys: expected {q.shape[:2]} "
             f"and {k.shape[:2]}, batch and positions."
         )
 
@@ -159,11 +154,11 @@ def _check_bias(q: jax.Array, k: jax.Array, bias: Any) -> None:
         return
     (B, T, N, _), S = q.shape, k.shape[1]
     if isinstance(bias, Bias):
-        places = jax.ShapeDtypeStruct((T,), jnp.int32), jax.ShapeDtypeStruct((S,), jnp.int32)
-        found = result_without_draws("a Bias", bias.function, bias.operand, *places).shape
-        if found != (N, T, S):
+        positions = jax.ShapeDtypeStruct((T,), jnp.int32), jax.ShapeDtypeStruct((S,), jnp.int32)
+        shape = result_without_draws("a Bias", bias.function, bias.operand, *positions).shape
+        if shape != (N, T, S):
             raise UsageError(
-                f"the function of a Bias must return [N, t, s]: expected {(N, T, S)}, found {found}."
+                f"the function of a Bias must return [N, t, s]: expected {(N, T, S)}, found {shape}."
             )
     elif (
         bias.ndim != 4

@@ -11,6 +11,6 @@ if TYPE_CHECKING:
     from meshwright.nn._layers import layers
     from meshwright.nn._moe import moe
     from meshwright.nn._routing import Routing
-    from meshwright.nn._self_check import proofs
+    from meshwright.nn._self_check import self_check
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -43,7 +43,7 @@ def layers(
     """
     _check_stacked(stacked)
 
-    def one(x: PyTree, layer: PyTree) -> tuple[PyTree, PyTree]:
+    def apply(x: PyTree, layer: PyTree) -> tuple[PyTree, PyTree]:
         new, aux = block(layer, x) if has_aux else (block(layer, x), None)
         if changes := tree.differences(x, new):
             raise UsageError(
@@ -52,7 +52,7 @@ def layers(
         return new, aux
 
     def stack_of_layers(stacked: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-        return jax.lax.scan(one, x, stacked)
+        return jax.lax.scan(apply, x, stacked)
 
     stack_of_layers.__name__ = jaxprs.STACK
     is_split = stage_ways() > 1

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,15 +15,14 @@ from meshwright.errors import AxisError, UsageError
 from meshwright.nn._experts import (
     Block,
     Tokens,
+    all_to_all,
     computed,
-    exchanged,
     most_of_a_device,
     num_experts,
     ring,
     sends_fewer,
 )
-from meshwright.nn._gradient_carriers import seen, with_shadows
-from meshwright.nn._grouped import Arranged
+from meshwright.nn._grouped import Arrangement
 from meshwright.nn._inputs import result_without_draws
 from meshwright.nn._routing import Routing, Score, room_of, routed
 from meshwright.parallel._internal import (
@@ -97,10 +97,11 @@ def moe(
       ((2, 3, 8), [0.5, 0.5, 0.0, 0.0])
     """
     _check(experts, x, logits, top_k, capacity)
-    over = _Over.here(x)
+    over = _Over.current(x)
     over.check(logits.shape[-1])
-    if over.manual or in_microbatch():  # otherwise the block is called once, for all tokens
-        rows = Arranged.one_block_each(logits.shape[-1], 2)
+    # Otherwise the block is called once, for all tokens.
+    if over.manual or in_microbatch():
+        rows = Arrangement.one_block_each(logits.shape[-1], 2)
         few = jax.ShapeDtypeStruct((rows.num_rows, x.shape[-1]), x.dtype)
         weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), experts)
         result_without_draws("the block of mw.nn.moe", lambda w, x: block(w, x, rows.dot), weights, few)
@@ -112,9 +113,9 @@ def moe(
     def local(weights: PyTree, *of_tokens: jax.Array) -> jax.Array:
         x, tokens = of_tokens[0], Tokens(*(y.reshape(-1, y.shape[-1]) for y in of_tokens))
         examples = x.shape[0] if x.ndim > 2 else 1
-        weights = seen(*weights) if over.num_copies > 1 else weights
-        found = _computed(block, weights, tokens, over, None if room is None else examples * room)
-        return found.reshape(*x.shape[:-1], -1)
+        weights = read_through(*weights) if over.num_copies > 1 else weights
+        results = _computed(block, weights, tokens, over, None if room is None else examples * room)
+        return results.reshape(*x.shape[:-1], -1)
 
     experts, x, choice = _varying_alike((experts, x, choice))
     weights = with_shadows(experts, over.num_copies) if over.num_copies > 1 else experts
@@ -130,11 +131,11 @@ def _varying_alike(arrays: PyTree) -> PyTree:
     varying = lambda x: jax.typeof(x).manual_axis_type.varying  # noqa: E731
     axes = frozenset().union(*map(varying, jax.tree.leaves(arrays)))
 
-    def one(x: jax.Array) -> jax.Array:
+    def cast(x: jax.Array) -> jax.Array:
         missing = tuple(axes - varying(x))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
-    return jax.tree.map(one, arrays)
+    return jax.tree.map(cast, arrays)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class _Over:
     """The axes that split positions."""
 
     @classmethod
-    def here(cls, x: jax.Array) -> "_Over":
+    def current(cls, x: jax.Array) -> "_Over":
         """Return the axes that split experts, and tokens [..., D] by example and position."""
         mesh = jax.sharding.get_abstract_mesh()
         sizes = {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes}
@@ -160,8 +161,8 @@ class _Over:
     def manual(self) -> tuple[str, ...]:
         """The axes of the `shard_map`."""
         of_experts = (EXPERT,) if self.ways > 1 else ()
-        found = tuple(dict.fromkeys((*self.axes, *self.positions, *of_experts)))
-        return (*found, *microbatch_axes()) if found else ()
+        axes = tuple(dict.fromkeys((*self.axes, *self.positions, *of_experts)))
+        return (*axes, *microbatch_axes()) if axes else ()
 
     def check(self, count: int) -> None:
         """Raise an `AxisError` if the axis `expert` does not split so many experts into equal parts."""
@@ -209,12 +210,13 @@ def _computed(block: Block, weights: PyTree, tokens: Tokens, over: _Over, limit:
     if over.ways == 1:
         return computed(block, weights, tokens, limit)
     (m, k), e = tokens.experts.shape, num_experts(weights)
-    if EXPERT not in over.axes:  # all devices along it have the same tokens
+    # All devices along the axis have the same tokens.
+    if EXPERT not in over.axes:
         first = jax.lax.axis_index(EXPERT) * e
         return jax.lax.psum(computed(block, weights, tokens, limit, first, over.ways), EXPERT)
     # Mapped over microbatches, a round could not be left out.
     if sends_fewer(m, k, over.ways, most_of_a_device(m, k, e, limit)) and not in_microbatch():
-        return exchanged(block, weights, tokens, limit, over.manual)
+        return all_to_all(block, weights, tokens, limit, over.manual)
     return ring(block, weights, tokens, limit)
 
 
@@ -235,3 +237,38 @@ def _check(experts: PyTree, x: jax.Array, logits: jax.Array, top_k: Any, capacit
         raise UsageError(f"top_k={top_k!r}: expected a number from 1 to {logits.shape[-1]}, that of experts.")
     if capacity is not None and not (isinstance(capacity, int | float) and 0 < capacity < math.inf):
         raise UsageError(f"capacity={capacity!r}: expected a number above 0, such as 1.25, or None.")
+
+
+# Inside a `shard_map` over the axes of the batch, JAX adds up the gradients of weights that are whole on each
+# device, and the sum is whole, too. Outside, XLA adds up gradients as for other layers: under `fsdp` each
+# device gets its part of the sum. So weights go in without a gradient, and beside them a shadow: zeros with a
+# dimension for the copies of the weights. The shadow takes the gradient, summed over copies outside.
+def with_shadows(weights: PyTree, count: int) -> tuple[PyTree, PyTree]:
+    """Return weights without a gradient, and their shadows, [count, ...], which have it."""
+    return jax.lax.stop_gradient(weights), jax.tree.map(partial(_shadow, count), weights)
+
+
+def read_through(weights: PyTree, shadows: PyTree) -> PyTree:
+    """Return weights whose gradient their shadows take, inside the `shard_map`."""
+    return jax.tree.map(_read_through, weights, shadows)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _shadow(count: int, weight: jax.Array) -> jax.Array:
+    # What is mapped over the weights, such as the stages of a pipeline, must be mapped over their shadows.
+    nothing = weight[(slice(0, 0),) * weight.ndim].sum(dtype=weight.dtype)
+    return jnp.broadcast_to(nothing, (count, *weight.shape))
+
+
+_shadow.defvjp(
+    lambda count, weight: (_shadow(count, weight), None),
+    lambda count, _, changes: (changes.sum(0, dtype=changes.dtype),),
+)
+
+
+@jax.custom_vjp
+def _read_through(weight: jax.Array, shadow: jax.Array) -> jax.Array:
+    return weight
+
+
+_read_through.defvjp(lambda weight, shadow: (weight, None), lambda _, change: (None, change[None]))

@@ -1,8 +1,8 @@
 """Attention over rows that the mesh axis `sequence` splits: keys and values go round a ring.
 
 Each device holds a part of the queries and, first, the keys and values of the same positions. It sends those
-on to the next device while it attends to them (Liu et al., arXiv:2310.01889), and joins what it has found by
-the logarithms of the sums. In the gradient keys and values go round once more, and their gradients with them.
+on to the next device while it attends to them (Liu et al., arXiv:2310.01889), and joins the results by the
+logarithms of the sums. In the gradient keys and values go round once more, and their gradients with them.
 
 A causal mask leaves the first device little to do and the last one much. So each device gets two chunks of
 rows of 2n chunks, the i-th and the i-th from the end (Brandon et al., arXiv:2311.09431):
@@ -37,7 +37,7 @@ _LSE = P(None, None, SEQUENCE)
 
 @dataclass(frozen=True)
 class _Static:
-    """Everything that the program depends on, besides shapes and dtypes."""
+    """The settings that a program is traced for, besides shapes and dtypes."""
 
     causal: bool
     window: int | None
@@ -48,7 +48,7 @@ class _Static:
     ways: int
     """The number of devices of the ring."""
     turns: int
-    """How often keys and values are sent on."""
+    """The number of times that keys and values are sent on."""
     num_chunks: int
     """2 if rows are exchanged so that causal work is balanced, otherwise 1."""
     block: int
@@ -66,52 +66,49 @@ class _Pair(NamedTuple):
     """As in `Starts`."""
 
 
-def ring(given: AttentionInputs, ways: int, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
-    """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
-    window = given.window if isinstance(given.window, int) else None
-    is_zigzag = is_balanced(given, ways)
+def ring(inputs: AttentionInputs, ways: int, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
+    """Return the attention, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
+    window = inputs.window if isinstance(inputs.window, int) else None
+    is_zigzag = is_balanced(inputs, ways)
     static = _Static(
-        given.causal,
+        inputs.causal,
         window,
-        given.softcap,
-        float(given.scale),
-        given.bias.function if isinstance(given.bias, Bias) else None,
+        inputs.softcap,
+        float(inputs.scale),
+        inputs.bias.function if isinstance(inputs.bias, Bias) else None,
         ways,
-        num_turns(given, ways),
+        num_turns(inputs, ways),
         2 if is_zigzag else 1,
         block,
         frozenset({SEQUENCE, *microbatch_axes()}),
     )
     exchange = _exchanged(_to_zigzag, static) if is_zigzag else lambda x: x
     back = _exchanged(_from_zigzag, static) if is_zigzag else lambda x: x
-    q, k, v = (exchange(x) for x in (given.q, given.k, given.v))
-    marks: PyTree = {"window": None if window is not None else given.window, "segments": None}
-    if given.segments is not None:
-        marks["segments"] = tuple(exchange(x) for x in given.segments)
-    bias = given.bias.operand if isinstance(given.bias, Bias) else given.bias
+    q, k, v = (exchange(x) for x in (inputs.q, inputs.k, inputs.v))
+    marks: PyTree = {"window": None if window is not None else inputs.window, "segments": None}
+    if inputs.segments is not None:
+        marks["segments"] = tuple(exchange(x) for x in inputs.segments)
+    bias = inputs.bias.operand if isinstance(inputs.bias, Bias) else inputs.bias
     out, lse = _attend(static, q, k, v, bias, marks)
     return back(out), back(lse.swapaxes(1, 2)).swapaxes(1, 2)
 
 
-def is_balanced(given: AttentionInputs, ways: int) -> bool:
+def is_balanced(inputs: AttentionInputs, ways: int) -> bool:
     """Return whether rows are exchanged: where the mask is causal, and no window hides most of the keys."""
-    length = given.q.shape[1]
-    if not given.causal or length != given.k.shape[1] or _is_array(given.bias):
+    length = inputs.q.shape[1]
+    has_array = inputs.bias is not None and not isinstance(inputs.bias, Bias)
+    if not inputs.causal or length != inputs.k.shape[1] or has_array:
         return False
-    return not isinstance(given.window, int) or given.window + length // ways > length // 2
+    return not isinstance(inputs.window, int) or inputs.window + length // ways > length // 2
 
 
-def num_turns(given: AttentionInputs, ways: int) -> int:
+def num_turns(inputs: AttentionInputs, ways: int) -> int:
     """Return how often keys and values are sent on: until the window of a causal mask has been seen."""
-    window, length = given.window, given.q.shape[1]
-    is_limited = given.causal and length == given.k.shape[1] and not is_balanced(given, ways)
+    window, length = inputs.window, inputs.q.shape[1]
+    is_limited = inputs.causal and length == inputs.k.shape[1] and not is_balanced(inputs, ways)
     if not isinstance(window, int) or not is_limited:
         return ways - 1
     return max(1, min(ways - 1, -(-(window - 1) // (length // ways))))
-
-
-def _is_array(bias: Any) -> bool:
-    return bias is not None and not isinstance(bias, Bias)
 
 
 def _mapped(
@@ -154,7 +151,7 @@ def _from_zigzag(static: _Static, is_even: jax.Array, x: jax.Array) -> jax.Array
     early, late = jnp.split(x, 2, axis=1)
     homes = [min(chunk, 2 * ways - 1 - chunk) for chunk in range(2 * ways)]
     halves = jnp.where(is_even[0], early, late), jnp.where(is_even[0], late, early)
-    back = [[(home, i) for i, home in enumerate(homes[of::2])] for of in (0, 1)]
+    back = [[(home, i) for i, home in enumerate(homes[half::2])] for half in (0, 1)]
     return jnp.concatenate([_permuted(half, pairs) for half, pairs in zip(halves, back, strict=True)], axis=1)
 
 
@@ -162,9 +159,9 @@ def _permuted(x: jax.Array, pairs: Any) -> jax.Array:
     return jax.lax.ppermute(x, SEQUENCE, list(pairs))
 
 
-def _sent(x: PyTree, ways: int, by: int = 1) -> PyTree:
-    """Return the arrays of the device that is `by` places before in the ring."""
-    return jax.tree.map(lambda part: _permuted(part, ((i, (i + by) % ways) for i in range(ways))), x)
+def _sent(x: PyTree, ways: int, distance: int = 1) -> PyTree:
+    """Return the arrays of the device `distance` places before in the ring."""
+    return jax.tree.map(lambda part: _permuted(part, ((i, (i + distance) % ways) for i in range(ways))), x)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -193,8 +190,8 @@ def _attend_forward(static: _Static, *inputs: Any) -> tuple[Any, Any]:
     return (out, lse), (inputs, out, lse)
 
 
-def _attend_backward(static: _Static, kept: Any, changes: Any) -> tuple[Any, ...]:
-    (q, k, v, bias, marks), out, lse = kept
+def _attend_backward(static: _Static, residuals: Any, changes: Any) -> tuple[Any, ...]:
+    (q, k, v, bias, marks), out, lse = residuals
     specs = _specs(static, bias, marks)
     results = (_SPLIT, _LSE)
     mapped = _mapped(_backward, (specs, results, results), specs[:4], static)
@@ -205,13 +202,13 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 class _Ring:
-    """What one device knows of its place in the ring, and its queries in chunks [c, B, T / c, ...]."""
+    """One device's index in the ring, and its queries and keys in chunks [c, B, T / c, ...]."""
 
     def __init__(
         self, static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, bias: PyTree, marks: PyTree
     ):
         self.static, self.marks, self.bias = static, marks, bias
-        self.here = jax.lax.axis_index(SEQUENCE)
+        self.device = jax.lax.axis_index(SEQUENCE)
         segments = (None, None) if marks["segments"] is None else marks["segments"]
         self.q, self.segments = self.chunks((q, segments[0]))
         # One array for both: it is sent as one.
@@ -232,8 +229,8 @@ class _Ring:
             if isinstance(turn, int) and turn == 0:
                 yield from (_Pair(0, 0, True, 0), _Pair(1, 1, True, 0))
             else:
-                both = jnp.where(source < self.here, 0, 1)
-                yield _Pair(both, both, False, None)
+                chunk = jnp.where(source < self.device, 0, 1)
+                yield _Pair(chunk, chunk, False, None)
             return
         is_known = isinstance(turn, int) and static.causal and self.q.shape[2] == self.keys[0].shape[2]
         is_known = is_known and (turn == 0 or static.window is not None)
@@ -241,10 +238,10 @@ class _Ring:
 
     def source(self, turn: Any) -> jax.Array:
         """Return the number of the device whose keys are here in a turn."""
-        return (self.here - turn) % self.static.ways
+        return (self.device - turn) % self.static.ways
 
     def starts(self, pair: _Pair, turn: Any) -> Starts:
-        t = self.start(self.here, pair.t, self.q.shape[2])
+        t = self.start(self.device, pair.t, self.q.shape[2])
         return Starts(t, self.start(self.source(turn), pair.s, self.keys[0].shape[2]), pair.offset)
 
     def start(self, device: jax.Array, chunk: Any, length: int) -> jax.Array:
@@ -252,11 +249,11 @@ class _Ring:
         number = jnp.where(chunk == 0, device, last - device) if self.static.num_chunks == 2 else device
         return number * length
 
-    def given(self, pair: _Pair, starts: Starts, keys: PyTree) -> AttentionInputs:
+    def inputs(self, pair: _Pair, starts: Starts, keys: PyTree) -> AttentionInputs:
         """Return the arguments of attention for one pair of chunks."""
         static, (kv, segments) = self.static, keys
         kv = _get(kv, pair.s)
-        both = None if segments is None else (_get(self.segments, pair.t), _get(segments, pair.s))
+        pair_segments = None if segments is None else (_get(self.segments, pair.t), _get(segments, pair.s))
         window = static.window if static.window is not None else self.marks["window"]
         bias = self.bias
         if static.bias is not None:
@@ -268,7 +265,7 @@ class _Ring:
             kv[:, :, 0],
             kv[:, :, 1],
             pair.causal,
-            both,
+            pair_segments,
             window,
             static.softcap,
             static.scale,
@@ -279,35 +276,35 @@ class _Ring:
 
 def _forward(static: _Static, *inputs: Any) -> tuple[jax.Array, jax.Array]:
     """Return the results of one device, [B, T, N, H] and [B, N, T]."""
-    at = _Ring(static, *inputs)
-    c, B, T, N, _ = at.q.shape
-    dtype = jnp.promote_types(at.q.dtype, jnp.float32)
-    sums = jnp.zeros(at.q.shape, dtype), jnp.full((c, B, N, T), -jnp.inf, dtype)
+    device = _Ring(static, *inputs)
+    c, B, T, N, _ = device.q.shape
+    dtype = jnp.promote_types(device.q.dtype, jnp.float32)
+    sums = jnp.zeros(device.q.shape, dtype), jnp.full((c, B, N, T), -jnp.inf, dtype)
 
     def attended(turn: Any, keys: PyTree, sums: PyTree) -> PyTree:
-        for pair in at.pairs(turn):
-            starts = at.starts(pair, turn)
-            found = part(at.given(pair, starts, keys), starts, static.block)
-            joined = _joined(tuple(_get(x, pair.t) for x in sums), found)
+        for pair in device.pairs(turn):
+            starts = device.starts(pair, turn)
+            result = part(device.inputs(pair, starts, keys), starts, static.block)
+            joined = _joined(tuple(_get(x, pair.t) for x in sums), result)
             sums = tuple(_put(x, new, pair.t) for x, new in zip(sums, joined, strict=True))
         return sums
 
-    out, lse = _turned(static, at.keys, sums, attended)
+    out, lse = _turned(static, device.keys, sums, attended)
     out = jnp.moveaxis(out, 0, 1).reshape(B, c * T, *out.shape[3:])
     return out.astype(inputs[2].dtype), jnp.moveaxis(lse, 0, 2).reshape(B, N, c * T)
 
 
-def _turned(static: _Static, keys: PyTree, sums: PyTree, one: Callable[..., PyTree]) -> PyTree:
+def _turned(static: _Static, keys: PyTree, sums: PyTree, attended: Callable[..., PyTree]) -> PyTree:
     """Return the sums of all turns. Keys are sent on while they are computed with."""
 
     def turn(carry: PyTree, number: jax.Array) -> tuple[PyTree, None]:
         keys, sums = carry
-        return (_sent(keys, static.ways), one(number, keys, sums)), None
+        return (_sent(keys, static.ways), attended(number, keys, sums)), None
 
-    carry = _sent(keys, static.ways), one(0, keys, sums)
+    carry = _sent(keys, static.ways), attended(0, keys, sums)
     if static.turns > 1:
         carry, _ = jax.lax.scan(turn, carry, jnp.arange(1, static.turns))
-    return one(static.turns, *carry)
+    return attended(static.turns, *carry)
 
 
 def _joined(a: PyTree, b: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -324,36 +321,39 @@ def _joined(a: PyTree, b: PyTree) -> tuple[jax.Array, jax.Array]:
 
 def _backward(static: _Static, inputs: Any, results: Any, changes: Any) -> tuple[Any, ...]:
     """Return the gradients of one device's queries, keys and values, and of the bias."""
-    at = _Ring(static, *inputs)
+    device = _Ring(static, *inputs)
     q, k, v, bias, _ = inputs
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     by_chunk = [
-        (at.chunks(out), at.chunks(lse.swapaxes(1, 2)).swapaxes(2, 3)) for out, lse in (results, changes)
+        (device.chunks(out), device.chunks(lse.swapaxes(1, 2)).swapaxes(2, 3))
+        for out, lse in (results, changes)
     ]
 
     def attended(turn: Any, keys: PyTree, sums: PyTree) -> PyTree:
         d_keys = jnp.zeros(keys[0].shape, dtype)
         d_q, d_bias = sums["q"], sums["bias"]
-        for pair in at.pairs(turn):
-            starts = at.starts(pair, turn)
-            kept, changed = ([_get(x, pair.t) for x in both] for both in by_chunk)
-            found = part_gradients(at.given(pair, starts, keys), starts, kept, changed, static.block)
-            d_q = _put(d_q, _get(d_q, pair.t) + found["q"], pair.t)
-            d_kv = jnp.stack([found["k"], found["v"]], axis=2)
+        for pair in device.pairs(turn):
+            starts = device.starts(pair, turn)
+            outputs, changed = ([_get(x, pair.t) for x in arrays] for arrays in by_chunk)
+            gradients = part_gradients(
+                device.inputs(pair, starts, keys), starts, outputs, changed, static.block
+            )
+            d_q = _put(d_q, _get(d_q, pair.t) + gradients["q"], pair.t)
+            d_kv = jnp.stack([gradients["k"], gradients["v"]], axis=2)
             d_keys = _put(d_keys, _get(d_keys, pair.s) + d_kv, pair.s)
-            d_bias = _with_bias(static, d_bias, found["bias"], starts)
+            d_bias = _with_bias(static, d_bias, gradients["bias"], starts)
         new = {"q": d_q, "bias": d_bias}
         if isinstance(turn, int) and turn == 0:
             return new | {"own": d_keys, "keys": jnp.zeros_like(d_keys) if static.turns > 1 else None}
         # What was summed before is sent on beside the products, and not after them.
-        before = sums["keys"]
+        previous = sums["keys"]
         return new | {
             "own": sums["own"],
-            "keys": d_keys if before is None else _sent(before, static.ways) + d_keys,
+            "keys": d_keys if previous is None else _sent(previous, static.ways) + d_keys,
         }
 
     wide = partial(jnp.zeros_like, dtype=dtype)
-    sums = _turned(static, at.keys, {"q": wide(at.q), "bias": jax.tree.map(wide, bias)}, attended)
+    sums = _turned(static, device.keys, {"q": wide(device.q), "bias": jax.tree.map(wide, bias)}, attended)
     d_keys = sums["own"] + _sent(sums["keys"], static.ways, -static.turns)
     d_q, d_keys = (jnp.moveaxis(x, 0, 1) for x in (sums["q"], d_keys))
     d_k, d_v = (d_keys[:, :, :, i].reshape(k.shape).astype(k.dtype) for i in (0, 1))
@@ -364,13 +364,13 @@ def _backward(static: _Static, inputs: Any, results: Any, changes: Any) -> tuple
     return d_q.reshape(q.shape).astype(q.dtype), d_k, d_v.astype(v.dtype), d_bias
 
 
-def _with_bias(static: _Static, d_bias: PyTree, found: PyTree, starts: Starts) -> PyTree:
+def _with_bias(static: _Static, d_bias: PyTree, change: PyTree, starts: Starts) -> PyTree:
     """Return the gradient of the bias with that of one pair of chunks added."""
     if d_bias is None or static.bias is not None:
-        return jax.tree.map(jnp.add, d_bias, found)
-    size = found.shape[3]
-    before = jax.lax.dynamic_slice_in_dim(d_bias, starts.s, size, axis=3)
-    return jax.lax.dynamic_update_slice_in_dim(d_bias, before + found, starts.s, axis=3)
+        return jax.tree.map(jnp.add, d_bias, change)
+    size = change.shape[3]
+    previous = jax.lax.dynamic_slice_in_dim(d_bias, starts.s, size, axis=3)
+    return jax.lax.dynamic_update_slice_in_dim(d_bias, previous + change, starts.s, axis=3)
 
 
 def _get(x: jax.Array, i: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Routers of mixtures of experts: which experts a token goes to, with which weights, and how even that is.
+"""Routers of mixtures of experts: the experts of a token, their weights, and the balance of their load.
 
 Shapes: ... are the examples and positions, E experts, k experts of a token.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Routing:
-    """How a router spread its tokens over the experts. All values are float32 and over the whole batch.
+    """The spread of a router's tokens over the experts. All values are float32 and over the whole batch.
 
     It is a pytree, so it may be the `aux` of `mw.nn.layers`, which stacks those of all layers.
 
@@ -77,7 +77,7 @@ def routed(
     bias: jax.Array | None,
     capacity: float | None,
 ) -> tuple[Choice, Routing]:
-    """Return the experts of each token, and how even that is."""
+    """Return the experts of each token, and the balance of their load."""
     wide, num_experts = logits.astype(jnp.float32), logits.shape[-1]
     scores = score(wide)
     preferred = scores if bias is None else scores + bias.astype(jnp.float32)
@@ -99,9 +99,10 @@ def routed(
 
 
 def room_of(capacity: float, shape: tuple[int, ...], top_k: int) -> int:
-    """Return how many tokens of an example an expert takes."""
+    """Return the number of tokens of an example that an expert takes."""
     length = math.prod(shape[1:-1]) if len(shape) > 2 else shape[0]
-    return min(length, math.ceil(capacity * top_k * length / shape[-1]))  # a token goes to an expert once
+    # A token goes to an expert once.
+    return min(length, math.ceil(capacity * top_k * length / shape[-1]))
 
 
 def _has_room(is_chosen: jax.Array, room: int) -> jax.Array:

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwright.nn._attention import attention, chosen, why_not
-from meshwright.nn._dense import plain
+from meshwright.nn._attention import attention, chosen, plain, why_not
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
 
@@ -22,7 +21,7 @@ _HEADS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Proved:
+class CheckResult:
     """A random case of attention, and its difference from the definition."""
 
     shape: str
@@ -37,49 +36,51 @@ class Proved:
     limit: float
 
     @property
-    def holds(self) -> bool:
-        """True if both are within the limit. NaN is not."""
+    def passed(self) -> bool:
+        """True if both differences are within the limit. NaN is not."""
         return self.values <= self.limit and self.gradients <= self.limit
 
 
-def proofs(
+def self_check(
     attend: Callable[..., jax.Array] = attention,
     *,
     num_cases: int = 8,
     seed: int = 0,
     form: str | None = None,
-) -> Iterator[Proved]:
+) -> Iterator[CheckResult]:
     """Yield random cases of shape, mask, window and dtype, computed on the default device and compared.
 
     cuDNN's kernel supports half of the cases. The others have segments, soft caps, or windows without a
     causal mask. Splash attention supports those of 640 positions with 64 features or more.
 
     Example:
-      >>> next(mw.nn._internal.proofs(num_cases=1)).holds
+      >>> next(mw.nn._internal.self_check(num_cases=1)).passed
       True
     """
     for number in range(num_cases):
-        proved = _proved(attend, np.random.default_rng((seed, number)), form, is_plain=number % 2 == 0)
-        if proved is not None:
-            yield proved
+        result = _check(attend, np.random.default_rng((seed, number)), form, is_plain=number % 2 == 0)
+        if result is not None:
+            yield result
 
 
-def _proved(
+def _check(
     attend: Callable[..., jax.Array], random: np.random.Generator, form: str | None, *, is_plain: bool
-) -> Proved | None:
+) -> CheckResult | None:
     dtype = str(random.choice(["float32", "bfloat16"]))
-    B, T, K, G, H = (int(random.choice(of)) for of in ((1, 2), (96, 520, 640, 700), (1, 2), (1, 2), _HEADS))
+    B, T, K, G, H = (
+        int(random.choice(sizes)) for sizes in ((1, 2), (96, 520, 640, 700), (1, 2), (1, 2), _HEADS)
+    )
     q = jnp.asarray(random.normal(size=(B, T, K * G, H)), dtype)
     k, v = (jnp.asarray(random.normal(size=(B, T, K, H)), dtype) for _ in "kv")
     options = _random_options(random, is_plain, B, T)
-    given = AttentionInputs.of(q, k, v, scale=None, bias=None, **options)
+    inputs = AttentionInputs.create(q, k, v, scale=None, bias=None, **options)
     if form is not None:
-        if why_not(form, given, False, Hardware.here()):
+        if why_not(form, inputs, False, Hardware.current()):
             return None
         attend = partial(attend, form=form)
 
     def definition(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return plain(AttentionInputs.of(q, k, v, scale=None, bias=None, **options))[0]
+        return plain(AttentionInputs.create(q, k, v, scale=None, bias=None, **options))[0]
 
     def results(function: Callable[..., jax.Array], *arrays: jax.Array) -> Any:
         def total(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -94,8 +95,8 @@ def _proved(
         expected, exact = results(definition, *(x.astype(jnp.float32) for x in (q, k, v)))
     missed = max(_difference(*pair) for pair in zip(gradients, expected, strict=True))
     shape = f"{B}x{T}x{K * G}x{H}, {K} of keys"
-    by = form or chosen(given, False, Hardware.here())
-    return Proved(shape, dtype, _mask(options), by, _difference(out, exact), missed, _LIMITS[dtype])
+    form = form or chosen(inputs, False, Hardware.current())
+    return CheckResult(shape, dtype, _mask(options), form, _difference(out, exact), missed, _LIMITS[dtype])
 
 
 def _random_options(random: np.random.Generator, is_plain: bool, B: int, T: int) -> dict[str, Any]:
@@ -114,5 +115,5 @@ def _mask(options: dict[str, Any]) -> str:
     return ", ".join(causal + segments + numbers) or "none"
 
 
-def _difference(found: jax.Array, expected: jax.Array) -> float:
-    return float(abs(found.astype(jnp.float32) - expected).max() / abs(expected).max())
+def _difference(result: jax.Array, expected: jax.Array) -> float:
+    return float(abs(result.astype(jnp.float32) - expected).max() / abs(expected).max())

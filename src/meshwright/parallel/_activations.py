@@ -83,7 +83,7 @@ def gather_sequence_dim(x: jax.Array) -> jax.Array:
 def shard_tensor_dim(x: jax.Array) -> jax.Array:
     """Return activations [examples, positions, heads or features, ...] split by example, and over `tensor`.
 
-    Use it for what products that `tensor` splits return: queries, keys and values, the output of attention,
+    Use it for the results of products that `tensor` splits: queries, keys and values, attention's output,
     and the hidden features of a feed-forward layer. Without it, the positions split by `shard_sequence_dim`
     may stay split there, and XLA then moves activations between devices. Without the axis `tensor`, or if it
     does not divide the heads, `x` is returned as it is.
@@ -106,6 +106,7 @@ def sequence_ways() -> int:
     It is 1 without a mesh, and inside a `shard_map` over this axis.
     """
     mesh = jax.sharding.get_abstract_mesh()
+    # Inside the `shard_map` a model sees one part of the rows.
     return 1 if SEQUENCE in mesh.manual_axes else mesh.shape.get(SEQUENCE, 1)
 
 
@@ -164,16 +165,16 @@ def axes_splitting(num_examples: int) -> tuple[str, ...]:
 def axes_dividing(num_examples: int) -> tuple[str, ...]:
     """Return the axes of more than one device that divide so many examples together.
 
-    An axis that does not divide what those before it leave is left out, and so is one of a surrounding
+    Left out are an axis that does not divide the examples of one part, and the axes of a surrounding
     `shard_map`.
     """
-    mesh, found = jax.sharding.get_abstract_mesh(), []
+    mesh, axes = jax.sharding.get_abstract_mesh(), []
     for axis in _batch_axes():
         size = mesh.shape[axis]
         if axis not in mesh.manual_axes and size > 1 and num_examples % size == 0:
-            found.append(axis)
+            axes.append(axis)
             num_examples //= size
-    return tuple(found)
+    return tuple(axes)
 
 
 def _batch_axes() -> tuple[str, ...]:
@@ -203,8 +204,7 @@ def microbatch_axes() -> tuple[str, ...]:
 def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Return rows of a table, split by example.
 
-    The table is first gathered along its features, as a layer's weights are. Otherwise XLA looks rows up
-    where the table is, and moves the activations.
+    The table is first gathered along its features, as a layer's weights are.
 
     Args:
       table: Rows [rows, ..., features].
@@ -217,6 +217,7 @@ def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
       >>> mw.parallel.embedding_lookup(jnp.eye(4), jnp.array([[2, 0]]))[0, 0]
       Array([0., 0., 1., 0.], dtype=float32)
     """
+    # With whole features, XLA looks rows up where the ids are, and moves no activations.
     if jax.sharding.get_abstract_mesh().shape:
         whole = P(P.UNCONSTRAINED, *(None,) * (table.ndim - 1))
         table = jax.lax.with_sharding_constraint(table, whole)

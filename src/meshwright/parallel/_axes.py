@@ -17,11 +17,11 @@ TENSOR = "tensor"
 EXAMPLE = f"{DATA}=-1,{FSDP}=4,{TENSOR}=2"
 """A mesh, for errors."""
 SPLITTING_STATE = f"a mesh that splits the state further, such as {FSDP}=-1"
-"""What helps where memory does not suffice, for errors."""
+"""The remedy where memory does not suffice, for errors."""
 
 
 class Use(Enum):
-    """Whether an axis splits batches, or the state."""
+    """The split of batches, or of the state, by an axis."""
 
     NEVER = "no"
     PURPOSE = "yes: an axis that splits any is no idle one"
@@ -30,7 +30,7 @@ class Use(Enum):
 
 
 class Exchange(Enum):
-    """Whether computing goes on while devices along an axis send each other arrays."""
+    """The overlap of computing with exchanges between devices along an axis."""
 
     OF_BATCH = "it does if the axis splits the batch: gradients and weights are sent beside the products"
     RING = "it does, but for all-to-alls, whose results the next product needs"
@@ -39,11 +39,11 @@ class Exchange(Enum):
 
 @dataclass(frozen=True)
 class Axis:
-    """What is known of an axis."""
+    """A standard axis: its use and its size in plans."""
 
     name: str
     splits: str = ""
-    """What it splits, for people."""
+    """The dimensions that it splits, for messages."""
     batch: Use = Use.PURPOSE
     state: Use = Use.PURPOSE
     call: str = ""
@@ -83,7 +83,7 @@ serve every mesh. Any other axis name that the mesh lacks is an error."""
 
 
 def axis_named(name: str) -> Axis:
-    """Return what is known of an axis; of a user's own one, that it may split anything."""
+    """Return the row of an axis. A user's own axis may split anything."""
     return AXES.get(name) or Axis(name)
 
 
@@ -107,11 +107,11 @@ def elsewhere(axis: str) -> str:
     return f"give the devices of the axis {axis!r} to another axis, such as {FSDP}"
 
 
-def described() -> str:
+def axes_help() -> str:
     """Return a line for each axis, for the help of commands.
 
     Example:
-      >>> print(mw.parallel._internal.described().splitlines()[1])
+      >>> print(mw.parallel._internal.axes_help().splitlines()[1])
       data      splits examples
     """
     rows = [f"{name:9} splits {axis.splits}" for name, axis in AXES.items()]

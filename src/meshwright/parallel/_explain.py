@@ -54,7 +54,7 @@ class PlacementTable(str):
     """The lines about large arrays that no axis splits."""
 
     @classmethod
-    def of(cls, cells: Sequence[Sequence[str]], warnings: Sequence[str], width: int | None) -> Self:
+    def from_cells(cls, cells: Sequence[Sequence[str]], warnings: Sequence[str], width: int | None) -> Self:
         """Return a table of cells."""
         lines = aligned(cells, right=_NUMBERS, width=width)
         table = cls("\n".join([*lines, *(f"  {line}" for line in warnings)]))
@@ -62,7 +62,8 @@ class PlacementTable(str):
         return table
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # IPython's terminal would show the line breaks as \\n
+        # By default IPython's terminal shows the line breaks as \\n.
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         header, *lines = self.cells
@@ -109,17 +110,17 @@ def explain(
       w      1024 × 256  float32  fsdp     262,144     128 KiB
       total                                262,144     128 KiB
     """
-    found = rows(arrays, shardings, reasons, frozen)
+    lines = rows(arrays, shardings, reasons, frozen)
     total = Row(
-        "total", (), "", "", sum(row.num_params for row in found), sum(row.device_bytes for row in found)
+        "total", (), "", "", sum(row.num_params for row in lines), sum(row.device_bytes for row in lines)
     )
     header = ["name", "shape", "dtype", "spec", "parameters", "per device"]
-    marks = [["trained"], *(["frozen" if row.is_frozen else "yes"] for row in found), [""]]
-    why = [["why"], *([row.reason] for row in found), [""]]
+    marks = [["trained"], *(["frozen" if row.is_frozen else "yes"] for row in lines), [""]]
+    why = [["why"], *([row.reason] for row in lines), [""]]
     more = [column for column, is_shown in ((marks, frozen), (why, reasons)) if is_shown]
-    lines = zip([header, *map(_cells, (*found, total))], *more, strict=True)
-    cells = [[cell for part in line for cell in part] for line in lines]
-    return PlacementTable.of(cells, left_whole(arrays, shardings, reasons), width)
+    parts = zip([header, *map(_cells, (*lines, total))], *more, strict=True)
+    cells = [[cell for part in line for cell in part] for line in parts]
+    return PlacementTable.from_cells(cells, left_whole(arrays, shardings, reasons), width)
 
 
 def _splits_parameters(shardings: PyTree) -> bool:
@@ -138,12 +139,12 @@ def left_whole(
     """Return a line for each large array that each device holds whole, if the mesh could split it."""
     if not _splits_parameters(shardings):
         return []
-    found = rows(arrays, shardings, reasons)
-    large = max(LARGE_BYTES, sum(row.device_bytes for row in found) / 20)
+    lines = rows(arrays, shardings, reasons)
+    large = max(LARGE_BYTES, sum(row.device_bytes for row in lines) / 20)
     return [
         f"{printable(row.name, keep='')} {_shape(row)} ({human_bytes(row.device_bytes)}) "
         f"stays whole on every device{f': {row.reason}' if row.reason else ''}"
-        for row in found
+        for row in lines
         if row.is_whole and row.device_bytes >= large
     ]
 

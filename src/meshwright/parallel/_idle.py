@@ -1,7 +1,6 @@
 """A check for mesh axes that a traced program does not use: all devices along one compute the same."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -14,7 +13,7 @@ from meshwright.parallel._layout import Layout, axes_of
 from meshwright.program._internal import jaxprs
 
 
-def refused(error: LayoutError) -> None:
+def raise_error(error: LayoutError) -> None:
     """Raise `error`."""
     raise error
 
@@ -23,25 +22,28 @@ def check_axes(
     layout: Layout,
     arrays: PyTree,
     trace: Callable[[], jax.stages.Traced],
-    idle: Callable[[LayoutError], None] = refused,
+    idle: Callable[[LayoutError], None] = raise_error,
 ) -> None:
     """Report a mesh axis along which all devices only repeat the same work, if there is one.
 
     An axis is used if it splits the batch or an array, or if an equation names it: a constraint, a
     `shard_map` or a collective.
     """
-    asked = set(layout.batch_axis_names or ())
+    explicit = set(layout.batch_axis_names or ())
     of_batch = _axes_in(layout.batch_sharding.spec)
-    used = {axis for axis in of_batch if axis in asked or axis_named(axis).batch is Use.PURPOSE}
+    used = {axis for axis in of_batch if axis in explicit or axis_named(axis).batch is Use.PURPOSE}
     shardings = {getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)}
     specs = [sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding)]
     of_state = {axis for spec in specs for axis in _axes_in(spec)}
     used |= {axis for axis in of_state if axis_named(axis).state is Use.PURPOSE}
-    if layout.batch_axis_names == ():  # asked for: batches stay whole, as those of a meta-learner must
+    # The user asks for whole batches, such as those of a meta-learner.
+    if layout.batch_axis_names == ():
         used.update(plain_axes())
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
-        named = {axis for eqn in jaxprs.equations(trace().jaxpr) for axis in _named_by(eqn)}
+        equations = list(jaxprs.equations(trace().jaxpr))
+        named = {axis for eqn in equations for axis in jaxprs.exchanged_axes(eqn)}
+        named |= {axis for eqn in equations for spec in jaxprs.specs_in(eqn) for axis in _axes_in(spec)}
         unused = [axis for axis in unused if axis not in named]
     if unused:
         idle(AxisError(_error_text(layout, unused[0]), unused[0]))
@@ -63,13 +65,6 @@ def _error_text(layout: Layout, axis: str) -> str:
         "a rule for parameters, to split batches, or in a constraint or `shard_map` of the model. "
         "If all devices are to compute the same, of whole batches, write batch_axis_names=()."
     )
-
-
-def _named_by(eqn: Any) -> Iterator[str]:
-    """Yield the axes of an equation's constraints, and the axes of a collective."""
-    yield from jaxprs.exchanged_axes(eqn)
-    for spec in jaxprs.specs_in(eqn):
-        yield from _axes_in(spec)
 
 
 def _axes_in(spec: P) -> Iterator[str]:

@@ -53,8 +53,8 @@ class InferredRule:
 
     def _dims(self, name: str, x: jax.ShapeDtypeStruct) -> tuple[Dim, ...] | None:
         """Return the dimensions of a parameter, found by its own name or by its name in a `TrainState`."""
-        known = self.structure.dims
-        dims = known.get(name, known.get(name.removeprefix("params/")))
+        table = self.structure.dims
+        dims = table.get(name, table.get(name.removeprefix("params/")))
         return dims if dims is not None and len(dims) == x.ndim else None
 
     def _decide(self, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Entries, str]:
@@ -89,7 +89,8 @@ class InferredRule:
         advice = "" if kind.startswith("heads") else f"; pad them to {-(-pieces // ways) * ways}"
         why = f"{pieces} {kind} do not divide by {ways} ({TENSOR}){advice}"
         if dims[d].group not in self.structure.vocabularies or mesh.shape.get(FSDP, 1) > 1:
-            return why  # fsdp splits it already
+            # The axis `fsdp` splits it already.
+            return why
         others = ((other, dim) for other, dim in enumerate(dims) if other != d)
         wide = [other for other, dim in others if dim.features >= WIDE and x.shape[other] % ways == 0]
         if not wide:
@@ -101,9 +102,9 @@ class InferredRule:
         """Return the reason why none of `dims` is split over the tensor axis."""
         never = (self.structure.never.get(dim.group, "") for dim in dims)
         kinds = ("" if dim.kind in STACKS or dim.group is not None else dim.kind for dim in dims)
-        told = ", ".join(dict.fromkeys(filter(None, (*kinds, *never))))
+        reasons = ", ".join(dict.fromkeys(filter(None, (*kinds, *never))))
         joined = any(dim.group is not None for dim in dims)
-        return told or ("joined to what is split" if joined else "")
+        return reasons or ("joined to what is split" if joined else "")
 
 
 def infer_rules(
@@ -158,11 +159,11 @@ def _experts(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, m
     If the last dimension is experts, it is a router's output.
     """
     ways = mesh.shape.get(EXPERT, 1)
-    found = [d for d, dim in enumerate(dims[:-1]) if dim.kind == "experts" and x.shape[d] % ways == 0]
-    if ways == 1 or not found:
+    expert_dims = [d for d, dim in enumerate(dims[:-1]) if dim.kind == "experts" and x.shape[d] % ways == 0]
+    if ways == 1 or not expert_dims:
         return ""
-    entries[found[0]] = (EXPERT,)
-    return f"{x.shape[found[0]]} experts"
+    entries[expert_dims[0]] = (EXPERT,)
+    return f"{x.shape[expert_dims[0]]} experts"
 
 
 def _stages(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
@@ -185,13 +186,13 @@ def _fsdp(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh
         choices = [*((*axes, PIPELINE) for axes in choices or [()]), *choices]
     if not choices or x.size < min_size:
         return ""
-    left = [x.shape[d] // math.prod(mesh.shape[axis] for axis in entries[d]) for d in range(x.ndim)]
+    sizes = [x.shape[d] // math.prod(mesh.shape[axis] for axis in entries[d]) for d in range(x.ndim)]
     for axes in choices:
         ways = math.prod(mesh.shape[axis] for axis in axes)
         # A scan reads one layer at a time: if layers were split, each would be fetched whole from one device.
-        fit = [d for d in range(x.ndim) if left[d] % ways == 0 and dims[d].kind != "layers"]
+        fit = [d for d in range(x.ndim) if sizes[d] % ways == 0 and dims[d].kind != "layers"]
         if fit:
-            d = max(fit, key=lambda d: (not entries[d], left[d]))
+            d = max(fit, key=lambda d: (not entries[d], sizes[d]))
             entries[d] = (*entries[d], *axes)
             return ", ".join(axes)
     return (

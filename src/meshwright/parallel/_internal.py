@@ -30,33 +30,35 @@ if TYPE_CHECKING:
         TENSOR,
         Axis,
         Use,
+        axes_help,
         axis_named,
-        described,
         elsewhere,
         num_stages,
         plain_axes,
     )
-    from meshwright.parallel._convolutions import adding_right, mended
-    from meshwright.parallel._copies import compare_given, copy_to, move_to
+    from meshwright.parallel._copies import as_arrays, check_equal, copy_to, move_to
     from meshwright.parallel._explain import device_bytes, explain
-    from meshwright.parallel._foreign import as_arrays
-    from meshwright.parallel._idle import check_axes, refused
+    from meshwright.parallel._idle import check_axes, raise_error
     from meshwright.parallel._infer_rules import infer_rules
     from meshwright.parallel._layout import (
         MICROBATCH,
         Layout,
         axes_of,
+        opt_state_shardings,
+        parameter_of,
         place,
     )
-    from meshwright.parallel._logical import LOGICAL_AXES, logical
+    from meshwright.parallel._logical import LOGICAL_AXES, explicit, logical
     from meshwright.parallel._meeting import APART, meeting
     from meshwright.parallel._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
     from meshwright.parallel._mesh_rules import MeshRule, apply_mesh_rules, hardware, mesh_rule
-    from meshwright.parallel._optimizer import beside_params, parameter_of
-    from meshwright.parallel._rules import Rule, fsdp, match, stages, state_axes
+    from meshwright.parallel._rewrites import (
+        layers_of_stage,
+        rewrite,
+        split_over_stages,
+        with_rewrites,
+    )
+    from meshwright.parallel._rules import Rule, Rules, as_rules, fsdp, match, stages, state_axes
     from meshwright.parallel._sequence import splitting_sequences
-    from meshwright.parallel._stages import layers_of_stage, split_over_stages
-    from meshwright.parallel._stated import stated
-    from meshwright.parallel._user_rules import Rules, as_rules
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -1,11 +1,15 @@
-"""`Layout`: a mesh, the rules that split parameters over it, and the split of batches.
+"""`Layout`: a mesh, the rules that split parameters over it, and the split of batches and optimizer state.
 
 Specs are made canonical here and nowhere else. For `jit`'s cache `P("a", None)` differs from `P("a")`: a
 state that enters a step as one and leaves as the other would compile twice.
+
+Optimizers keep trees shaped like the parameters (Adam's moments), trees with one dimension less (Adafactor's
+factors), and scalars. The parameter of a state leaf is found by the end of the leaf's name, which is the
+parameter's name, and then by its shape. The code does not rely on optax's tree structure.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +21,7 @@ from meshwright.base._internal import PyTree, Table, documented, mesh_text, tree
 from meshwright.errors import LayoutError, did_you_mean, listed
 from meshwright.parallel._axes import AXES, batch_axes, num_stages
 from meshwright.parallel._explain import PlacementTable, explain, left_whole
-from meshwright.parallel._rules import Reasoned, Rule, check_rules, fsdp, tables_of
+from meshwright.parallel._rules import HasReason, Rule, check_rules, fsdp, tables_of
 
 MICROBATCH = "microbatch"
 """The name of the dimension of microbatches, bound while a loss is traced for one of those in a pipeline."""
@@ -76,7 +80,7 @@ class Layout:
     @property
     def batch_ways(self) -> int:
         """Number of parts that a batch is split into."""
-        return ways_of(self.batch_sharding.spec, self.mesh)[0] if self.batch_sharding.spec else 1
+        return num_shards(self.batch_sharding.spec, self.mesh)[0] if self.batch_sharding.spec else 1
 
     @property
     def num_stages(self) -> int:
@@ -134,14 +138,14 @@ class Layout:
     def _shardings(self, arrays: PyTree) -> PyTree:
         problems: list[str] = []
 
-        def one(name: str, x: Any) -> NamedSharding:
+        def sharding(name: str, x: Any) -> NamedSharding:
             try:
                 return NamedSharding(self.mesh, self.spec(name, jax.ShapeDtypeStruct(x.shape, x.dtype)))
             except LayoutError as error:
                 problems.append(str(error))
                 return self.replicated
 
-        placed = tree.map_named(one, arrays)
+        placed = tree.map_named(sharding, arrays)
         if problems:
             raise LayoutError("\n".join(problems))
         return placed
@@ -166,21 +170,23 @@ class Layout:
         return left_whole(arrays, self._shardings(arrays), self._reasons(arrays))
 
     def _reasons(self, arrays: PyTree) -> dict[str, str]:
-        telling = [rule for rule in self.rules if isinstance(rule, Reasoned)]
-        reasons = {name: self._reason(name, x, telling) for name, x in tree.named_leaves(arrays).items()}
+        explaining = [rule for rule in self.rules if isinstance(rule, HasReason)]
+        reasons = {name: self._reason(name, x, explaining) for name, x in tree.named_leaves(arrays).items()}
         return reasons if any(reasons.values()) else {}
 
-    def _reason(self, name: str, x: Any, telling: Sequence[Reasoned]) -> str:
+    def _reason(self, name: str, x: Any, explaining: Sequence[HasReason]) -> str:
         """Return the reason of the rule that decides, or of a rule that leaves the array whole.
 
         Else nothing.
         """
-        if not telling:
+        if not explaining:
             return ""
         x = jax.ShapeDtypeStruct(x.shape, x.dtype)
         deciding = next((rule for rule in self.rules if rule(name, x, self.mesh) is not None), None)
-        told = (rule.why(name, x, self.mesh) for rule in telling if deciding is None or rule is deciding)
-        return next(filter(None, told), "")
+        reasons = (
+            rule.why(name, x, self.mesh) for rule in explaining if deciding is None or rule is deciding
+        )
+        return next(filter(None, reasons), "")
 
 
 def place(arrays: PyTree, shardings: PyTree) -> PyTree:
@@ -205,11 +211,13 @@ def canonical(spec: P) -> P:
 
 def without_absent(spec: P, mesh: Mesh) -> P:
     """Return `spec` without the standard axes that `mesh` lacks."""
-    kept = lambda axis: axis in mesh.shape or axis not in AXES  # noqa: E731
-    return P(*(tuple(filter(kept, axes_of(entry))) for entry in spec))
+    entries = (
+        tuple(axis for axis in axes_of(entry) if axis in mesh.shape or axis not in AXES) for entry in spec
+    )
+    return P(*entries)
 
 
-def ways_of(spec: P, mesh: Mesh) -> list[int]:
+def num_shards(spec: P, mesh: Mesh) -> list[int]:
     """Return the number of parts that `spec` splits each dimension into."""
     return [math.prod(mesh.shape[axis] for axis in axes_of(entry)) for entry in spec]
 
@@ -221,17 +229,17 @@ def axes_of(entry: Any) -> tuple[str, ...]:
 
 def misfit(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
     """Return the error message for an array of `shape` that cannot be split as `spec`; None if it can."""
-    trouble = _trouble(shape, spec, mesh)
-    if trouble is None:
+    problem = _problem(shape, spec, mesh)
+    if problem is None:
         return None
     return (
-        f"cannot split {name}: {trouble}\n"
+        f"cannot split {name}: {problem}\n"
         f"  array: shape {shape}, spec {spec}, mesh {dict(mesh.shape)}\n"
         f"  Put a rule for {name!r} before the one that matched, correct that one, or change the mesh."
     )
 
 
-def _trouble(shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
+def _problem(shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
     used = [axis for entry in spec for axis in axes_of(entry)]
     unknown = [axis for axis in used if axis not in mesh.shape]
     if unknown:
@@ -240,8 +248,62 @@ def _trouble(shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
         return "one mesh axis is used for two dimensions."
     if len(spec) > len(shape):
         return f"the spec has {len(spec)} entries, the array {len(shape)} dimensions."
-    for d, ways in enumerate(ways_of(spec, mesh)):
+    for d, ways in enumerate(num_shards(spec, mesh)):
         if shape[d] % ways:
             axes = f"mesh axis {spec[d]!r} of size {ways}"
             return f"dimension {d} has size {shape[d]}, which {axes} does not divide."
     return None
+
+
+def opt_state_shardings(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:
+    """Return the shardings of optimizer state for given shardings of the parameters.
+
+    A leaf with a parameter's name and shape is placed like that parameter. With one more leading dimension it
+    is placed as a stack of them; with one dimension less, by the remaining entries of the spec. All other
+    leaves are replicated.
+
+    Example:
+      >>> params = {"w": jnp.ones((512, 256))}
+      >>> shardings = mw.Layout(mw.make_mesh("fsdp=8")).shardings(params)
+      >>> state = optax.adam(1e-3).init(params)
+      >>> mw.parallel._internal.opt_state_shardings(state, params, shardings)[0].mu["w"].spec
+      P('fsdp',)
+    """
+    named = tree.named_leaves(params)
+    placed = tree.named_leaves(shardings)
+    specs = {name: (x.shape, placed[name].spec) for name, x in named.items()}
+    mesh = next(iter(placed.values())).mesh
+
+    def sharding(name: str, x: Any) -> NamedSharding:
+        parameter = parameter_of(name, specs)
+        return NamedSharding(mesh, P() if parameter is None else _spec_like(name, x, *specs[parameter]))
+
+    return tree.map_named(sharding, state)
+
+
+def parameter_of(name: str, parameters: Container[str]) -> str | None:
+    """Return the longest end of `name` that is a parameter's name; None if there is none.
+
+    Example:
+      >>> mw.parallel._internal.parameter_of("0/mu/layer/w", {"layer/w"})
+      'layer/w'
+    """
+    parts = name.split("/")
+    ends = ("/".join(parts[start:]) for start in range(len(parts) + 1))
+    return next((end for end in ends if end in parameters), None)
+
+
+def _spec_like(name: str, x: jax.ShapeDtypeStruct, shape: tuple[int, ...], spec: P) -> P:
+    """Return the spec of the state leaf `name` for a parameter with this shape and spec."""
+    if x.shape == shape:
+        return spec
+    # L-BFGS keeps stacks of several.
+    if x.shape[1:] == shape:
+        return canonical(P(None, *spec))
+    fit = [d for d in range(len(shape)) if x.shape == shape[:d] + shape[d + 1 :]]
+    if not fit:
+        return P()
+    # For a square parameter, optax's factor `v_row` lacks the columns and `v_col` the rows.
+    dropped = fit[-1] if "v_row" in name.split("/") else fit[0]
+    entries = list(spec) + [None] * (len(shape) - len(spec))
+    return canonical(P(*entries[:dropped], *entries[dropped + 1 :]))

@@ -1,5 +1,6 @@
-"""Sharding by logical axes: the model names its dimensions, and a table gives the mesh axes of each name.
+"""Rules for models that state their sharding: by logical axes, or by explicit mesh axes.
 
+With logical axes the model names its dimensions, and a table gives the mesh axes of each name.
 Flax keeps such names with the parameters; T5X and MaxText made these names usual.
 """
 
@@ -8,9 +9,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshwright.base._internal import PyTree, tree
 from meshwright.errors import LayoutError, UsageError, listed, nearest
 from meshwright.parallel._axes import AXES, EXPERT, FSDP, TENSOR
 from meshwright.parallel._layout import axes_of
@@ -67,11 +69,11 @@ class Logical:
 
     def check(self, names: Sequence[str]) -> None:
         """Check that every parameter with logical axes exists."""
-        known = {*names, *(name.removeprefix("params/") for name in names)}
+        all_names = {*names, *(name.removeprefix("params/") for name in names)}
         missing = [
-            name + (f" (did you mean {close}?)" if (close := nearest(name, known)) else "")
+            name + (f" (did you mean {close}?)" if (close := nearest(name, all_names)) else "")
             for name, named in self.axes.items()
-            if any(named) and name not in known
+            if any(named) and name not in all_names
         ]
         if missing:
             raise UsageError(f"logical: axes are given for unknown parameters: {listed(missing)}.")
@@ -125,3 +127,30 @@ def logical(axes: Mapping[str, Sequence[str | None]], table: Table = LOGICAL_AXE
             "  Add each to the table: logical(axes, {**LOGICAL_AXES, name: mesh axis or None})."
         )
     return Logical(axes, table)
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """A rule that splits parameters as the function that makes them does."""
+
+    specs: Mapping[str, P]
+    """The split of each parameter, by its name without `params/`."""
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        """Return the split of one array, or None if it is not a parameter."""
+        return self.specs.get(name.removeprefix("params/"))
+
+    def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
+        """Return the reason for the split of one array."""
+        return "as the model states"
+
+
+def explicit(params: PyTree) -> Explicit | None:
+    """Return the rule that a model states for its parameters; None if it splits none of them.
+
+    On a mesh with explicit axes the type of an array says how it is split.
+    """
+    leaves = tree.named_leaves(params)
+    shardings = {name: getattr(x, "sharding", None) for name, x in leaves.items()}
+    specs = {name: s.spec for name, s in shardings.items() if isinstance(s, NamedSharding)}
+    return Explicit(specs) if any(map(any, specs.values())) else None

@@ -1,4 +1,4 @@
-"""Whether the rows of a batch meet in a loss: whether it is more than a mean of values of single rows.
+"""A check that rows of a batch meet in a loss, which is then more than a mean of values of single rows.
 
 A contrastive loss compares rows with each other, and batch normalisation takes a mean of rows from each. A
 batch that is computed in pieces then has another loss than the whole. The walk of `_trace.py` tells which
@@ -15,8 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from meshwright.parallel._factors import Product
-from meshwright.parallel._trace import Walk
+from meshwright.parallel._trace import Product, Walk
 from meshwright.program._internal import Algebra, Operation, Tie, Value, influences, jaxprs, program_of
 
 APART = "rows_apart"
@@ -34,7 +33,7 @@ def meeting(jaxpr: Any, batch: slice, results: slice) -> str:
     levels = _Levels(walk, rows)
     levels.of.update(dict.fromkeys(of_batch, _ROW))
     needed = influences(program, counted)
-    levels.run([each for each in program.operations if not needed.isdisjoint(each.outputs)])
+    levels.run([operation for operation in program.operations if not needed.isdisjoint(operation.outputs)])
     return levels.first if any(levels.of[value] == _MET for value in counted) else ""
 
 
@@ -44,7 +43,8 @@ class _Levels:
         flat = walk.factors.flat
         self._rows = {factor for product in rows for factor in flat(product)[:1]}
         pairs = [(flat(whole)[:1], flat(piece)[:1]) for whole, piece in walk.slices if piece]
-        for _ in pairs:  # rows joined to others, and parts of them, are rows
+        # Rows joined to others, and parts of rows, are rows.
+        for _ in pairs:
             self._rows.update(*(pair[0] + pair[1] for pair in pairs if self._rows & {*pair[0], *pair[1]}))
 
     def run(self, operations: Sequence[Operation]) -> None:
@@ -81,30 +81,31 @@ class _Levels:
         return not self._rows.isdisjoint(self._walk.factors.flat(dim))
 
     def _level(self, operation: Operation) -> int:
-        known, levels = operation.primitive, [self.of[value] for value in operation.inputs]
+        primitive, levels = operation.primitive, [self.of[value] for value in operation.inputs]
         highest = max(levels, default=_FREE)
         if highest in (_FREE, _MET) or APART in operation.scope:
             return min(highest, _ROW) if APART in operation.scope else highest
-        before = max(map(self._num_rows, (x for x in operation.inputs if self.of[x])))
-        after = max(map(self._num_rows, operation.outputs), default=0)
-        if after > max(before, 1):
-            return _MET  # pairs of rows
+        num_inputs = max(map(self._num_rows, (x for x in operation.inputs if self.of[x])))
+        num_outputs = max(map(self._num_rows, operation.outputs), default=0)
+        # Pairs of rows have two dimensions that count rows.
+        if num_outputs > max(num_inputs, 1):
+            return _MET
         if highest == _ROW:
-            if after < before and known.algebra in (*_SUMS, Algebra.EXTREME):
-                return _SUM if known.algebra in _SUMS else _MET
+            if num_outputs < num_inputs and primitive.algebra in (*_SUMS, Algebra.EXTREME):
+                return _SUM if primitive.algebra in _SUMS else _MET
             return _MET if self._is_along_rows(operation) else _ROW
         return self._level_of_sums(operation, levels, highest)
 
     def _level_of_sums(self, operation: Operation, levels: Sequence[int], highest: int) -> int:
-        known = operation.primitive
+        primitive = operation.primitive
         has_rows = any(self.of[x] == _ROW and self._num_rows(x) for x in operation.inputs)
         if jaxprs.exponent_of(operation.eqn) == -1 or (
-            known.algebra is Algebra.DIVIDED and levels[1] >= _SUM
+            primitive.algebra is Algebra.DIVIDED and levels[1] >= _SUM
         ):
             return _QUOTIENT
-        if known.algebra in (Algebra.MULTIPLIED, Algebra.PRODUCT) and min(levels) > _FREE:
-            return _QUOTIENT if _QUOTIENT in levels and not known.product else _MET
-        return _MET if has_rows or known.algebra is Algebra.CURVED else highest
+        if primitive.algebra in (Algebra.MULTIPLIED, Algebra.PRODUCT) and min(levels) > _FREE:
+            return _QUOTIENT if _QUOTIENT in levels and not primitive.product else _MET
+        return _MET if has_rows or primitive.algebra is Algebra.CURVED else highest
 
     def _is_along_rows(self, operation: Operation) -> bool:
         """Return whether an operation sorts rows or adds them up, or looks them up by values of the batch."""

@@ -100,8 +100,8 @@ def grouped_mesh(
     types = (_typed(shape)[0],) * len(axes)
     if isinstance(devices, int):
         return cast(Mesh, AbstractMesh(tuple(sizes), axes, axis_types=types))
-    split = [of.get(axis, 1) for of in (over, inside) for axis in axes]
-    pairs = [place for i in range(len(axes)) for place in (i, i + len(axes))]
+    split = [sizes.get(axis, 1) for sizes in (over, inside) for axis in axes]
+    pairs = [dim for i in range(len(axes)) for dim in (i, i + len(axes))]
     return Mesh(np.array(devices).reshape(split).transpose(pairs).reshape(sizes), axes, axis_types=types)
 
 
@@ -157,7 +157,8 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
                 "  Leave it out, as in BatchNorm(axis_name=None): a batch is one array over all devices."
             ) from error
         except Exception as error:
-            if type(error).__name__ == "ShardingTypeError":  # JAX has no public name for it
+            # JAX has no public name for this class.
+            if type(error).__name__ == "ShardingTypeError":
                 error.add_note(
                     "The mesh has explicit axes. A model that leaves shardings to XLA needs a mesh without "
                     "'explicit:'."
@@ -172,7 +173,7 @@ def group_of(device: jax.Device) -> int:
 
 
 def _slice_of(device: jax.Device) -> int | None:
-    """Return the number of a device's slice; None where none is told, and on CPUs, all of which have 0."""
+    """Return the number of a device's slice; None if JAX gives none, and on CPUs, all of which have 0."""
     return None if device.platform == "cpu" else getattr(device, "slice_index", None)
 
 
@@ -213,13 +214,13 @@ def _over_slices(sizes: dict[str, int], slices: list[int]) -> tuple[dict[str, in
 
     `jax.make_mesh` refuses several slices.
     """
-    over, left = {}, len(slices)
+    over, remaining = {}, len(slices)
     for axis, size in sizes.items():
-        over[axis] = math.gcd(size, left)
-        left //= over[axis]
+        over[axis] = math.gcd(size, remaining)
+        remaining //= over[axis]
         if over[axis] < size:
             break
-    if left > 1:
+    if remaining > 1:
         raise LayoutError(
             f"mesh {sizes} does not fit {len(slices)} slices of {slices[0]} devices: the leading axes must "
             f"multiply to a divisor or a multiple of {len(slices)}.\n  Say which axes cross the slow network "
@@ -231,27 +232,27 @@ def _over_slices(sizes: dict[str, int], slices: list[int]) -> tuple[dict[str, in
 def _parts(shape: str, num_devices: int, num_groups: int) -> tuple[dict[str, int], dict[str, int]]:
     """Return the sizes over groups and the sizes inside a group."""
     over, _, inside = shape.partition(";")
-    each = num_devices // num_groups
+    group_size = num_devices // num_groups
     return (
         _filled(_parse(over), num_groups, _GROUPS, "before the semicolon, this run has"),
-        _filled(_parse(inside), each, "devices", "after the semicolon, each group has"),
+        _filled(_parse(inside), group_size, "devices", "after the semicolon, each group has"),
     )
 
 
-def _filled(sizes: dict[str, int], count: int, things: str, has: str) -> dict[str, int]:
+def _filled(sizes: dict[str, int], count: int, unit: str, has: str) -> dict[str, int]:
     """Return `sizes` with -1 filled in, so that their product is `count`."""
-    said = mesh_text(sizes)
+    text = mesh_text(sizes)
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if not sizes or len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
         raise LayoutError(
-            f"mesh {said!r}: every axis needs a size of at least 1, and at most one may be -1 (the rest of "
-            f"{count} {things}).\n  For example {EXAMPLE}."
+            f"mesh {text!r}: every axis needs a size of at least 1, and at most one may be -1 (the rest of "
+            f"{count} {unit}).\n  For example {EXAMPLE}."
         )
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if open_axes and count % fixed == 0:
         return {axis: count // fixed if size == -1 else size for axis, size in sizes.items()}
     if open_axes or fixed != count:
-        raise LayoutError(_misfit(said, sizes, fixed, count, things, has))
+        raise LayoutError(_misfit(text, sizes, fixed, count, unit, has))
     return sizes
 
 
@@ -267,14 +268,14 @@ def _parse(text: str) -> dict[str, int]:
     return sizes
 
 
-def _misfit(said: str, sizes: Mapping[str, int], fixed: int, count: int, things: str, has: str) -> str:
+def _misfit(text: str, sizes: Mapping[str, int], fixed: int, count: int, unit: str, has: str) -> str:
     multiple = "a multiple of " if -1 in sizes.values() else ""
     first = next(iter(sizes))
     others = fixed // max(sizes[first], 1)
     remedy = f"{first}=-1" if count % others == 0 and -1 not in sizes.values() else "smaller axes"
-    way = f"meshwright launch local -n {fixed}" if things == _GROUPS else f"--fake-devices {fixed}"
+    way = f"meshwright launch local -n {fixed}" if unit == _GROUPS else f"--fake-devices {fixed}"
     or_fake = f", or {way} to try it on a CPU"
     return (
-        f"mesh {said} needs {multiple}{fixed} {things}, {has} {count}.\n"
+        f"mesh {text} needs {multiple}{fixed} {unit}, {has} {count}.\n"
         f"  Try {remedy}{or_fake}; `meshwright doctor` lists the devices."
     )

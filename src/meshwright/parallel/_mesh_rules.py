@@ -77,22 +77,23 @@ def _changed(owner: Any, changes: Mapping[str, Any]) -> Any:
             inner.setdefault(name, {})[rest] = value
         else:
             new[name] = value
-    held = _settings_of(owner)
-    new |= {name: _changed(held[name], below) for name, below in inner.items()}
+    settings = _settings_of(owner)
+    new |= {name: _changed(settings[name], below) for name, below in inner.items()}
     return {**owner, **new} if isinstance(owner, Mapping) else dataclasses.replace(owner, **new)
 
 
 def _unknown(owner: Any, path: str) -> str | None:
     """Return the error message about a path that leads to no setting of `owner`; None if it leads to one."""
-    found, above = owner, ""
+    value, above = owner, ""
     for name in path.split("."):
-        settings = _settings_of(found)
+        settings = _settings_of(value)
         if name not in settings:
-            close, kind = nearest(name, settings), type(found).__name__
+            close, kind = nearest(name, settings), type(value).__name__
+            hint = f" (did you mean {close!r}?)" if close else ""
             whole = f" (in {path!r})" if "." in path else ""
-            there = f"It has: {', '.join(settings)}." if settings else f"{above or kind} has no settings."
-            return f"{kind} has no field {name!r}{whole}{_perhaps(close)}.\n  {there}"
-        found, above = settings[name], f"{above}.{name}".lstrip(".")
+            remedy = f"It has: {', '.join(settings)}." if settings else f"{above or kind} has no settings."
+            return f"{kind} has no field {name!r}{whole}{hint}.\n  {remedy}"
+        value, above = settings[name], f"{above}.{name}".lstrip(".")
     return None
 
 
@@ -125,7 +126,13 @@ def hardware(devices: Sequence[jax.Device] | None = None) -> str:
     """
     devices = jax.devices() if devices is None else devices
     kinds = sorted({device.device_kind for device in devices})
-    return f"{'+'.join(kinds)}:{_counted(devices)}"
+    hosts = (x.process_index if x.platform == "tpu" else group_of(x) for x in devices)
+    sizes = [size for _, size in sorted(Counter(hosts).items())]
+    if len(set(sizes)) > 1:
+        counts = "+".join(map(str, sizes))
+    else:
+        counts = str(sizes[0]) if len(sizes) == 1 else f"{len(sizes)}x{sizes[0]}"
+    return f"{'+'.join(kinds)}:{counts}"
 
 
 def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
@@ -137,8 +144,8 @@ def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
       'NVIDIA.*:8'
     """
     patterns = [_compiled(pattern) for pattern, _ in rules]
-    found = (rule for rule, pattern in zip(rules, patterns, strict=True) if pattern.fullmatch(hardware))
-    return next(found, None)
+    matches = (rule for rule, pattern in zip(rules, patterns, strict=True) if pattern.fullmatch(hardware))
+    return next(matches, None)
 
 
 def apply_mesh_rules(value: T, rules: Sequence[MeshRule], hardware: str) -> T:
@@ -159,7 +166,7 @@ def apply_mesh_rules(value: T, rules: Sequence[MeshRule], hardware: str) -> T:
       >>> mw.parallel.apply_mesh_rules(profile, rules, "cpu:8").num_steps
       2
     """
-    problems = [f"mesh rule {p!r}: {found}" for p, change in rules if (found := change.problem(value))]
+    problems = [f"mesh rule {p!r}: {text}" for p, change in rules if (text := change.problem(value))]
     if problems:
         raise UsageError("\n".join(problems))
     rule = mesh_rule(rules, hardware)
@@ -171,18 +178,3 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise UsageError(f"mesh rule {pattern!r} is not a regular expression: {error}.") from None
-
-
-def _perhaps(close: str | None) -> str:
-    return f" (did you mean {close!r}?)" if close else ""
-
-
-def _counted(devices: Sequence[jax.Device]) -> str:
-    sizes = [size for _, size in sorted(Counter(map(_host_of, devices)).items())]
-    if len(set(sizes)) > 1:
-        return "+".join(map(str, sizes))
-    return str(sizes[0]) if len(sizes) == 1 else f"{len(sizes)}x{sizes[0]}"
-
-
-def _host_of(device: jax.Device) -> int:
-    return device.process_index if device.platform == "tpu" else group_of(device)

@@ -4,33 +4,34 @@ The first rule that does not return None decides. Any function with this signatu
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshwright.base._internal import Table, compiled, judge, optional
-from meshwright.parallel._axes import AXES, FSDP, PIPELINE, Use, num_stages
+from meshwright.base._internal import PyTree, Table, compiled, judge, optional, tree
+from meshwright.errors import UsageError, did_you_mean, listed
+from meshwright.parallel._axes import AXES, FSDP, PIPELINE, TENSOR, Use, num_stages
 
 _ANY = optional("(?!)")
 """Pattern of a rule without a pattern: it matches nothing, and need not."""
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
-"""Given the name, shape and mesh of an array, its spec, or None where the rule says nothing about it."""
+"""A function of an array's name, shape and mesh that returns its spec, or None: a later rule decides."""
 
 
 @runtime_checkable
-class Reasoned(Protocol):
+class HasReason(Protocol):
     """A rule that gives a reason for its decision, which `Layout.explain` shows."""
 
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh, /) -> str: ...
 
 
 @runtime_checkable
-class Patterned(Protocol):
+class HasPattern(Protocol):
     """A rule for names that match its pattern; `Layout.check` raises an error if there are none."""
 
     @property
@@ -38,7 +39,7 @@ class Patterned(Protocol):
 
 
 @runtime_checkable
-class Named(Protocol):
+class HasNames(Protocol):
     """A rule for arrays by their whole names; `Layout.check` calls its `check`, which looks for them."""
 
     def check(self, names: Sequence[str], /) -> None: ...
@@ -49,7 +50,7 @@ AxisEntry = str | tuple[str, ...] | None
 
 def tables_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[Table, Sequence[str]]:
     """Return the patterns of rules with the names of all arrays, for `patterns.judge`."""
-    patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in rules)
+    patterns = (rule.pattern if isinstance(rule, HasPattern) else _ANY for rule in rules)
     return {Table("rules", tuple(patterns)): names}
 
 
@@ -57,7 +58,7 @@ def check_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
     """Raise a `UsageError` that lists all rules that decide none of the arrays with these names."""
     judge(tables_of(rules, names))
     for rule in rules:
-        if isinstance(rule, Named):
+        if isinstance(rule, HasNames):
             rule.check(names)
 
 
@@ -173,3 +174,49 @@ class Stages:
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
         is_stacked = x.ndim > 0 and compiled(self.pattern)(name)
         return P(PIPELINE) if is_stacked and num_stages(mesh.shape) > 1 else None
+
+
+Rules = Sequence[Rule] | Mapping[str, Any] | None
+"""Rules that a user gives: a list, None, or a dictionary of these for the parameters of several models."""
+
+
+def as_rules(rules: Rules, params: PyTree) -> tuple[Rule, ...]:
+    """Return rules as one sequence, for arrays named `params/...`."""
+    if isinstance(rules, Mapping):
+        _check_keys(rules, params)
+        for key, inner in rules.items():
+            names = tree.leaf_names({"params": params[key]})
+            check_rules(as_rules(inner, params[key]), names)
+    return tuple(_flat(rules))
+
+
+def _flat(rules: Rules) -> Iterator[Rule]:
+    if isinstance(rules, Mapping):
+        for key, inner in rules.items():
+            yield from (_below(f"params/{key}/", rule) for rule in _flat(inner))
+        return
+    for rule in rules or ():
+        if not callable(rule):
+            raise UsageError(
+                f"{rule!r} is not a sharding rule.\n"
+                "  Give what get_sharding_rules returns, or mw.parallel.match('q_proj/kernel', None, "
+                f"{TENSOR!r})."
+            )
+        yield rule
+
+
+def _below(above: str, rule: Rule) -> Rule:
+    """Return a rule written for one model's `params/...`, for arrays named `above...`."""
+
+    def of_model(name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        return rule(f"params/{name.removeprefix(above)}", x, mesh) if name.startswith(above) else None
+
+    return of_model
+
+
+def _check_keys(rules: Mapping[str, Any], params: PyTree) -> None:
+    keys = list(params) if isinstance(params, Mapping) else []
+    for key in rules:
+        if key not in keys:
+            hint = did_you_mean(key, keys) or f" There are {listed(keys) or 'no keys'}."
+            raise UsageError(f"sharding rules are given for {key!r}, which is not in the parameters.{hint}")

@@ -13,6 +13,7 @@ The loss then runs with constraints at these places, as if its author had writte
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,13 +22,75 @@ from jax.sharding import PartitionSpec as P
 from meshwright.base._internal import PyTree, tree
 from meshwright.parallel._activations import microbatch_axes
 from meshwright.parallel._axes import DATA, TENSOR
-from meshwright.parallel._factors import Factor
 from meshwright.parallel._infer_rules import InferredRule
 from meshwright.parallel._layout import Layout, axes_of, canonical
-from meshwright.parallel._replay import Place, Replay
-from meshwright.parallel._trace import Walk
-from meshwright.program._internal import Operation, Rule, as_function, jaxprs, program_of
+from meshwright.parallel._trace import Factor, Walk
+from meshwright.program._internal import (
+    Operation,
+    Rule,
+    as_function,
+    bind,
+    bind_body,
+    evaluate,
+    jaxprs,
+    program_of,
+)
 from meshwright.program._internal import walk as operations_of
+
+
+class Constraints(NamedTuple):
+    """Constraints on an operand and on the result of one equation."""
+
+    operand: int
+    """Number of the operand."""
+    inputs: tuple[P, ...]
+    """Constraints on the operand, one after the other."""
+    outputs: tuple[P, ...]
+    """Constraints on the result."""
+
+
+Places = Mapping[tuple[int, ...], Constraints]
+"""Constraints by the identities of an equation and of the equations around it, the outermost first."""
+
+
+class Replay:
+    """The constraints, as a function of an equation and its operands for `evaluate`.
+
+    Calls that hold a constrained equation are inlined. Constraints inside anything but calls, scans and
+    `jax.checkpoint` are left out.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._around = {chain[:i] for chain in places for i in range(1, len(chain))}
+        self._brought: dict[tuple[int, tuple[P, ...]], tuple[Any, Any]] = {}
+        """Operands with and without their constraints, so that products with the same factor share them."""
+
+    def __call__(self, eqn: Any, operands: list[Any], callers: tuple[int, ...] = ()) -> Sequence[Any]:
+        chain = (*callers, id(eqn))
+        if constraints := self._places.get(chain):
+            operand = constraints.operand
+            operands[operand] = self._bring(operands[operand], constraints.inputs)
+            return [_constrained(x, constraints.outputs) for x in bind(eqn, operands)]
+        has_body = jaxprs.is_call(eqn) or jaxprs.is_scan(eqn) or jaxprs.is_checkpoint(eqn)
+        if chain not in self._around or not has_body:
+            return bind(eqn, operands)
+        body = partial(evaluate, jaxprs.body_of(eqn), results=partial(self, callers=chain))
+        if jaxprs.is_call(eqn) and not jaxprs.is_stack(eqn):
+            return body(operands)
+        return bind_body(eqn, operands, lambda *inputs: body(inputs))
+
+    def _bring(self, x: Any, specs: tuple[P, ...]) -> Any:
+        if (id(x), specs) not in self._brought:
+            # While `x` lives, no other object has its id.
+            self._brought[id(x), specs] = _constrained(x, specs), x
+        return self._brought[id(x), specs][0]
+
+
+def _constrained(x: Any, specs: tuple[P, ...]) -> Any:
+    for spec in specs:
+        x = jax.lax.with_sharding_constraint(x, spec)
+    return x
 
 
 class Product(NamedTuple):
@@ -72,12 +135,16 @@ def splitting_sequences(
     def called(params: PyTree, *arguments: Any) -> Any:
         inner = jax.jit(function)
         traced = inner.trace(params, *arguments)
-        before = sum(len(jax.tree.leaves(each)) for each in (params, *arguments[: batch_at - 1]))
+        start = len(jax.tree.leaves((params, *arguments[: batch_at - 1])))
         batch = jax.tree.leaves(arguments[batch_at - 1])
-        walked = _Places(traced.jaxpr, params, slice(before, before + len(batch)), layout)
-        places, specs = walked.found() if is_inferred else {}, walked.gathered() if is_gathered else {}
+        products = _Products(traced.jaxpr, params, slice(start, start + len(batch)), layout)
+        places, specs = (
+            products.constraints() if is_inferred else {},
+            products.gathered() if is_gathered else {},
+        )
         if not places and not specs:
-            return inner(params, *arguments)  # JAX does not trace it again
+            # JAX does not trace `inner` again.
+            return inner(params, *arguments)
         weights = [
             jax.lax.with_sharding_constraint(x, specs[name]) if name in specs else x
             for name, x in tree.named_leaves(params).items()
@@ -87,7 +154,7 @@ def splitting_sequences(
     return called
 
 
-class _Places:
+class _Products:
     """The products of a program, and the constraints around them."""
 
     def __init__(self, jaxpr: Any, params: PyTree, batch: slice, layout: Layout) -> None:
@@ -108,17 +175,17 @@ class _Places:
         self._examples = {flat(dims[0])[0] for dims in rows if dims and dims[0]}
         self._split = {name: self._split_factor(name, array.dims) for name, array in arrays.items()}
 
-    def found(self) -> Mapping[tuple[int, ...], Place]:
+    def constraints(self) -> Places:
         """Return the constraints around each product, by the identities of its equation and its callers."""
         if any(map(self._is_stated, operations_of(self._program))):
             return {}
         products = list(self._products())
-        lengths = {self._length(each) for each in products if each.is_summed} - {None}
+        lengths = {self._length(product) for product in products if product.is_summed} - {None}
         places = {}
-        for each in products:
-            if self._length(each) in lengths:
-                chain = tuple(map(id, (*each.operation.callers, each.operation.eqn)))
-                places[chain] = self._place(each)
+        for product in products:
+            if self._length(product) in lengths:
+                chain = tuple(map(id, (*product.operation.callers, product.operation.eqn)))
+                places[chain] = self._constraints(product)
         return places
 
     def gathered(self) -> Mapping[str, P]:
@@ -169,15 +236,15 @@ class _Places:
         """Return the dimension of a product's result that counts examples."""
         dims = self._walk.array(product.operation.outputs[0]).dims
         flats = map(self._walk.factors.flat, dims)
-        found = [d for d, flat in enumerate(flats) if flat and flat[0] in self._examples]
-        return found[0] if found and self._fits(product, found[0], self._batch_ways) else None
+        counting = [d for d, flat in enumerate(flats) if flat and flat[0] in self._examples]
+        return counting[0] if counting and self._fits(product, counting[0], self._batch_ways) else None
 
     def _length(self, product: Product) -> tuple[Factor, ...] | None:
         """Return the factors of the positions of a product's result, if it has examples and positions."""
-        found = self._position_dim(product)
-        if found is None:
+        dim = self._position_dim(product)
+        if dim is None:
             return None
-        return tuple(self._walk.factors.flat(self._walk.array(product.operation.outputs[0]).dims[found]))
+        return tuple(self._walk.factors.flat(self._walk.array(product.operation.outputs[0]).dims[dim]))
 
     def _position_dim(self, product: Product) -> int | None:
         examples = self._example_dim(product)
@@ -190,25 +257,25 @@ class _Places:
     def _fits(self, product: Product, dim: int, ways: int) -> bool:
         return product.operation.outputs[0].shape[dim] % ways == 0
 
-    def _place(self, product: Product) -> Place:
+    def _constraints(self, product: Product) -> Constraints:
         """Return the constraints of a product on its activations."""
-        made = product.rule.outputs[0]
+        result = product.rule.outputs[0]
         examples, positions = self._example_dim(product), self._position_dim(product)
         assert examples is not None
         assert positions is not None
-        axes = dict.fromkeys(made[examples], self._batch_axes)
-        split = axes | dict.fromkeys(made[positions], (TENSOR,))
+        axes = dict.fromkeys(result[examples], self._batch_axes)
+        split = axes | dict.fromkeys(result[positions], (TENSOR,))
         features = axes | {product.letter: (TENSOR,)}
         if product.is_lookup:
             table = P(
                 *(P.UNCONSTRAINED if d == product.dim else None for d in range(len(product.rule.inputs[0])))
             )
-            return Place(0, (table,), (_spec(made, split),))
+            return Constraints(0, (table,), (_spec(result, split),))
         activations = product.rule.inputs[1 - product.weight]
         if product.is_summed:
-            return Place(1 - product.weight, (_spec(activations, features),), (_spec(made, split),))
-        before = (_spec(activations, split), _spec(activations, axes))
-        return Place(1 - product.weight, before, (_spec(made, features),))
+            return Constraints(1 - product.weight, (_spec(activations, features),), (_spec(result, split),))
+        inputs = (_spec(activations, split), _spec(activations, axes))
+        return Constraints(1 - product.weight, inputs, (_spec(result, features),))
 
 
 def _spec(dims: Sequence[tuple[int, ...]], axes: Mapping[int, tuple[str, ...]]) -> P:

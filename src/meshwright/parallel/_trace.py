@@ -1,6 +1,10 @@
 """A walk that follows every dimension of a model through its program and takes notes.
 
-Dimensions that are added, contracted or reshaped into each other become one (`_factors.py`). The operation's
+A dimension is a product of factors: if a projection's 4,096 outputs are reshaped to 32 heads of 128, then
+that dimension is 32 × 128, also in the weight that made it. A factor is a number; the slowest comes first.
+When two dimensions are found equal, both are cut until their factors pair up.
+
+Dimensions that are added, contracted or reshaped into each other become one (see `Factors`). The operation's
 rule says which dimensions correspond, see the package `program`. The notes record the weights that read and
 write each dimension, and which dimensions are heads, experts, stacked layers or rows of tables.
 `_traced.py` turns them into the structure of a model. Names play no part.
@@ -13,8 +17,67 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from meshwright.parallel._factors import Factor, Factors, Product
 from meshwright.program._internal import Dims, Operation, Program, Rule, Value
+
+Factor = int
+Product = tuple[Factor, ...]
+
+
+class Factors:
+    """A union-find over factors; each factor may also be cut in two."""
+
+    def __init__(self) -> None:
+        self._size: list[int] = []
+        self._parent: list[Factor] = []
+        self._cut: dict[Factor, tuple[Factor, Factor]] = {}
+
+    def new(self, size: int) -> Product:
+        """Return a new dimension of `size`, a single factor."""
+        return (self._new(size),) if size > 1 else ()
+
+    def size(self, factor: Factor) -> int:
+        """Return the value of a factor."""
+        return self._size[factor]
+
+    def flat(self, product: Product) -> list[Factor]:
+        """Return the uncut factors of `product`, each by its representative."""
+        flat = []
+        for factor in product:
+            root = self._root(factor)
+            flat.extend(self.flat(self._cut[root]) if root in self._cut else [root])
+        return flat
+
+    def unify(self, first: Product, second: Product) -> None:
+        """Make two dimensions of equal size the same, as far as their factors can be paired."""
+        firsts, seconds = self.flat(first), self.flat(second)
+        while firsts and seconds:
+            a, b = firsts.pop(0), seconds.pop(0)
+            size_a, size_b = self._size[a], self._size[b]
+            if size_a == size_b:
+                self._parent[max(a, b)] = min(a, b)
+            elif size_a % size_b == 0:
+                major, minor = self._divide(a, size_b)
+                firsts, seconds = [major, minor, *firsts], [b, *seconds]
+            elif size_b % size_a == 0:
+                major, minor = self._divide(b, size_a)
+                firsts, seconds = [a, *firsts], [major, minor, *seconds]
+            else:
+                return
+
+    def _divide(self, factor: Factor, major: int) -> tuple[Factor, Factor]:
+        self._cut[factor] = self._new(major), self._new(self._size[factor] // major)
+        return self._cut[factor]
+
+    def _new(self, size: int) -> Factor:
+        self._size.append(size)
+        self._parent.append(len(self._parent))
+        return len(self._size) - 1
+
+    def _root(self, factor: Factor) -> Factor:
+        while self._parent[factor] != factor:
+            self._parent[factor] = self._parent[self._parent[factor]]
+            factor = self._parent[factor]
+        return factor
 
 
 class Lookup(NamedTuple):
@@ -24,7 +87,7 @@ class Lookup(NamedTuple):
     """The parameter."""
     rows: Product
     """Its dimension that is looked up by."""
-    places: frozenset[Product]
+    counts: frozenset[Product]
     """The dimensions of the result that count lookups."""
 
 
@@ -107,8 +170,8 @@ class Walk:
         is_same = operation.primitive.is_same
         for i, (value, dims) in enumerate(zip(operation.outputs, rule.outputs, strict=True)):
             sized = zip(dims, value.shape, strict=True)
-            found = tuple([self._product(letters, rule, *dim) for dim in sized])
-            self.arrays[value] = Array(found, weight, arrays[i].lookup if is_same else None)
+            products = tuple([self._product(letters, rule, *dim) for dim in sized])
+            self.arrays[value] = Array(products, weight, arrays[i].lookup if is_same else None)
         for whole, piece in rule.pieces:
             self._note_slice(letters[whole], () if piece is None else letters[piece])
         if operation.is_lookup:
@@ -141,8 +204,8 @@ class Walk:
         return tuple(chain(*(letters[letter] for letter in dim))) if dim else self.factors.new(size)
 
     def _unify(self, some: Iterable[Product], others: Iterable[Product]) -> None:
-        for one, other in zip(some, others, strict=True):
-            self.factors.unify(one, other)
+        for first, second in zip(some, others, strict=True):
+            self.factors.unify(first, second)
 
     def _note_weight(self, weight: str, *, reads: list[Product], writes: list[Product]) -> None:
         """Note the dimensions that `weight` is contracted over or looked up by, and those of its outputs."""
@@ -157,15 +220,17 @@ class Walk:
         else:
             self.marked["indexed"].append(whole)
 
-    def _note_lookup(self, found: Value, rule: Rule, table: Array, letters: dict[int, Product]) -> None:
+    def _note_lookup(self, result: Value, rule: Rule, table: Array, letters: dict[int, Product]) -> None:
         if table.weight and not _is_slice(rule):
             rows = [letters[letter] for letter in sorted(rule.summed)]
-            kept = set(chain(*rule.inputs[0])) - rule.summed.union(*rule.inputs[1])
-            self._note_weight(table.weight, reads=rows, writes=_only(table, rule.inputs[0], kept))
+            columns = set(chain(*rule.inputs[0])) - rule.summed.union(*rule.inputs[1])
+            self._note_weight(table.weight, reads=rows, writes=_only(table, rule.inputs[0], columns))
             self.marked["rows"].extend(rows)
-            if len(rows) == 1 and len(kept) > 1:
-                places = frozenset(_only(self.array(found), rule.outputs[0], {*chain(*rule.inputs[1])}))
-                self.arrays[found] = self.array(found)._replace(lookup=Lookup(table.weight, rows[0], places))
+            if len(rows) == 1 and len(columns) > 1:
+                counts = frozenset(_only(self.array(result), rule.outputs[0], {*chain(*rule.inputs[1])}))
+                self.arrays[result] = self.array(result)._replace(
+                    lookup=Lookup(table.weight, rows[0], counts)
+                )
 
     def _note_product(
         self, operation: Operation, rule: Rule, arrays: Sequence[Array], letters: dict[int, Product]
@@ -174,10 +239,10 @@ class Walk:
 
         A convolution only has a kernel.
         """
-        on_left, on_right, made = (set(chain(*dims)) for dims in (*rule.inputs[:2], rule.outputs[0]))
+        on_left, on_right, outputs = (set(chain(*dims)) for dims in (*rule.inputs[:2], rule.outputs[0]))
         contracted, groups = rule.summed & on_left & on_right, rule.summed & on_right - on_left
         batch, is_convolution = (
-            on_left & on_right & made,
+            on_left & on_right & outputs,
             operation.primitive.product == "convolution",
         )
         self.marked["experts"].extend(letters[letter] for letter in groups)
@@ -185,8 +250,8 @@ class Walk:
             return
         sides = list(zip(arrays[:2], rule.inputs[:2], strict=True))
         weights = [_as_weight(array, dims, batch) for array, dims in sides]
-        both = list(zip(sides, weights, reversed(weights), strict=True))
-        for (array, dims), (weight, experts), (other, _) in both[is_convolution:]:
+        factors = list(zip(sides, weights, reversed(weights), strict=True))
+        for (array, dims), (weight, experts), (other, _) in factors[is_convolution:]:
             if weight and not other:
                 reads = _only(array, dims, contracted)
                 writes = _only(array, dims, {*chain(*dims)} - contracted - batch - groups)
@@ -206,7 +271,7 @@ def _as_weight(array: Array, dims: Dims, batch: Set[int]) -> tuple[str | None, l
     A matrix may be looked up for each of some rows, as that of their expert.
     """
     of_batch = _only(array, dims, batch)
-    if array.lookup is not None and array.lookup.places <= set(of_batch):
+    if array.lookup is not None and array.lookup.counts <= set(of_batch):
         return array.lookup.weight, [array.lookup.rows]
     return array.weight, of_batch
 
@@ -222,7 +287,7 @@ def _weight(operation: Operation, arrays: Sequence[Array]) -> str | None:
         return None
     if operation.is_lookup:
         return arrays[0].weight if _is_slice(operation.rule) else None
-    sized = [(math.prod(x.shape), of) for x, of in zip(operation.inputs, arrays, strict=True)]
+    sized = [(math.prod(x.shape), array) for x, array in zip(operation.inputs, arrays, strict=True)]
     sized = [(size, array) for size, array in sized if array.dims] or sized
     is_weight = all(array.weight for _, array in sized)
     return max(sized, key=itemgetter(0))[1].weight if is_weight else None
@@ -234,5 +299,5 @@ def _is_slice(rule: Rule) -> bool:
 
 
 def _is_alike(operation: Operation, body: Program) -> bool:
-    shapes = [[value.shape for value in of] for of in (body.inputs, body.outputs)]
-    return shapes == [[value.shape for value in of] for of in (operation.inputs, operation.outputs)]
+    shapes = [[value.shape for value in values] for values in (body.inputs, body.outputs)]
+    return shapes == [[value.shape for value in values] for values in (operation.inputs, operation.outputs)]

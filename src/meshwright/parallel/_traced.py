@@ -11,9 +11,8 @@ import jax
 from jax.sharding import AbstractMesh
 
 from meshwright.base._internal import PyTree, tree
-from meshwright.parallel._factors import Factor, Product
 from meshwright.parallel._structure import GATES, SMALL_TABLE, STACKS, Dim, Dims, Group, Structure
-from meshwright.parallel._trace import Array, Walk
+from meshwright.parallel._trace import Array, Factor, Product, Walk
 from meshwright.program._internal import program_of
 
 
@@ -42,7 +41,8 @@ def _traced(function: Callable[..., Any], *arguments: PyTree) -> Any:
         # JAX replaces a mesh by one of another size only if there is none in between.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), jax.sharding.use_abstract_mesh(alone):
             return trace(*arguments)
-    except Exception:  # what JAX computes at once, as diffrax's constants, needs the real mesh
+    # Values that JAX computes at once, such as diffrax's constants, need the real mesh.
+    except Exception:
         return trace(*arguments)
 
 
@@ -65,7 +65,7 @@ class Notes:
             name: tuple(self._dim(products, d) for d in range(len(products)))
             for name, products in self.params.items()
         }
-        own = {name: _own_inputs({name: each}) for name, each in dims.items()}
+        own = {name: _own_inputs(axes) for name, axes in dims.items()}
         never = dict.fromkeys(set().union(*own.values()), "a width that feeds itself")
         dims = _with_gates(dims, set().union(*(own[name] for name in self.walk.repeated)))
         never |= dict.fromkeys(_stems(dims, self.walk.convolutions), "a stem of convolutions")
@@ -87,9 +87,9 @@ class Notes:
         for whole, part in self.walk.slices:
             if len(self.flat(whole)) == 1:
                 parts[self.flat(whole)[0]] |= set(self.flat(part))
-        before = -1
-        while len(inner) > before:
-            before = len(inner)
+        num_inner = -1
+        while len(inner) > num_inner:
+            num_inner = len(inner)
             for whole, all_parts in parts.items():
                 if all_parts <= inner or whole in inner:
                     inner |= {whole, *all_parts}
@@ -139,7 +139,8 @@ class Notes:
         if not flat:
             return Dim()
         group, why = self._group(flat[0]), self.whole.get(flat[0], "")
-        used = group in self.read | self.written  # not so for added positions, or a kernel's height
+        # Added positions, or a kernel's height, are neither read nor written.
+        used = group in self.read | self.written
         if why or not used:
             return Dim(kind=why if used or why in STACKS else "")
         if group not in self.heads:
@@ -150,7 +151,8 @@ class Notes:
         return Dim(group, self._pieces(products[d]), features, "heads")
 
     def _group(self, factor: Factor) -> Factor:
-        while factor in self.joined:  # ends: a joined factor is smaller
+        # The loop ends: a joined factor is smaller.
+        while factor in self.joined:
             factor = self.joined[factor]
         return factor
 
@@ -163,7 +165,8 @@ class Notes:
         if flat[0] in self.inner:
             return 1
         fused = [part for part in self.slices[flat[0]] if (self.inner | self.heads) & set(self.flat(part))]
-        if fused:  # queries, keys and values concatenated
+        # Queries, keys and values are concatenated.
+        if fused:
             return math.gcd(*map(self._pieces, fused))
         counted = list(takewhile(lambda factor: factor in self.heads, flat)) or flat[:1]
         return math.prod(map(self.walk.factors.size, counted))
@@ -175,21 +178,21 @@ class Notes:
 def _stems(dims: Mapping[str, Dims], convolutions: set[str]) -> set[Group]:
     """Return the groups inside the few convolutions that precede a model of other weights."""
     touching: dict[Group, Counter[bool]] = defaultdict(Counter)
-    for name, each in dims.items():
-        for group in _groups(each) if len(each) > 1 else ():
+    for name, axes in dims.items():
+        for group in _groups(axes) if len(axes) > 1 else ():
             touching[group][name in convolutions] += 1
     foreign = {group for group, count in touching.items() if count[False] > count[True]}
-    before = (_groups(dims[name]) for name in convolutions)
-    return {group for groups in before if groups & foreign for group in groups - foreign}
+    stems = (_groups(dims[name]) for name in convolutions)
+    return {group for groups in stems if groups & foreign for group in groups - foreign}
 
 
-def _own_inputs(dims: Mapping[str, Dims]) -> set[Group]:
-    """Return the groups that one weight both reads and writes, as in a recurrent network.
+def _own_inputs(dims: Dims) -> set[Group]:
+    """Return the groups that a weight both reads and writes, as in a recurrent network.
 
-    They would always be sent.
+    A split group of this kind would be sent at every step.
     """
-    counts = [Counter(dim.group for dim in each if dim.group is not None) for each in dims.values()]
-    return {group for count in counts for group, times in count.items() if times > 1}
+    counts = Counter(dim.group for dim in dims if dim.group is not None)
+    return {group for group, times in counts.items() if times > 1}
 
 
 def _with_gates(dims: Mapping[str, Dims], recurrent: set[Group]) -> dict[str, Dims]:
@@ -198,15 +201,15 @@ def _with_gates(dims: Mapping[str, Dims], recurrent: set[Group]) -> dict[str, Di
     Gates are side by side in a dimension that is several times as large as the state.
     """
     sizes = {
-        group: {dim.features for each in dims.values() for dim in each if dim.group == group}
+        group: {dim.features for axes in dims.values() for dim in axes if dim.group == group}
         for group in recurrent
     }
 
-    def one(dim: Dim) -> Dim:
+    def with_gates(dim: Dim) -> Dim:
         is_gates = dim.group in recurrent and dim.features > min(sizes[dim.group])
         return replace(dim, group=(GATES, dim.group), kind=GATES) if is_gates else dim
 
-    return {name: tuple(map(one, each)) for name, each in dims.items()}
+    return {name: tuple(map(with_gates, axes)) for name, axes in dims.items()}
 
 
 def _groups(dims: Dims) -> set[Group]:

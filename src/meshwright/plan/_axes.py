@@ -33,8 +33,8 @@ def alone(hardware: Hardware) -> Iterator[list[Sizes]]:
 def longer(sizes: Sizes, hardware: Hardware) -> Iterator[tuple[str, Sizes]]:
     """Yield each axis with the sizes in which it is longer by the smallest factor that the devices allow."""
     for axis in model_axes():
-        left, size, reach = ways_of(sizes, hardware), sizes.get(axis.name, 1), _reach(axis, hardware)
-        factor = next((n for n in divisors(left) if n > 1 and reach % (n * size) == 0), None)
+        ways, size, reach = ways_of(sizes, hardware), sizes.get(axis.name, 1), _reach(axis, hardware)
+        factor = next((n for n in divisors(ways) if n > 1 and reach % (n * size) == 0), None)
         if factor is not None and size * factor <= axis.longest:
             yield axis.name, {**sizes, axis.name: size * factor}
 

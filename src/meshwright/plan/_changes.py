@@ -33,9 +33,9 @@ class Change:
     """Plan of the step with these settings."""
 
     def __str__(self) -> str:
-        written = (f"{name}={_text(value)}" for name, value in self.settings.items() if name != OFFLOADED)
+        fields = (f"{name}={_text(value)}" for name, value in self.settings.items() if name != OFFLOADED)
         optimizer = ["optimizer=mw.training.offload_opt_state(…)"] if OFFLOADED in self.settings else []
-        return " ".join([*written, *optimizer]) or "as it is"
+        return " ".join([*fields, *optimizer]) or "as it is"
 
 
 def _text(value: Any) -> str:
@@ -74,7 +74,8 @@ def with_settings(site: Site, settings: Settings) -> Change:
 def changed(experiment: Experiment, settings: Settings) -> Experiment:
     """Return the experiment with new values for some fields, and with an offloaded optimizer if asked."""
     fields = {name: value for name, value in settings.items() if name != OFFLOADED}
-    if isinstance(axes := fields.get("batch_axis_names"), list):  # as it is in JSON
+    # JSON has no tuples.
+    if isinstance(axes := fields.get("batch_axis_names"), list):
         fields["batch_axis_names"] = tuple(axes)
     if OFFLOADED in settings:
         fields["optimizer"] = offload_opt_state(experiment.optimizer)
@@ -96,17 +97,18 @@ def _single(site: Site) -> Iterator[Settings]:
     yield from ({"microbatches": times * experiment.microbatches} for times in (2, 4, 8))
     if experiment.compute_dtype is None:
         yield {"compute_dtype": "bfloat16"}
-    sizes = ({}, *next(alone(site.hardware)))
-    yield from ({"mesh": mesh_of(each, site.hardware)} for each in sizes)
-    if site.hardware.chip.target is not None:  # a CPU's memory is the host's
+    meshes = ({}, *next(alone(site.hardware)))
+    yield from ({"mesh": mesh_of(sizes, site.hardware)} for sizes in meshes)
+    # A CPU's memory is the host's: nothing is gained by offloading.
+    if site.hardware.chip.target is not None:
         yield {OFFLOADED: True}
 
 
-def ranked(found: Sequence[Change]) -> list[Change]:
+def ranked(changes: Sequence[Change]) -> list[Change]:
     """Return changes that fit, the quickest first, then the others, the smallest first."""
 
     def key(change: Change) -> tuple[bool, float]:
         memory = change.plan.memory
         return not memory.fits, change.plan.time.seconds if memory.fits else memory.peak
 
-    return sorted(found, key=key)
+    return sorted(changes, key=key)

@@ -1,4 +1,4 @@
-"""The choice of `remat="auto"` and `microbatches="auto"`: what a search finds and XLA says that it fits."""
+"""The choice of `remat="auto"` and `microbatches="auto"`: the best of a search whose compiled step fits."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +17,9 @@ from meshwright.plan._search import MICROBATCHES, Search
 from meshwright.plan._site import Site
 from meshwright.processes import _internal as processes
 
+# Assumed speeds: measured ones would differ between processes, and so would their choices.
 CPU_RATES = Rates({"float32": 1e11}, memory=1e10, link=1e10, network=1e10, source="assumed")
-"""Speeds that rank choices: measured ones would differ between processes, and so would their choices."""
-_TRIES = 12
-"""Most steps that are compiled."""
+_MOST_COMPILED = 12
 
 
 def choose(
@@ -28,7 +27,7 @@ def choose(
     names: Sequence[str],
     make_parts: Callable[[Experiment], Parts],
     rows: PyTree,
-    known: Mapping[str, Any],
+    previous: Mapping[str, Any],
 ) -> tuple[Experiment, Parts, str]:
     """Return the experiment with the settings of the quickest step that fits, its parts, and why in words.
 
@@ -36,32 +35,33 @@ def choose(
     as XLA says. Nothing runs. Collective.
     """
     first = make_parts(experiment)
-    hardware = _here(first)
+    hardware = _run_hardware(first)
     available = hardware.chip.memory_bytes
     smallest: tuple[float, str] | None = None
-    ordered = _in_order(experiment, names, hardware, rows, known)
+    ordered = _in_order(experiment, names, hardware, rows, previous)
     for number, (settings, why) in enumerate(ordered, start=1):
-        made = replace(experiment, **settings)
-        parts = make_parts(made) if settings else first
+        candidate = replace(experiment, **settings)
+        parts = make_parts(candidate) if settings else first
         peak = processes.agree(_peak(parts))
         if parts.step.meeting and "microbatches" in names:
             raise UsageError(
                 "microbatches='auto': the whole batch does not fit, and rows of the batch meet in the loss, "
                 f"in {parts.step.meeting}, so pieces of it would have another loss.\n"
-                f"  Give microbatches={made.microbatches} to train with that loss, or take a smaller batch."
+                f"  Give microbatches={candidate.microbatches} to train with that loss, "
+                "or take a smaller batch."
             )
         if peak <= available:
             how = f"{human_bytes(peak)} of {human_bytes(available)} as compiled"
-            return made, parts, f"{how}; {why}"
-        tried = ", ".join(f"{name}={getattr(made, name)!r}" for name in names)
+            return candidate, parts, f"{how}; {why}"
+        tried = ", ".join(f"{name}={getattr(candidate, name)!r}" for name in names)
         smallest = min(smallest or (peak, tried), (peak, tried))
-        if number == _TRIES:
+        if number == _MOST_COMPILED:
             break
     assert smallest is not None
     takes = "more" if smallest[0] == float("inf") else human_bytes(smallest[0])
-    asked = " and ".join(f"{name}='auto'" for name in names)
+    auto = " and ".join(f"{name}='auto'" for name in names)
     raise UsageError(
-        f"{asked}: no choice fits into the {human_bytes(available)} of a device. The smallest that was "
+        f"{auto}: no choice fits into the {human_bytes(available)} of a device. The smallest that was "
         f"compiled, {smallest[1]}, takes {takes}.\n"
         f"  Use more devices, {SPLITTING_STATE}, or a smaller batch or model: "
         "`meshwright plan MODULE:FUNCTION --on HARDWARE --search` tries them."
@@ -70,20 +70,20 @@ def choose(
 
 def best_estimate(site: Site, names: Sequence[str]) -> Experiment:
     """Return the experiment with the settings that are estimated to be the best, without compiling."""
-    found = _searched(site, names)
-    return replace(site.experiment, **found.ranked()[0].settings)
+    trials = _searched(site, names)
+    return replace(site.experiment, **trials.ranked()[0].settings)
 
 
 def _searched(site: Site, names: Sequence[str]) -> Search:
-    found = Search(site)
-    found.own()
-    remats = found.remats({}) if "remat" in names else [site.experiment.remat]
+    trials = Search(site)
+    trials.own()
+    remats = trials.remats({}) if "remat" in names else [site.experiment.remat]
     for remat in remats:
         if "microbatches" in names:
-            found.fewest_microbatches({"remat": remat})
+            trials.fewest_microbatches({"remat": remat})
         else:
-            found.plan({"remat": remat})
-    return found
+            trials.plan({"remat": remat})
+    return trials
 
 
 def _in_order(
@@ -91,44 +91,46 @@ def _in_order(
     names: Sequence[str],
     hardware: Hardware,
     rows: PyTree,
-    known: Mapping[str, Any],
+    previous: Mapping[str, Any],
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield settings, the best first, with where they come from. What was yielded before did not fit."""
-    if _is_possible(experiment, known):
-        yield known, "as in the attempt before"
+    """Yield settings and their source, the best first. The caller found that all earlier ones do not fit."""
+    if _is_possible(experiment, previous):
+        yield previous, "as in the attempt before"
     rates = CPU_RATES if hardware.chip.name == CPU else None
-    found = _searched(Site(experiment, hardware, rows, rates, bandwidth=1e9), names)
-    why = f"of {len(found.ranked())} plans"
+    trials = _searched(Site(experiment, hardware, rows, rates, bandwidth=1e9), names)
+    why = f"of {len(trials.ranked())} plans"
     yielded: list[Mapping[str, Any]] = []
     while True:
-        left = [change for change in found.ranked() if change.settings not in yielded]
-        fitting = [change for change in left if change.plan.memory.fits]
+        remaining = [change for change in trials.ranked() if change.settings not in yielded]
+        fitting = [change for change in remaining if change.plan.memory.fits]
         if not fitting:
             break
         yielded.append(fitting[0].settings)
         yield fitting[0].settings, why
-        if "microbatches" in names:  # the estimate was too low: more of them are the next choice
-            _add_more_microbatches(found, fitting[0])
-    for change in left[:2]:  # the estimate may be too high
+        # XLA refused these settings, so the estimate was too low: more microbatches are the next choice.
+        if "microbatches" in names:
+            _add_more_microbatches(trials, fitting[0])
+    # The estimate may be too high for settings that do not fit by it.
+    for change in remaining[:2]:
         yield change.settings, why
 
 
-def _is_possible(experiment: Experiment, known: Mapping[str, Any]) -> bool:
+def _is_possible(experiment: Experiment, settings: Mapping[str, Any]) -> bool:
     try:
-        replace(experiment, **known)
+        replace(experiment, **settings)
     except UsageError:
         return False
-    return bool(known)
+    return bool(settings)
 
 
-def _add_more_microbatches(found: Search, change: Change) -> None:
-    before = change.settings.get("microbatches", 1)
-    more = next((number for number in MICROBATCHES if number > before), None)
+def _add_more_microbatches(trials: Search, change: Change) -> None:
+    current = change.settings.get("microbatches", 1)
+    more = next((number for number in MICROBATCHES if number > current), None)
     if more is not None:
-        found.plan({**change.settings, "microbatches": more})
+        trials.plan({**change.settings, "microbatches": more})
 
 
-def _here(parts: Parts) -> Hardware:
+def _run_hardware(parts: Parts) -> Hardware:
     """Return the hardware of a run, with the memory that its devices report, the same on all processes."""
     hardware = hardware_here(list(parts.layout.mesh.devices.flat))
     reported = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")

@@ -85,10 +85,10 @@ def hardware_named(text: str) -> Hardware:
       >>> mw.plan.hardware_named("v5e:16x16").num_devices
       256
     """
-    found = re.fullmatch(r"(?:(\d+)\*)?([\w-]+):(\d+(?:x\d+)*)", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)\*)?([\w-]+):(\d+(?:x\d+)*)", text.strip().lower())
+    if match is None:
         raise UsageError(f"cannot read the hardware {text!r}.\n  Write {FORM}.")
-    slices, name, shape = int(found[1] or 1), found[2], tuple(map(int, found[3].split("x")))
+    slices, name, shape = int(match[1] or 1), match[2], tuple(map(int, match[3].split("x")))
     if slices < 1 or 0 in shape:
         raise UsageError(f"the hardware {text!r} has zero devices.\n  Write {FORM}.")
     if name == CPU:
@@ -97,7 +97,7 @@ def hardware_named(text: str) -> Hardware:
 
 
 def hardware_here(devices: Sequence[jax.Device] | None = None) -> Hardware:
-    """Return the hardware that some devices are, to hold a plan against what they measure.
+    """Return the hardware that some devices are, to compare a plan with their measurements.
 
     Example:
       >>> mw.plan._internal.hardware_here().num_devices
@@ -109,8 +109,8 @@ def hardware_here(devices: Sequence[jax.Device] | None = None) -> Hardware:
         return _cpus((len(devices),))
     chip = next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
     if chip is None:
-        known = ", ".join(chip.device_kind for chip in CHIPS.values())
-        raise UsageError(f"there are no figures for devices of the kind {kind!r}.\n  Known are {known}.")
+        kinds = ", ".join(chip.device_kind for chip in CHIPS.values())
+        raise UsageError(f"there are no figures for devices of the kind {kind!r}.\n  Known are {kinds}.")
     if isinstance(chip.target, Gpu):
         return Hardware(chip, (num_hosts, len(devices) // num_hosts))
     slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -140,8 +140,8 @@ def _cpu_shape(text: str, slices: int, shape: tuple[int, ...]) -> tuple[int, ...
     return shape
 
 
-def _checked(text: str, found: Hardware) -> Hardware:
-    chip, shape = found.chip, found.shape
+def _checked(text: str, hardware: Hardware) -> Hardware:
+    chip, shape = hardware.chip, hardware.shape
     if isinstance(chip.target, Tpu):
         if len(shape) != chip.target.sides:
             example = "x".join(["4"] * chip.target.sides)
@@ -149,14 +149,14 @@ def _checked(text: str, found: Hardware) -> Hardware:
                 f"the hardware {text!r}: the topology of a {chip.name} slice has {chip.target.sides} sizes, "
                 f"as in {chip.name}:{example}."
             )
-        return found
-    if found.num_slices > 1 or len(shape) > 2:
+        return hardware
+    if hardware.num_slices > 1 or len(shape) > 2:
         raise UsageError(f"the hardware {text!r}: GPUs are HOSTSxGPUS_PER_HOST, as in {chip.name}:64x8.")
-    hosts, each = (1, *shape) if len(shape) == 1 else shape
-    if each > GPUS_OF_A_HOST:
+    hosts, per_host = (1, *shape) if len(shape) == 1 else shape
+    if per_host > GPUS_OF_A_HOST:
         raise UsageError(
             f"the hardware {text!r}: a host has at most {GPUS_OF_A_HOST} GPUs.\n"
-            f"  Write {chip.name}:{math.ceil(hosts * each / GPUS_OF_A_HOST)}x{GPUS_OF_A_HOST} for "
-            f"{hosts * each} GPUs."
+            f"  Write {chip.name}:{math.ceil(hosts * per_host / GPUS_OF_A_HOST)}x{GPUS_OF_A_HOST} for "
+            f"{hosts * per_host} GPUs."
         )
-    return replace(found, shape=(hosts, each))
+    return replace(hardware, shape=(hosts, per_host))

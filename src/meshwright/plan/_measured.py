@@ -80,7 +80,7 @@ def _memory(mesh: Mesh, rates: Rates) -> float:
     rows = np.zeros((math.ceil(EXAMPLES / mesh.size) * mesh.size, LENGTH + 1), np.int32)
     batch = jax.device_put({"tokens": rows}, layout.batch_sharding)
     costs = traced_costs(step.trace(state, batch).jaxpr, state, layout)
-    known = step_time(
+    explained = step_time(
         costs.products,
         0,
         costs.collectives,
@@ -90,13 +90,13 @@ def _memory(mesh: Mesh, rates: Rates) -> float:
         batch_axes=frozenset(),
     )
 
-    def one() -> object:
+    def run_step() -> object:
         nonlocal state
         state, metrics = step(state, batch)
         return metrics
 
-    taken = _median_seconds(one)
-    return costs.other_nbytes / max(taken - known.seconds, taken / 10)
+    seconds = _median_seconds(run_step)
+    return costs.other_nbytes / max(seconds - explained.seconds, seconds / 10)
 
 
 def _of_each(mesh: Mesh, function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> float:

@@ -1,5 +1,6 @@
 """The memory, network traffic and time of an experiment's step on hardware that you do not have."""
 
+import logging
 import math
 import resource
 import sys
@@ -7,18 +8,27 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import jax
+
+from meshwright.base._internal import human_bytes
 from meshwright.engine._internal import Experiment, automatic, before_choice, errors_naming, some_rows
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import apply_mesh_rules
-from meshwright.plan._choice import best_estimate
-from meshwright.plan._hardware import Hardware, hardware_named
+from meshwright.plan._changes import cheapest_changes
+from meshwright.plan._choice import CPU_RATES, best_estimate
+from meshwright.plan._hardware import CPU, Hardware, hardware_here, hardware_named
 from meshwright.plan._roofline import Rates
 from meshwright.plan._site import Compiled, NotCompiledError, Site
 from meshwright.plan._topology import missing_compiler
 from meshwright.plan._values import Plan
+from meshwright.plan._words import described_changes
+
+log = logging.getLogger("meshwright")
 
 HOST_BANDWIDTH = 1e9
 """Bytes per second that one host is assumed to write of a checkpoint."""
+_LESS = 0.9
+"""Share of the planned memory that a remedy may use, if the plan had said that the step fits."""
 
 
 def plan_step(
@@ -74,17 +84,18 @@ def planned(site: Site, compile_step: Callable[[], Compiled] | None) -> Plan:
     from the traced step. In the last two cases a note says why.
     """
     started = time.perf_counter()
-    made, note = _compiled_or_traced(site, compile_step)
+    plan, note = _compiled_or_traced(site, compile_step)
     return replace(
-        made,
-        notes=(*made.notes, *note),
+        plan,
+        notes=(*plan.notes, *note),
         planning_seconds=time.perf_counter() - started,
         planning_bytes=_peak_bytes(),
     )
 
 
 def _compiled_or_traced(site: Site, compile_step: Callable[[], Compiled] | None) -> tuple[Plan, list[str]]:
-    estimate = site.plan()  # raises errors of the experiment before a compiler starts
+    # The estimate raises errors of the experiment before a compiler starts.
+    estimate = site.plan()
     if compile_step is None:
         return estimate, []
     if missing := missing_compiler(site.hardware):
@@ -126,3 +137,39 @@ def _peak_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return max(used) * unit
+
+
+def remedies(experiment: Experiment) -> str:
+    """Return the planned memory of a step that did not fit, and the three cheapest changes that need less.
+
+    If the planned peak is within the device's memory, something else takes memory, too, or the estimate is
+    too low. Then changes are those that need a tenth less.
+    """
+    hardware = hardware_here()
+    reported = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or hardware.chip.memory_bytes
+    hardware = replace(hardware, chip=replace(hardware.chip, memory_bytes=reported))
+    rates = CPU_RATES if hardware.chip.name == CPU else None
+    site = site_of(before_choice(experiment), hardware, rates=rates)
+    memory = site.plan().memory
+    within = min(reported, _LESS * memory.peak)
+    smaller = replace(site, hardware=replace(hardware, chip=replace(hardware.chip, memory_bytes=within)))
+    parts = {
+        "parameters": memory.params,
+        "optimizer": memory.optimizer,
+        "gradients": memory.gradients,
+        "batch": memory.batch,
+        "activations and others": memory.temporary + memory.other_state,
+    }
+    uses = ", ".join(f"{name} {human_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
+    head = f"Planned: {human_bytes(memory.peak)} of {human_bytes(reported)} on a device ({uses})."
+    return f"{head}\n{_changes(smaller)}"
+
+
+def _changes(site: Site) -> str:
+    """Return the cheapest changes in words, or why none was found: a loss may fit only its own batch size."""
+    try:
+        return described_changes(cheapest_changes(site))
+    # The user's functions may raise errors of any kind.
+    except Exception as error:
+        log.info("a change could not be planned", exc_info=True)
+        return f"Changes could not be planned: {type(error).__name__}: {str(error).partition(chr(10))[0]}"

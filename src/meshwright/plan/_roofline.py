@@ -163,16 +163,16 @@ def step_time(
     state_on_host: int = 0,
 ) -> StepTime:
     """Return the time of a step."""
-    compute = sum(each.times * _seconds(each, rates) for each in products)
+    compute = sum(product.times * _seconds(product, rates) for product in products)
     memory = other_nbytes / rates.memory
     hidden_memory = rates.memory_overlap * min(compute, memory)
     network: dict[tuple[str, ...], float] = defaultdict(float)
-    for each in collectives:
-        network[each.axes] += each.times * _network_seconds(each, rates, inside, over)
+    for collective in collectives:
+        network[collective.axes] += collective.times * _network_seconds(collective, rates, inside, over)
     behind = sum(
-        each.times * _network_seconds(each, rates, inside, over)
-        for each in collectives
-        if all(axis_named(axis).hides(each.kind, splits_batch=axis in batch_axes) for axis in each.axes)
+        x.times * _network_seconds(x, rates, inside, over)
+        for x in collectives
+        if all(axis_named(axis).hides(x.kind, splits_batch=axis in batch_axes) for axis in x.axes)
     )
     computing = compute + memory - hidden_memory
     hidden = rates.overlap * min(computing, behind)
@@ -199,12 +199,12 @@ def _network_seconds(
     Devices of a group form a ring. Between groups, each device carries its share of its group's traffic. A
     permutation is one hop, not one for each device.
     """
-    here = math.prod(inside.get(axis, 1) for axis in collective.axes)
+    members = math.prod(inside.get(axis, 1) for axis in collective.axes)
     groups = math.prod(over.get(axis, 1) for axis in collective.axes)
     n, ring = collective.group_size, collective.sent_nbytes / rates.link
-    hops = (1, 1) if collective.kind == "collective-permute" else (here, groups)
+    hops = (1, 1) if collective.kind == "collective-permute" else (members, groups)
     meeting = hops[0] * rates.member_seconds + (hops[1] * rates.group_seconds if groups > 1 else 0.0)
     if groups == 1:
         return meeting + ring
-    between = collective.sent_nbytes * n / max(n - 1, 1) * (groups - 1) / groups / here
-    return meeting + max(ring if here > 1 else 0.0, between / rates.network)
+    between = collective.sent_nbytes * n / max(n - 1, 1) * (groups - 1) / groups / members
+    return meeting + max(ring if members > 1 else 0.0, between / rates.network)

@@ -8,7 +8,7 @@ import jax
 from meshwright.engine import _internal as engine
 from meshwright.engine._internal import AheadOfTime, Experiment, Outcome
 from meshwright.plan._choice import choose
-from meshwright.plan._remedies import remedies
+from meshwright.plan._plan import remedies
 
 _PLANNER = engine.Planner(choose, remedies)
 

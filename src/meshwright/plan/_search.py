@@ -1,5 +1,7 @@
 """A search over meshes, what layers keep, microbatches and offloading, for the quickest step that fits."""
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshwright.base._internal import collector_paused
@@ -11,12 +13,13 @@ from meshwright.plan._changes import (
     REMATS,
     Change,
     Settings,
+    changed,
     least_microbatches,
     ranked,
     with_settings,
 )
 from meshwright.plan._meshes import Meshes
-from meshwright.plan._site import Site
+from meshwright.plan._site import Compiled, NotCompiledError, Site
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of microbatches that a search tries, until one fits: more of them save memory, and never time."""
@@ -24,42 +27,46 @@ FINALISTS = 3
 """Number of best meshes for which other policies are tried, too."""
 OFFLOADING = 2
 """Number of best meshes for which offloading is tried, too."""
+FITTING = 3
+"""Number of compiled steps that fit after which no more are compiled."""
+TRIES = 6
+"""Most steps that are compiled."""
 OFFLOADED_REMAT = "layers:offload_dots_no_batch"
 """The policy that keeps activations in the host's memory."""
 
 
 def search(site: Site) -> list[Change]:
-    """Return meshes and settings, the best first: those that fit before those that do not, then by time.
+    """Return meshes and settings: those that fit before those that do not, then by time.
 
     Meshes are tried with the experiment's own settings: of data, fsdp and tensor axes, and of those of the
-    axes sequence, pipeline and expert that the traced step can use. The best few are
-    also tried with other policies of remat, of layers if the loss has layers. If a quicker step would fit
+    axes sequence, pipeline and expert that the traced step can use. The best few are also tried with other
+    policies of remat, of layers if the loss has layers. If a quicker step would fit
     into more memory, the best two are tried with the optimizer and the activations in the host's memory. Each
     has as few microbatches as fit, and at most 64. If none of the meshes is possible, the experiment's own
     mesh is used instead. Everything is estimated from the traced step.
     """
-    found = Search(site)
+    trials = Search(site)
     with collector_paused():
-        _run(site, found)
-    return found.ranked()
+        _run(site, trials)
+    return trials.ranked()
 
 
-def _run(site: Site, found: "Search") -> None:
+def _run(site: Site, trials: "Search") -> None:
     """Make all plans."""
-    Meshes(site, found.plan_or_error).run()
-    if not found.ranked():
-        found.own()
-    meshes = found.finalists()
-    remats = found.remats(meshes[0])
+    Meshes(site, trials.plan_or_error).run()
+    if not trials.ranked():
+        trials.own()
+    meshes = trials.finalists()
+    remats = trials.remats(meshes[0])
     for mesh in meshes[:FINALISTS]:
         for remat in remats:
-            found.fewest_microbatches({**mesh, "remat": remat})
-    if found.could_be_quicker() and site.hardware.chip.target is not None:
+            trials.fewest_microbatches({**mesh, "remat": remat})
+    if trials.could_be_quicker() and site.hardware.chip.target is not None:
         for mesh in meshes[:OFFLOADING]:
             for remat in remats:
-                found.fewest_microbatches({**mesh, "remat": remat, OFFLOADED: True})
+                trials.fewest_microbatches({**mesh, "remat": remat, OFFLOADED: True})
             if set(remats) & set(LAYER_REMATS):
-                found.fewest_microbatches({**mesh, "remat": OFFLOADED_REMAT})
+                trials.fewest_microbatches({**mesh, "remat": OFFLOADED_REMAT})
 
 
 class Search:
@@ -67,11 +74,11 @@ class Search:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._made: dict[frozenset[tuple[str, Any]], Change | UsageError] = {}
+        self._outcomes: dict[frozenset[tuple[str, Any]], Change | UsageError] = {}
 
     def ranked(self) -> list[Change]:
-        """Return what was found, the best first."""
-        changes = {id(change): change for change in self._made.values() if isinstance(change, Change)}
+        """Return all plans, the best first."""
+        changes = {id(change): change for change in self._outcomes.values() if isinstance(change, Change)}
         return ranked([*changes.values()])
 
     def finalists(self) -> list[Settings]:
@@ -88,29 +95,29 @@ class Search:
 
     def own(self) -> None:
         """Add the plan of the experiment as it is."""
-        self._made[frozenset()] = Change({}, self._site.plan())
+        self._outcomes[frozenset()] = Change({}, self._site.plan())
 
     def plan(self, settings: Settings) -> Change | None:
         """Return the plan with some settings; None if the step cannot have them."""
-        made = self.plan_or_error(settings)
-        return made if isinstance(made, Change) else None
+        outcome = self.plan_or_error(settings)
+        return outcome if isinstance(outcome, Change) else None
 
     def plan_or_error(self, settings: Settings) -> Change | UsageError:
         """Return the plan with some settings, or why the step cannot have them."""
-        changed = {name: value for name, value in settings.items() if not self._has(name, value)}
-        key = frozenset(changed.items())
-        if key not in self._made:
+        settings = {name: value for name, value in settings.items() if not self._has(name, value)}
+        key = frozenset(settings.items())
+        if key not in self._outcomes:
             try:
-                self._made[key] = with_settings(self._site, changed)
+                self._outcomes[key] = with_settings(self._site, settings)
             except AxisError as error:
                 mesh = settings.get("mesh", "")
                 # A model may name an axis that the mesh lacks. With size 1 the axis splits nothing.
                 is_missing = mesh and f"{error.axis}=" not in mesh
                 more = {**settings, "mesh": f"{mesh},{error.axis}=1"}
-                self._made[key] = self.plan_or_error(more) if is_missing else error
+                self._outcomes[key] = self.plan_or_error(more) if is_missing else error
             except UsageError as error:
-                self._made[key] = error
-        return self._made[key]
+                self._outcomes[key] = error
+        return self._outcomes[key]
 
     def _has(self, name: str, value: Any) -> bool:
         return (
@@ -144,15 +151,51 @@ class Search:
             if microbatches < least and microbatches != MICROBATCHES[-1]:
                 continue
             change = self.plan({**settings, "microbatches": microbatches})
-            if change is None or change.plan.memory.fits:  # what is impossible stays so with more of them
+            # An impossible step stays so with more microbatches.
+            if change is None or change.plan.memory.fits:
                 return
             least = max(least, least_microbatches(change.plan, microbatches))
 
     def could_be_quicker(self) -> bool:
         """Return whether the quickest of all plans does not fit."""
-        found = self.ranked()
-        return not min(found, key=lambda change: change.plan.time.seconds).plan.memory.fits
+        changes = self.ranked()
+        return not min(changes, key=lambda change: change.plan.time.seconds).plan.memory.fits
 
 
 def _costs(change: Change) -> tuple[str, str]:
     return f"{change.plan.time.seconds:.3g}", f"{change.plan.memory.peak:.3g}"
+
+
+def with_finalists(
+    site: Site, changes: Sequence[Change], compile_step: Callable[[Settings], Compiled]
+) -> list[Change]:
+    """Return the results of a search with the best compiled: first those that fit as XLA says.
+
+    The estimate only chooses which to compile: in its order, until three fit, and at most six. After those
+    that fit come the estimates that fit and were not compiled, and last the changes that do not fit.
+    """
+    compiled = _compiled(site, changes, compile_step)
+    judged = list(compiled)
+    fitting = [change for change in judged if change.plan.memory.fits and change.plan.compiled]
+    judged_ids = {id(change.settings) for change in judged}
+    others = [change for change in changes if id(change.settings) not in judged_ids]
+    return ranked(fitting) + ranked([*others, *(change for change in judged if change not in fitting)])
+
+
+def _compiled(
+    site: Site, changes: Sequence[Change], compile_step: Callable[[Settings], Compiled]
+) -> Iterator[Change]:
+    """Yield changes with the plans of their compiled steps, or with a note where they were not compiled."""
+    missing = FITTING
+    for change in [x for x in changes if x.plan.memory.fits][:TRIES]:
+        if not missing:
+            return
+        finalist = replace(site, experiment=changed(site.experiment, change.settings))
+        try:
+            plan = finalist.plan(compile_step(change.settings))
+        except NotCompiledError as error:
+            memory = replace(change.plan.memory, refused=error.too_large)
+            notes = (*change.plan.notes, f"it could not be compiled: {error}")
+            plan = replace(change.plan, memory=memory, notes=notes)
+        missing -= plan.compiled and plan.memory.fits
+        yield replace(change, plan=plan)

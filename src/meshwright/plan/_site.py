@@ -33,9 +33,9 @@ from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, chec
 from meshwright.program._internal import Collective, Flops, collectives, utilisation_on
 from meshwright.training._internal import OneForwardOneBackward, Ring
 
+# The share of a GPU's memory from which on XLA computes values again: 95 % of 80 %, `base_limit` in its
+# xla/service/gpu/gpu_hlo_schedule.cc.
 _AMPLE = 0.76
-"""The share of a GPU's memory from which on XLA computes values again: 95 % of 80 %, `base_limit` in its
-xla/service/gpu/gpu_hlo_schedule.cc."""
 _TRITON, _NO_TILES = "xla_gpu_enable_triton_gemm", "Couldn't find output tile sizes"
 _NOT_TRITON = (
     f"compiled with {_TRITON}=False: XLA's compiler, without a GPU to try it on, finds no tiles for some "
@@ -57,13 +57,9 @@ class Compiled:
 
 def compiled_from(document: Mapping[str, Any]) -> Compiled:
     """Return the `Compiled` that was written as JSON from `dataclasses.asdict`."""
-
-    def one(named: dict[str, Any]) -> Collective:
-        named["axes"] = tuple(named["axes"])
-        return Collective(**named)
-
-    found = [one(each) for each in document["collectives"]]
-    return Compiled(found, document["temporary_nbytes"], document["notes"])
+    # JSON has no tuples.
+    collectives = [Collective(**x | {"axes": tuple(x["axes"])}) for x in document["collectives"]]
+    return Compiled(collectives, document["temporary_nbytes"], document["notes"])
 
 
 class NotCompiledError(MeshwrightError):
@@ -119,10 +115,7 @@ class Site:
 
     @property
     def ruled(self) -> list[str]:
-        """A note about the settings that a mesh rule changes here, which win over the command line.
-
-        Or nothing.
-        """
+        """A note about settings that a mesh rule changes, as they win over the command line; or none."""
         rule = mesh_rule(self.experiment.mesh_rules, str(self.hardware))
         if rule is None or not rule[1].changes:
             return []
@@ -141,10 +134,10 @@ class Site:
         settings = self.experiment.compile
         settings = replace(settings, options={**settings.options, _TRITON: False})
         try:
-            found = self._compiled(replace(self.experiment, compile=settings))
+            compiled = self._compiled(replace(self.experiment, compile=settings))
         except jax.errors.JaxRuntimeError as error:
             raise NotCompiledError(str(error).partition("\n")[0]) from error
-        return replace(found, notes=(_NOT_TRITON,))
+        return replace(compiled, notes=(_NOT_TRITON,))
 
     def _compiled(self, experiment: Experiment) -> Compiled:
         parts = parts_of(experiment, self._mesh(described_devices(self.hardware)), self.rows)
@@ -154,9 +147,9 @@ class Site:
 
     def plan(self, compiled: Compiled | None = None) -> Plan:
         """Return the plan, of the compiled step if it is given, otherwise estimated from the traced step."""
-        found = self.traced.collectives if compiled is None else compiled.collectives
+        collectives = self.traced.collectives if compiled is None else compiled.collectives
         counted = self.traced.flops
-        time, exchanges = self._time(found), _exchanges(found, self._split_over_groups()[0])
+        time, exchanges = self._time(collectives), _exchanges(collectives, self._split_over_groups()[0])
         num_params = sum(x.size for x in jax.tree.leaves(self.parts.target.params))
         return Plan(
             hardware=str(self.hardware),
@@ -188,7 +181,8 @@ class Site:
         hardware, shape = self.hardware, self.experiment.mesh
         with errors_naming("mesh"):
             if not isinstance(devices, int) and isinstance(hardware.chip.target, Tpu):
-                return make_mesh(shape, devices)  # mesh axes follow the torus
+                # Mesh axes follow the torus.
+                return make_mesh(shape, devices)
             groups = hardware.num_mesh_groups if ";" in shape else hardware.num_groups
             return grouped_mesh(shape, groups, devices)
 
@@ -198,14 +192,14 @@ class Site:
             return {}, self.parts.layout.mesh.shape
         return group_parts(self.experiment.mesh, self.hardware.num_groups, self.hardware.num_devices)
 
-    def _time(self, found: Sequence[Collective]) -> StepTime:
+    def _time(self, collectives: Sequence[Collective]) -> StepTime:
         over, inside = self._split_over_groups()
         unfused = self.traced.attention_nbytes if self.rates.attention is None else 0
         state_on_host = 2 * _bytes_of(self.parts.target, on_host=True)
         return step_time(
             self.traced.products,
             self.traced.other_nbytes + unfused,
-            found,
+            collectives,
             self.rates,
             inside=inside,
             over=over,
@@ -271,28 +265,28 @@ def rates_of(hardware: Hardware) -> Rates:
 
 def _bytes_of(arrays: PyTree, *, on_host: bool = False) -> int:
     """Return the bytes of one device's parts of structs, of those in its memory or of those in the host's."""
-    found = (
+    leaves = (
         x for x in jax.tree.leaves(arrays) if (x.sharding.memory_kind not in (None, "device")) == on_host
     )
-    return sum(device_bytes(x, x.sharding) for x in found)
+    return sum(device_bytes(x, x.sharding) for x in leaves)
 
 
-def _exchanges(found: Sequence[Collective], over: Mapping[str, int]) -> tuple[Exchange, ...]:
+def _exchanges(collectives: Sequence[Collective], over: Mapping[str, int]) -> tuple[Exchange, ...]:
     """Return collectives grouped by kind and axes, those that send most first."""
     together: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
-    for each in found:
-        together[each.kind, each.axes].append(each)
+    for collective in collectives:
+        together[collective.kind, collective.axes].append(collective)
     exchanges = (
         Exchange(
             kind=kind,
             axes=axes,
-            times=sum(each.times for each in alike),
-            sent_bytes=sum(each.times * each.sent_nbytes for each in alike),
+            times=sum(x.times for x in alike),
+            sent_bytes=sum(x.times * x.sent_nbytes for x in alike),
             crosses_groups=any(over.get(axis, 1) > 1 for axis in axes),
         )
         for (kind, axes), alike in together.items()
     )
-    return tuple(sorted(exchanges, key=lambda each: -each.sent_bytes))
+    return tuple(sorted(exchanges, key=lambda exchange: -exchange.sent_bytes))
 
 
 def _schedule(experiment: Experiment, mesh: Mesh) -> Ring | OneForwardOneBackward | None:
@@ -316,8 +310,8 @@ def _settings(experiment: Experiment) -> dict[str, object]:
 def _mfu(counted: Flops, time: StepTime, hardware: Hardware) -> float | None:
     if not time.seconds:
         return None
-    told = utilisation_on(counted, 1 / time.seconds, hardware.chip.device_kind, hardware.num_devices)
-    return told.get("mfu")
+    shares = utilisation_on(counted, 1 / time.seconds, hardware.chip.device_kind, hardware.num_devices)
+    return shares.get("mfu")
 
 
 def _not_counted(counted: Flops) -> list[str]:
@@ -359,8 +353,8 @@ def _masked(traced: TracedCosts, *, is_compiled: bool) -> list[str]:
 
 def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_summed: int) -> list[str]:
     """Return a note if all-reduces over the axes of the batch send far more than float32 gradients need."""
-    summed = [each for each in exchanges if each.kind == "all-reduce" and batch_axes.issuperset(each.axes)]
-    sent, needed = sum(each.sent_bytes for each in summed), 2 * 4 * num_summed
+    summed = [x for x in exchanges if x.kind == "all-reduce" and batch_axes.issuperset(x.axes)]
+    sent, needed = sum(x.sent_bytes for x in summed), 2 * 4 * num_summed
     if sent <= 2 * needed:
         return []
     return [

@@ -19,8 +19,10 @@ GPU_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 TPU_PLUGIN = "libtpu"
 
 TPU_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",  # do not look for the metadata server of Google's cloud
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is used, so two plans may be made at a time
+    # Do not look for the metadata server of Google's cloud.
+    "TPU_SKIP_MDS_QUERY": "1",
+    # No device is used, so two plans may be made at a time.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
@@ -46,7 +48,8 @@ def described_devices(hardware: Hardware) -> Sequence[jax.Device]:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is not installed
+    # The plugin's parent package is not installed.
+    except ModuleNotFoundError:
         return False
 
 
@@ -61,11 +64,11 @@ def _cpus(number: int) -> Sequence[jax.Device]:
 
 
 def _gpus(hardware: Hardware, target: Gpu) -> Sequence[jax.Device]:
-    hosts, each = hardware.shape
+    hosts, per_host = hardware.shape
     return topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
-        topology=f"1x{hosts}x{each}",  # slices, hosts, devices per host
+        topology=f"1x{hosts}x{per_host}",  # slices, hosts, devices per host
         target_config=_target_config(hardware.chip, target),
     ).devices
 

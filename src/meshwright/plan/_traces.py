@@ -48,12 +48,13 @@ class Traces:
         mesh = parts.layout.mesh
         alike, common = _common(experiment, mesh)
         self._check_names(experiment, parts, rows, common)
-        found = self._traced(alike, common, rows, parts if common == mesh else None)
-        if isinstance(found, LayoutError) and common != mesh:
-            found = self._traced(experiment, mesh, rows, parts)  # the parameters may divide over this one
-        if isinstance(found, Exception):
-            raise found
-        return found
+        outcome = self._traced(alike, common, rows, parts if common == mesh else None)
+        if isinstance(outcome, LayoutError) and common != mesh:
+            # The parameters may divide over the experiment's own mesh.
+            outcome = self._traced(experiment, mesh, rows, parts)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def _check_names(self, experiment: Experiment, parts: Parts, rows: PyTree, common: Mesh) -> None:
         """Check that the model names no axis that only the common mesh has.
@@ -64,10 +65,11 @@ class Traces:
         for axis in common.shape.keys() - mesh.shape.keys():
             key = _key(experiment.loss), axis
             if key not in self._named:
-                found = self._traced(experiment, mesh, rows, parts)
-                if isinstance(found, AxisError) and found.axis == axis:
-                    self._named[key] = found
-                elif not isinstance(found, Exception):  # one that fails for another reason shows nothing
+                outcome = self._traced(experiment, mesh, rows, parts)
+                if isinstance(outcome, AxisError) and outcome.axis == axis:
+                    self._named[key] = outcome
+                # A step that fails for another reason shows nothing.
+                elif not isinstance(outcome, Exception):
                     self._named[key] = None
             if (error := self._named.get(key)) is not None:
                 raise error
@@ -81,7 +83,8 @@ class Traces:
                 traced = parts.step.trace(parts.target, parts.batch).jaxpr
             except UsageError as error:
                 traced = error
-            self._steps[key] = experiment, traced  # while the experiment lives, no other has its ids
+            # The experiment is stored, too: while it lives, no other object has its ids.
+            self._steps[key] = experiment, traced
         return self._steps[key][1]
 
     def parts(self, experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
@@ -105,18 +108,22 @@ class Traces:
     def _init(self, experiment: Experiment, mesh: Mesh) -> Init:
         """Return what makes parameters as the model's own, traced once for all meshes that share a step."""
         own = self._once((experiment.model,), lambda: jax.jit(partial(as_init(experiment.model))))
-        if not _is_auto(mesh):  # the parameters have shardings of their own in their types
+        # On explicit axes the types of the parameters have shardings of their own.
+        if not _is_auto(mesh):
             return own
         _, common = _common(experiment, mesh)
         key = id(experiment.model), tuple(common.shape.items())
         if key not in self._inits:
-            first = key_of(0)  # made here: a mesh would compile it anew
+            # The key is made before the mesh is entered, which would compile it anew.
+            first = key_of(0)
             try:
                 with in_mesh(common):
-                    made = jax.eval_shape(own, first)
+                    structs = jax.eval_shape(own, first)
             except (TypeError, ValueError, LayoutError):
-                return own  # on its own mesh it may be possible
-            self._inits[key] = experiment.model, own if _is_unusual(made) else jax.jit(partial(_zeros, made))
+                # The model may be possible on the experiment's own mesh.
+                return own
+            init = own if _is_unusual(structs) else jax.jit(partial(_zeros, structs))
+            self._inits[key] = experiment.model, init
         return self._inits[key][1]
 
     def _loss(self, experiment: Experiment) -> Callable[..., Any]:
@@ -127,19 +134,19 @@ class Traces:
         loss = self._once((experiment.loss,), lambda: _replayed(experiment.loss))
         if experiment.remat is None:
             return loss_of(replace(experiment, loss=loss))
-        of = experiment.loss, experiment.remat, experiment.parameter_noise
-        return self._once(of, lambda: _replayed(loss_of(replace(experiment, loss=loss))))
+        sources = experiment.loss, experiment.remat, experiment.parameter_noise
+        return self._once(sources, lambda: _replayed(loss_of(replace(experiment, loss=loss))))
 
-    def _once(self, of: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    def _once(self, sources: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         """Return a function that is made once, so that JAX traces it once for a mesh and shapes."""
-        key = tuple(map(id, of))
+        key = tuple(map(id, sources))
         if key not in self._functions:
-            self._functions[key] = of, make()
+            self._functions[key] = sources, make()
         return self._functions[key][1]
 
 
 def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is traced once; its operations become part of what calls it, as without that."""
+    """Return a function that is traced once; its operations become part of the caller, as without that."""
     jitted = jax.jit(function)
 
     @wraps(function)
@@ -147,14 +154,15 @@ def _replayed(function: Callable[..., Any]) -> Callable[..., Any]:
         with suppress(TypeError):
             traced = jitted.trace(*arguments, **named)
             return as_function(traced.jaxpr, traced.out_info)(*arguments, **named)
-        return function(*arguments, **named)  # for the same error, or for a result that is no arrays
+        # The same error, or a result that is no arrays, comes from the function itself.
+        return function(*arguments, **named)
 
     return called
 
 
-def _is_unusual(made: PyTree) -> bool:
-    """Return whether there are keys, or numbers that take the dtype of what they meet."""
-    return any(x.weak_type or jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(made))
+def _is_unusual(structs: PyTree) -> bool:
+    """Return whether there are keys, or numbers that take the dtype of the other operand."""
+    return any(x.weak_type or jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(structs))
 
 
 def _zeros(like: PyTree, _: jax.Array) -> PyTree:
@@ -168,16 +176,17 @@ def _common(experiment: Experiment, mesh: Mesh) -> tuple[Experiment, Mesh]:
     batch. The experiment that is returned names the axes of the new mesh.
     """
     sizes, names = dict(mesh.shape), experiment.batch_axis_names
-    both = plain_axes()
-    ways = math.prod([sizes.pop(axis, 1) for axis in both])
-    given = [axis for axis in both if axis in mesh.shape]
-    in_order = [*given, *sizes] == [*mesh.shape]
-    of_both = names is None or [*names[: len(given)]] == given
+    batch_axes = plain_axes()
+    ways = math.prod([sizes.pop(axis, 1) for axis in batch_axes])
+    present = [axis for axis in batch_axes if axis in mesh.shape]
+    in_order = [*present, *sizes] == [*mesh.shape]
+    of_both = names is None or [*names[: len(present)]] == present
     if ways % 2 or ways == 2 or not (in_order and _is_auto(mesh) and of_both):
         return experiment, mesh
     if names is not None:
-        experiment = replace(experiment, batch_axis_names=(*both, *names[len(given) :]))
-    return experiment, grouped_mesh({**dict(zip(both, (ways // 2, 2), strict=True)), **sizes}, 1, mesh.size)
+        experiment = replace(experiment, batch_axis_names=(*batch_axes, *names[len(present) :]))
+    sizes = dict(zip(batch_axes, (ways // 2, 2), strict=True)) | sizes
+    return experiment, grouped_mesh(sizes, 1, mesh.size)
 
 
 def _is_auto(mesh: Mesh) -> bool:
@@ -185,7 +194,7 @@ def _is_auto(mesh: Mesh) -> bool:
 
 
 def _settings(experiment: Experiment, but: tuple[str, ...]) -> Hashable:
-    values = (getattr(experiment, each.name) for each in fields(experiment) if each.name not in but)
+    values = (getattr(experiment, field.name) for field in fields(experiment) if field.name not in but)
     return tuple(map(_key, values))
 
 

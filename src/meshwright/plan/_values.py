@@ -69,8 +69,8 @@ class Memory:
     @property
     def peak(self) -> int:
         """Sum of all uses, in bytes."""
-        held = self.params + self.optimizer + self.other_state + self.batch
-        return held + self.gradients + self.temporary
+        arguments = self.params + self.optimizer + self.other_state + self.batch
+        return arguments + self.gradients + self.temporary
 
     @property
     def fits(self) -> bool:

@@ -34,11 +34,11 @@ def described_changes(changes: Sequence[Change]) -> str:
     )
 
 
-def described_search(found: Sequence[Change]) -> str:
+def described_search(changes: Sequence[Change]) -> str:
     """Return the best results of a search as a table."""
-    best = found[:NUM_SHOWN]
-    how = "compiled where it says so, others estimated" if any(map(_is_compiled, found)) else "estimated"
-    head = f"the best {len(best)} of {len(found)} tried ({how} from the traced step):"
+    best = changes[:NUM_SHOWN]
+    how = "compiled where it says so, others estimated" if any(map(_is_compiled, changes)) else "estimated"
+    head = f"the best {len(best)} of {len(changes)} tried ({how} from the traced step):"
     return "\n".join([head, *_table(best)])
 
 
@@ -65,23 +65,23 @@ def _memory(memory: Memory) -> list[str]:
     verdict += ", the compiler says" if memory.refused else ""
     return [
         "Memory of one device at its peak",
-        *(f"  {name:<{COLUMN}}{held:>10}" for name, held in parts.items()),
+        *(f"  {name:<{COLUMN}}{amount:>10}" for name, amount in parts.items()),
         f"  {'peak':<{COLUMN}}{human_bytes(memory.peak):>10}  of {human_bytes(memory.available)}: {verdict}",
     ]
 
 
 def _network(exchanges: Iterable[Exchange]) -> list[str]:
     rows = [
-        f"  {each.kind:<{COLUMN}}{human_bytes(each.sent_bytes):>10}  in {each.times} over "
-        f"{'+'.join(each.axes)}{', between hosts' if each.crosses_groups else ''}"
-        for each in exchanges
+        f"  {exchange.kind:<{COLUMN}}{human_bytes(exchange.sent_bytes):>10}  in {exchange.times} over "
+        f"{'+'.join(exchange.axes)}{', between hosts' if exchange.crosses_groups else ''}"
+        for exchange in exchanges
     ]
     return ["Sent by one device in a step, by mesh axes", *rows] if rows else ["No device sends anything."]
 
 
 def _time(plan: Plan) -> list[str]:
     time = plan.time
-    network = ", ".join(f"{'+'.join(axes)} {seconds_text(each)}" for axes, each in time.network.items())
+    network = ", ".join(f"{'+'.join(axes)} {seconds_text(seconds)}" for axes, seconds in time.network.items())
     mfu = "" if plan.mfu is None else f", model FLOPs utilisation {plan.mfu:.0%}"
     again = plan.hardware_flops / plan.model_flops - 1 if plan.model_flops else 0.0
     behind = f"  of {network}" if network else ""
@@ -119,8 +119,8 @@ def _pipeline(schedule: Ring | OneForwardOneBackward) -> list[str]:
 
 def _checkpoint(plan: Plan) -> list[str]:
     cost = plan.checkpoint
-    each = f"{human_bytes(cost.host_nbytes)} per host: {seconds_text(cost.seconds)}"
-    return [f"A checkpoint is {human_bytes(cost.nbytes)}, {each} at {cost.bandwidth / 1e9:.3g} GB/s"]
+    per_host = f"{human_bytes(cost.host_nbytes)} per host: {seconds_text(cost.seconds)}"
+    return [f"A checkpoint is {human_bytes(cost.nbytes)}, {per_host} at {cost.bandwidth / 1e9:.3g} GB/s"]
 
 
 def _table(changes: Iterable[Change]) -> list[str]:

@@ -40,7 +40,7 @@ class Rule(NamedTuple):
     """Pairs of a dimension's letter and the letter of a slice of it; None if the slice has no dimension."""
     sizes: Mapping[int, int] = {}
     """Sizes of letters that share a dimension with others."""
-    known: bool = True
+    is_known: bool = True
     """False if the rule is guessed from shapes and they are ambiguous."""
 
 
@@ -55,15 +55,15 @@ def elementwise(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 def resized(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place; those whose size changes must be whole."""
-    return _in_place(inputs, outputs)._replace(known=True)
+    return _in_place(inputs, outputs)._replace(is_known=True)
 
 
 def sliced(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place; those whose size changes are cut into pieces, or made of pieces."""
     rule, pieces = resized(params, inputs, outputs), []
-    arrays = [list(zip(*each, strict=True)) for each in ((inputs, rule.inputs), (outputs, rule.outputs))]
-    for (before, mine), (after, theirs) in itertools.product(*arrays):
-        for size, letter, new_size, new in zip(before, mine, after, theirs, strict=False):
+    arrays = [list(zip(*side, strict=True)) for side in ((inputs, rule.inputs), (outputs, rule.outputs))]
+    for (old_shape, old_letters), (new_shape, new_letters) in itertools.product(*arrays):
+        for size, letter, new_size, new in zip(old_shape, old_letters, new_shape, new_letters, strict=False):
             if letter != new:
                 pieces.append((*letter, *new) if size > new_size else (*new, *letter))
     return rule._replace(pieces=pieces)
@@ -82,7 +82,7 @@ def along(parameter: str) -> Dimensions:
 def matrices(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place; the last two must be whole, and those of a Fourier transform."""
     rule, last = elementwise(params, inputs, outputs), len(params.get("fft_lengths", (0, 0)))
-    return rule._replace(whole=rule.whole.union(*(dim for of in rule.inputs for dim in of[-last:])))
+    return rule._replace(whole=rule.whole.union(*(dim for array in rule.inputs for dim in array[-last:])))
 
 
 def one_by_one(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -95,9 +95,9 @@ def one_by_one(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozenset()) -> Rule:
     """Return a rule with a letter for each size that a dimension has on both sides, or everywhere."""
     rank = max((len(shape) for shape in (*inputs, *outputs)), default=0)
-    before, after = ([shape for shape in of if len(shape) == rank] for of in (inputs, outputs))
-    sizes = [{shape[d] for shape in (*before, *after)} - any_size for d in range(rank)]
-    on_both_sides = [{shape[d] for shape in before} & {shape[d] for shape in after} for d in range(rank)]
+    operands, results = ([shape for shape in side if len(shape) == rank] for side in (inputs, outputs))
+    sizes = [{shape[d] for shape in (*operands, *results)} - any_size for d in range(rank)]
+    on_both_sides = [{shape[d] for shape in operands} & {shape[d] for shape in results} for d in range(rank)]
     letters: dict[tuple[int, ...], int] = defaultdict(itertools.count().__next__)
 
     def dims(number: int, shape: tuple[int, ...]) -> Dims:
@@ -109,51 +109,48 @@ def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozen
         )
         return tuple((letters[key],) if key[1] in sizes[key[0]] else () for key in keys)
 
-    found = [dims(number, shape) for number, shape in enumerate((*inputs, *outputs))]
+    arrays = [dims(number, shape) for number, shape in enumerate((*inputs, *outputs))]
     whole = frozenset(letter for (d, *_), letter in letters.items() if len(sizes[d]) > 1)
-    known = not whole and {len(shape) for shape in inputs} <= {0, rank}
-    return Rule(found[: len(inputs)], found[len(inputs) :], whole=whole, known=known)
+    is_known = not whole and {len(shape) for shape in inputs} <= {0, rank}
+    return Rule(arrays[: len(inputs)], arrays[len(inputs) :], whole=whole, is_known=is_known)
 
 
 def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Rule of a lookup: if looked-up rows are split, each device finds its own, and results are summed."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batching = numbers.operand_batching_dims
-    kept = [d for d in range(len(inputs[0])) if d not in {*numbers.collapsed_slice_dims, *batching}]
+    window_dims = [d for d in range(len(inputs[0])) if d not in {*numbers.collapsed_slice_dims, *batching}]
     out, array = blanks(*outputs, inputs[0])
-    for d, source in zip(numbers.offset_dims, kept, strict=True):
+    for d, source in zip(numbers.offset_dims, window_dims, strict=True):
         if sizes[source] == inputs[0][source]:
             out[d] = array[source] = d
-    places = [d for d in range(len(out)) if d not in numbers.offset_dims]
-    for i, d in enumerate(places):
+    batch_dims = [d for d in range(len(out)) if d not in numbers.offset_dims]
+    for i, d in enumerate(batch_dims):
         out[d] = SECOND + i
     for mine, theirs in zip(batching, numbers.start_indices_batching_dims, strict=True):
         array[mine] = SECOND + theirs
     rows = {ROWS + d: d for d in numbers.collapsed_slice_dims}
     for letter, d in rows.items():
         array[d] = letter
-    indices = letters_of([*(SECOND + i for i in range(len(places))), None])
+    indices = letters_of([*(SECOND + i for i in range(len(batch_dims))), None])
     return Rule([letters_of(array), indices], [letters_of(out)], frozenset(rows))
 
 
 def scatter(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Rule of a lookup's gradient: a sum if updates are split.
-
-    Each device takes the updates of its own rows.
-    """
+    """Rule of a lookup's gradient: each device takes updates of its own rows; split updates are summed."""
     numbers = params["dimension_numbers"]
     batching = numbers.operand_batching_dims
     array, (updates,) = list(range(len(inputs[0]))), blanks(inputs[2])
-    kept = [d for d in array if d not in {*numbers.inserted_window_dims, *batching}]
-    windows = dict(zip(numbers.update_window_dims, kept, strict=True))
+    window_dims = [d for d in array if d not in {*numbers.inserted_window_dims, *batching}]
+    windows = dict(zip(numbers.update_window_dims, window_dims, strict=True))
     whole = {source for d, source in windows.items() if inputs[2][d] != inputs[0][source]}
     for d in windows.keys() - {d for d, source in windows.items() if source in whole}:
         updates[d] = windows[d]
-    places = [d for d in range(len(updates)) if d not in windows]
-    indices = [SECOND + i for i in range(len(places))]
+    batch_dims = [d for d in range(len(updates)) if d not in windows]
+    indices = [SECOND + i for i in range(len(batch_dims))]
     for mine, theirs in zip(batching, numbers.scatter_indices_batching_dims, strict=True):
         indices[theirs] = mine
-    for i, d in enumerate(places):
+    for i, d in enumerate(batch_dims):
         updates[d] = indices[i]
     summed = frozenset(x for x in indices if x >= SECOND)
     of_all = [letters_of(array), letters_of([*indices, None]), letters_of(updates)]
@@ -172,8 +169,8 @@ def arg_reduction(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def broadcast(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    out, kept = outputs[0], params["broadcast_dimensions"]
-    array = letters_of([d if out[d] == size else None for size, d in zip(inputs[0], kept, strict=True)])
+    out, positions = outputs[0], params["broadcast_dimensions"]
+    array = letters_of([d if out[d] == size else None for size, d in zip(inputs[0], positions, strict=True)])
     return Rule([array, *map(no_letters, inputs[1:])], [letters_of(range(len(out)))])
 
 
@@ -200,22 +197,19 @@ def unstack(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def reshape(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Rule of a reshape: dimensions are cut where a dimension of either side ends.
-
-    If the parts do not fit, no dimensions correspond.
-    """
+    """Cut dimensions where one of either side ends; if the parts do not fit, no dimensions correspond."""
     spans = [_spans(inputs[0]), _spans(outputs[0])]
-    parts = list(itertools.pairwise(sorted({1, *(end for of in spans for _, end in of)})))
+    parts = list(itertools.pairwise(sorted({1, *(end for side in spans for _, end in side)})))
     fitting = {letter for letter, (start, end) in enumerate(parts) if end % start == 0}
 
     def letters(start: int, end: int) -> tuple[int, ...]:
-        found = tuple(letter for letter, (first, _) in enumerate(parts) if start <= first < end)
-        return found if fitting.issuperset(found) else ()
+        inner = tuple(letter for letter, (first, _) in enumerate(parts) if start <= first < end)
+        return inner if fitting.issuperset(inner) else ()
 
-    before, after = (tuple(letters(*span) for span in of) for of in spans)
-    whole = set(itertools.chain(*before)) ^ set(itertools.chain(*after))
+    operand, result = (tuple(letters(*span) for span in side) for side in spans)
+    whole = set(itertools.chain(*operand)) ^ set(itertools.chain(*result))
     sizes = {letter: end // start for letter, (start, end) in enumerate(parts)}
-    return Rule([before], [after], whole=frozenset(whole), sizes=sizes)
+    return Rule([operand], [result], whole=frozenset(whole), sizes=sizes)
 
 
 def _spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:

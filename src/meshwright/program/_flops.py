@@ -81,8 +81,7 @@ def flops(function: Callable[..., Any], *arguments: Any) -> Flops:
     and attention under any transformation or control flow, with these exceptions:
 
     - A condition counts its branch with most work, and a `while` loop one iteration (`fori_loop` with
-    constant
-      bounds is counted in full).
+      constant bounds is counted in full).
     - Attention by cuDNN's kernel counts in full, whatever its mask. By splash attention all blocks count over
       which the kernel's grid runs, also those that the mask hides. Other Pallas kernels do not count, and are
       named in `not_counted`.
@@ -119,12 +118,12 @@ def program_flops(program: Program) -> Flops:
 
 
 def _of_operation(operation: Operation) -> Flops:
-    known = operation.primitive
+    primitive = operation.primitive
     if work := operation.work:
-        return _of_product(operation, known.product, work)
+        return _of_product(operation, primitive.product, work)
     if operation.kind == "pallas_call" and operation.eqn.params["name"] in _NEEDED_OF_SPLASH:
         return _of_splash(operation)
-    if known.uncounted or (known is UNKNOWN and any(jaxprs.inside(operation.eqn))):
+    if primitive.uncounted or (primitive is UNKNOWN and any(jaxprs.inside(operation.eqn))):
         return Flops(not_counted=Counter({operation.kind: 1}))
     if not operation.bodies:
         return _NONE

@@ -7,7 +7,6 @@ from meshwright._lazy import lazy_names
 if TYPE_CHECKING:
     from meshwright.program import _jaxprs as jaxprs
     from meshwright.program._dimensions import Dims, Rule
-    from meshwright.program._elements import parts_of
     from meshwright.program._evaluate import (
         as_function,
         bind,
@@ -21,13 +20,17 @@ if TYPE_CHECKING:
     from meshwright.program._hlo._files import save_hlo
     from meshwright.program._hlo._kernels import kernels, memory_traffic
     from meshwright.program._hlo._program import collective_of
-    from meshwright.program._influence import influences, stacked
+    from meshwright.program._influence import influences, parts_of, stacked
     from meshwright.program._jaxprs import Equation
     from meshwright.program._lookups import check_lookups
-    from meshwright.program._peaks import peak_flops
     from meshwright.program._primitives import TABLE, Algebra, Memory, primitive_of
     from meshwright.program._products import Convolution, convolution_of, dtype_of
     from meshwright.program._program import Operation, Program, Tie, Value, program_of, walk
-    from meshwright.program._utilisation import utilisation_on, with_known_utilisation, with_utilisation
+    from meshwright.program._utilisation import (
+        peak_flops,
+        utilisation_on,
+        with_known_utilisation,
+        with_utilisation,
+    )
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -72,7 +72,8 @@ def inside(eqn: Equation) -> Iterator[Jaxpr]:
 
 @cache
 def _finder() -> Callable[[Mapping[str, Any]], Iterator[Jaxpr]]:
-    from jax.extend.core import jaxprs_in_params  # here, as it loads Pallas, which takes some 40 ms
+    # Imported here, as it loads Pallas, which takes some 40 ms.
+    from jax.extend.core import jaxprs_in_params
 
     return jaxprs_in_params
 
@@ -193,7 +194,8 @@ def called(eqn: Equation) -> Call | None:
     name = eqn.primitive.name
     if not eqn.params or name in _NO_CALLS:
         return None
-    if name == "custom_linear_solve":  # which also holds the jaxprs of its gradient, and their operands
+    # A linear solve also holds the jaxprs of its gradient, and their operands.
+    if name == "custom_linear_solve":
         lengths = eqn.params["const_lengths"]
         start = lengths.matvec + lengths.vecmat
         right = range(sum(lengths), len(eqn.invars))

@@ -28,10 +28,10 @@ _MOST_TURNS = 8
 def check_lookups(jaxpr: Any, state: Any, batch: Any, rows: Any) -> None:
     """Check that the first batch looks up no row that a table of the state does not have."""
     names, leaves = tree.leaf_names(state), zip(*map(jax.tree.leaves, (batch, rows)), strict=True)
-    known = [cache(partial(_whole, struct, some)) for struct, some in leaves]
-    others = [None] * (len(jaxprs.opened(jaxpr).invars) - len(names) - len(known))
+    batch_values = [cache(partial(_whole, struct, some)) for struct, some in leaves]
+    others = [None] * (len(jaxprs.opened(jaxpr).invars) - len(names) - len(batch_values))
     missing, masks = [], []
-    evaluate(jaxpr, [*names, *known, *others], partial(_followed, missing, masks))
+    evaluate(jaxpr, [*names, *batch_values, *others], partial(_followed, missing, masks))
     for is_missing, row, table, size in missing:
         if not any(_removes(mask, is_missing) for mask in masks):
             raise UsageError(
@@ -54,20 +54,21 @@ def _followed(missing: list, masks: list, eqn: Any, operands: list[Any]) -> Sequ
     """
     num_results, follow = len(eqn.outvars), partial(_followed, missing, masks)
     kind = eqn.primitive.name
-    known, is_mixed = primitive_of(kind), [x is None for x in operands]
+    primitive, is_mixed = primitive_of(kind), [x is None for x in operands]
     if kind == "gather" and isinstance(operands[0], str) and callable(operands[1]):
-        with suppress(Exception):  # an index that cannot be computed here is not known
+        # An index that cannot be computed here is not known.
+        with suppress(Exception):
             missing += _missing(eqn, operands[0], np.asarray(operands[1]()))
     elif kind == "select_n" and callable(operands[0]) and any(is_mixed):
         masks.append(lambda: ~np.array(is_mixed[1:])[np.asarray(operands[0]()).astype(int)])
-    elif known.algebra in (Algebra.MULTIPLIED, Algebra.PRODUCT) and any(is_mixed):
+    elif primitive.algebra in (Algebra.MULTIPLIED, Algebra.PRODUCT) and any(is_mixed):
         masks += [lambda x=x: np.asarray(x()) == 0 for x in operands if callable(x)]
     if jaxprs.is_scan(eqn):
         _follow_turns(eqn, operands, follow)
     elif call := jaxprs.called(eqn):
         return evaluate(call.jaxpr, [operands[i] for i in call.operands], follow)
     elif all(map(_is_known, operands)):
-        if known.algebra is Algebra.SAME:
+        if primitive.algebra is Algebra.SAME:
             return operands
         values = cache(lambda: bind(eqn, [x() if callable(x) else x for x in operands]))
         return [lambda i=i: values()[i] for i in range(num_results)]
@@ -87,15 +88,17 @@ def _follow_turns(eqn: Any, operands: list[Any], follow: Callable[..., Any]) -> 
     sliced = operands[scan.num_whole :]
     turns = min(len(scan.turns), _MOST_TURNS) if any(map(callable, sliced)) else 1
     for i in range(turns):
-        now = [cache(lambda x=x, i=i: (x() if callable(x) else x)[i]) if _is_known(x) else x for x in sliced]
-        evaluate(scan.body, [*begin, *now], follow)
+        part = lambda x, i=i: cache(lambda: (x() if callable(x) else x)[i])  # noqa: E731
+        slices = [part(x) if _is_known(x) else x for x in sliced]
+        evaluate(scan.body, [*begin, *slices], follow)
 
 
 def _missing(eqn: Any, table: str, indices: np.ndarray) -> Iterator[Any]:
-    """Yield which indices a table lacks, one of them and its size, unless the lookup says what they give."""
+    """Yield a mask of the indices that a table lacks, one of them and its size, unless JAX replaces them."""
     params, shape = eqn.params, eqn.invars[0].aval.shape
     numbers, mode, fill = params["dimension_numbers"], params["mode"], params["fill_value"]
-    is_mapped = mode == GatherScatterMode.CLIP and not numbers.collapsed_slice_dims  # by vmap
+    # `vmap` makes lookups that clip and collapse no dimension.
+    is_mapped = mode == GatherScatterMode.CLIP and not numbers.collapsed_slice_dims
     is_nan = mode == GatherScatterMode.FILL_OR_DROP and isinstance(fill, float) and np.isnan(fill)
     if not (mode == GatherScatterMode.PROMISE_IN_BOUNDS or is_mapped or is_nan):
         return
@@ -108,7 +111,8 @@ def _missing(eqn: Any, table: str, indices: np.ndarray) -> Iterator[Any]:
 
 def _removes(mask: Callable[[], Any], is_missing: np.ndarray) -> bool:
     """Return whether a mask, true where it removes values, removes those of all missing rows."""
-    with suppress(Exception):  # a mask that cannot be computed here is not known
+    # A mask that cannot be computed here is not known.
+    with suppress(Exception):
         removed, shape = mask(), is_missing.shape
         if removed.size == is_missing.size or removed.shape[: len(shape)] == shape:
             return bool(removed.reshape(*shape, -1)[is_missing].all())

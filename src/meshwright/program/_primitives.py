@@ -40,8 +40,8 @@ class Memory(Enum):
     COSTLY = "as FUSED, but the forward pass stores it for the backward pass, as it takes long to compute"
     COSTLY_NARROW = "as COSTLY if an element has fewer than four bytes, else as FUSED"
     VIEW = "the memory of the operand"
-    WRITTEN = "stored; the operations that make its operands may be fused into it"
-    REDUCED = "as WRITTEN; results may not overwrite the reduced operands"
+    STORED = "stored; the operations that make its operands may be fused into it"
+    REDUCED = "as STORED; results may not overwrite the reduced operands"
     WHOLE = "stored; nothing is fused into the operation"
     IN_PLACE = "as WHOLE, in the memory of its first operand, of which it changes a part by the last"
     OVERWRITTEN = "as IN_PLACE, and the second operand replaces the part"
@@ -57,7 +57,7 @@ class Memory(Enum):
 
 
 class Algebra(Enum):
-    """What an operation makes of the elements of its operands."""
+    """The elements of results as a function of those of operands."""
 
     ANY = "any function of elements at one place"
     SAME = "each operand as it is, or rounded"
@@ -97,8 +97,8 @@ class Primitive(NamedTuple):
         return self.algebra in (Algebra.SAME, Algebra.CAST)
 
 
-def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
-    return dict.fromkeys(names.split(), Primitive(*known, **more))
+def _rows(names: str, *columns: Any, **named: Any) -> dict[str, Primitive]:
+    return dict.fromkeys(names.split(), Primitive(*columns, **named))
 
 
 _W, _A = Memory.WHOLE, Algebra
@@ -108,23 +108,23 @@ TABLE: dict[str, Primitive] = {
     "dot_general": Primitive(products.dot, _W, _P, "dot", products.every_pair),
     "ragged_dot_general": Primitive(products.ragged_dot, _W, _P, "ragged_dot", products.every_pair),
     "conv_general_dilated": Primitive(products.convolution, _W, _P, "convolution", products.convolution_work),
-    **_each(
+    **_rows(
         "dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd_wrapper",
         products.attention, _W, _P, "attention", products.attention_work,
     ),
-    **_each(
+    **_rows(
         "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper",
         products.attention_gradient, _W, _P, "attention", products.attention_gradient_work,
     ),
     # Other work that is not elementwise.
-    **_each("pallas_call ffi_call scaled_matmul_wrapper", dims.elementwise, _W, uncounted=True),
-    **_each(
+    **_rows("pallas_call ffi_call scaled_matmul_wrapper", dims.elementwise, _W, uncounted=True),
+    **_rows(
         "fft cholesky triangular_solve lu qr geqrf householder_product eig eigh svd schur hessenberg "
         "tridiagonal",
         dims.matrices, _W, uncounted=True,
     ),
     # Bodies.
-    **_each("scan while cond shard_map", memory=_W),
+    **_rows("scan while cond shard_map", memory=_W),
     # Rearranged dimensions.
     "broadcast_in_dim": Primitive(dims.broadcast, algebra=_M),
     "reshape": Primitive(dims.reshape, Memory.VIEW, _M),
@@ -133,29 +133,29 @@ TABLE: dict[str, Primitive] = {
     "transpose": Primitive(dims.transpose, Memory.VIEW, _M),
     "unstack": Primitive(dims.unstack, algebra=_M),
     # Dimensions that are gone, or of another size.
-    **_each("argmax argmin", dims.arg_reduction, Memory.WRITTEN, _A.EXTREME),
-    **_each("reduce_and reduce_or reduce_xor", dims.reduction, Memory.REDUCED),
-    **_each("reduce_max reduce_min reduce_prod", dims.reduction, Memory.REDUCED, _A.EXTREME),
+    **_rows("argmax argmin", dims.arg_reduction, Memory.STORED, _A.EXTREME),
+    **_rows("reduce_and reduce_or reduce_xor", dims.reduction, Memory.REDUCED),
+    **_rows("reduce_max reduce_min reduce_prod", dims.reduction, Memory.REDUCED, _A.EXTREME),
     "reduce_sum": Primitive(dims.reduction, Memory.REDUCED, _A.SUMMED),
     "concatenate": Primitive(dims.sliced),
-    **_each("dynamic_slice slice split", dims.sliced, algebra=_M),
-    **_each("iota pad", dims.resized),
-    **_each("rev tile", dims.resized, algebra=_M),
+    **_rows("dynamic_slice slice split", dims.sliced, algebra=_M),
+    **_rows("iota pad", dims.resized),
+    **_rows("rev tile", dims.resized, algebra=_M),
     "dynamic_update_slice": Primitive(dims.resized, Memory.OVERWRITTEN),
-    **_each("top_k approx_top_k", dims.resized, _W),
+    **_rows("top_k approx_top_k", dims.resized, _W),
     "reduce": Primitive(),
     "reduce_window": Primitive(memory=_W),
-    **_each("reduce_window_max reduce_window_min reduce_window_sum", memory=Memory.REDUCED),
-    **_each("select_and_gather_add select_and_scatter select_and_scatter_add"),
+    **_rows("reduce_window_max reduce_window_min reduce_window_sum", memory=Memory.REDUCED),
+    **_rows("select_and_gather_add select_and_scatter select_and_scatter_add"),
     # Lookups, and work along a dimension.
-    "gather": Primitive(dims.gather, Memory.WRITTEN),
-    **_each("scatter scatter_max scatter_min scatter_mul scatter_sub", dims.scatter, Memory.IN_PLACE),
+    "gather": Primitive(dims.gather, Memory.STORED),
+    **_rows("scatter scatter_max scatter_min scatter_mul scatter_sub", dims.scatter, Memory.IN_PLACE),
     "scatter_add": Primitive(dims.scatter, Memory.IN_PLACE, _A.SUMMED),
     "sort": Primitive(dims.along("dimension"), _W, _A.ORDERED),
-    **_each("cumlogsumexp cummax cummin cumprod cumsum", dims.along("axis"), _W, _A.ORDERED),
+    **_rows("cumlogsumexp cummax cummin cumprod cumsum", dims.along("axis"), _W, _A.ORDERED),
     # Random numbers.
     "random_bits": Primitive(dims.resized, _W),
-    **_each("random_fold_in random_unwrap random_wrap threefry2x32 random_seed random_split", dims.resized),
+    **_rows("random_fold_in random_unwrap random_wrap threefry2x32 random_seed random_split", dims.resized),
     # Costly ones: of activations between two products, XLA for H100s (jax 0.10.2) keeps no other than these.
     "erf": Primitive(memory=Memory.COSTLY, algebra=_A.CURVED),
     "tanh": Primitive(memory=Memory.COSTLY_NARROW, algebra=_A.CURVED),
@@ -164,30 +164,30 @@ TABLE: dict[str, Primitive] = {
     "copy": Primitive(memory=Memory.VIEW, algebra=_A.SAME),
     "optimization_barrier": Primitive(dims.one_by_one, Memory.VIEW, _A.SAME),
     "reduce_precision": Primitive(memory=Memory.REDUCED, algebra=_A.SAME),
-    **_each("sharding_constraint reshard stop_gradient", algebra=_A.SAME),
+    **_rows("sharding_constraint reshard stop_gradient", algebra=_A.SAME),
     "convert_element_type": Primitive(algebra=_A.CAST),
-    **_each("add add_any", algebra=_A.ADDED),
+    **_rows("add add_any", algebra=_A.ADDED),
     "mul": Primitive(algebra=_A.MULTIPLIED),
     "div": Primitive(algebra=_A.DIVIDED),
-    **_each(
+    **_rows(
         "abs acos acosh asin asinh atan atanh cbrt cos cosh digamma erf_inv erfc exp exp2 expm1 integer_pow "
         "lgamma log log1p logistic pow rsqrt sign sin sinh sqrt square tan",
         algebra=_A.CURVED,
     ),
-    **_each(
+    **_rows(
         "and atan2 bitcast_convert_type ceil clamp clz complex conj device_put empty empty2 eq eq_to "
         "floor ge gt igamma imag is_finite le le_to lt lt_to max min name ne neg nextafter not or "
         "population_count real rem round select_n shift_left shift_right_arithmetic shift_right_logical "
         "sub xor"
     ),
     # What devices send each other.
-    **_each("all_gather all_gather_invariant", memory=_W, exchange="all-gather"),
+    **_rows("all_gather all_gather_invariant", memory=_W, exchange="all-gather"),
     "all_to_all": Primitive(memory=_W, exchange="all-to-all"),
-    **_each("pmax pmin", memory=_W, exchange="all-reduce"),
-    **_each("psum psum2 psum_invariant", memory=_W, algebra=_A.SUMMED, exchange="all-reduce"),
+    **_rows("pmax pmin", memory=_W, exchange="all-reduce"),
+    **_rows("psum psum2 psum_invariant", memory=_W, algebra=_A.SUMMED, exchange="all-reduce"),
     "ppermute": Primitive(memory=_W, exchange="collective-permute"),
     "reduce_scatter": Primitive(memory=_W, exchange="reduce-scatter"),
-    **_each("axis_index pbroadcast pvary pcast"),
+    **_rows("axis_index pbroadcast pvary pcast"),
 }  # fmt: skip
 """Properties of JAX's primitives, by name."""
 UNKNOWN = Primitive()
@@ -207,7 +207,8 @@ def rule_of(kind: str, params: Mapping[str, Any], inputs: Shapes, outputs: Shape
     try:
         key = () if dimensions is dims.elementwise else tuple(params.items())
         return _rule(dimensions, key, inputs, outputs)
-    except TypeError:  # a parameter has no hash
+    # A parameter has no hash.
+    except TypeError:
         return dimensions(params, inputs, outputs)
 
 

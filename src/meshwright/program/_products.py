@@ -21,9 +21,9 @@ queries and keys, `OUTER` those of values."""
 
 def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     contracted, batch = params["dimension_numbers"]
-    left, right, out = _product([len(shape) for shape in inputs[:2]], contracted, batch)
-    summed = frozenset(left[d] for d in contracted[0])
-    return Rule([letters_of(left), letters_of(right)], [letters_of(out)], summed)
+    lhs, rhs, out = _product([len(shape) for shape in inputs[:2]], contracted, batch)
+    summed = frozenset(lhs[d] for d in contracted[0])
+    return Rule([letters_of(lhs), letters_of(rhs)], [letters_of(out)], summed)
 
 
 class Convolution(NamedTuple):
@@ -52,29 +52,30 @@ def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     numbers = params["ragged_dot_dimension_numbers"]
     groups = list(numbers.rhs_group_dimensions)
     contracted, batch = numbers.dot_dimension_numbers
-    kept = [d for d in range(len(inputs[1])) if d not in groups]
-    narrow = [tuple(kept.index(d) for d in dims) for dims in (contracted[1], batch[1])]
-    ranks = len(inputs[0]), len(kept)
-    left, rest, out = _product(ranks, (contracted[0], narrow[0]), (batch[0], narrow[1]))
-    right: Letters = [GROUPS] * len(inputs[1])
-    for letter, d in zip(rest, kept, strict=True):
-        right[d] = letter
-    experts = [] if groups else [GROUPS]  # the gradient of the matrices has a result for each expert
-    summed = frozenset((*(left[d] for d in contracted[0]), *([GROUPS] if groups else ())))
-    of_all = [letters_of(left), letters_of(right), *map(no_letters, inputs[2:])]
+    matrix_dims = [d for d in range(len(inputs[1])) if d not in groups]
+    narrow = [tuple(matrix_dims.index(d) for d in dims) for dims in (contracted[1], batch[1])]
+    ranks = len(inputs[0]), len(matrix_dims)
+    lhs, rest, out = _product(ranks, (contracted[0], narrow[0]), (batch[0], narrow[1]))
+    rhs: Letters = [GROUPS] * len(inputs[1])
+    for letter, d in zip(rest, matrix_dims, strict=True):
+        rhs[d] = letter
+    # The gradient of the matrices has a result for each expert.
+    experts = [] if groups else [GROUPS]
+    summed = frozenset((*(lhs[d] for d in contracted[0]), *([GROUPS] if groups else ())))
+    of_all = [letters_of(lhs), letters_of(rhs), *map(no_letters, inputs[2:])]
     return Rule(of_all, [letters_of([*experts, *out])], summed, whole=frozenset({GROUPS}))
 
 
 def _product(ranks: Sequence[int], contracted: Any, batch: Any) -> tuple[list[int], list[int], list[int]]:
     """Return the letters of two operands and of their product."""
-    left, right = list(range(ranks[0])), [RIGHT + d for d in range(ranks[1])]
+    lhs, rhs = list(range(ranks[0])), [RIGHT + d for d in range(ranks[1])]
     for mine, theirs in (*zip(*contracted, strict=True), *zip(*batch, strict=True)):
-        right[theirs] = left[mine]
+        rhs[theirs] = lhs[mine]
     free = [
         [x for d, x in enumerate(side) if d not in {*contracted[i], *batch[i]}]
-        for i, side in enumerate((left, right))
+        for i, side in enumerate((lhs, rhs))
     ]
-    return left, right, [*(left[d] for d in batch[0]), *free[0], *free[1]]
+    return lhs, rhs, [*(lhs[d] for d in batch[0]), *free[0], *free[1]]
 
 
 def convolution(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -109,7 +110,8 @@ def attention_gradient(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 def _attention(params: Any, inputs: Shapes, rest: Shapes) -> tuple[Rule, Dims]:
     """Return the rule of queries, keys, values and other operands, and the dimensions of the result."""
-    heads_first = params["layout"] == 1  # [batch, heads, length, head], else [batch, length, heads, head]
+    # [batch, heads, length, head], else [batch, length, heads, head].
+    heads_first = params["layout"] == 1
     query_heads, key_heads = (shape[1 if heads_first else 2] for shape in inputs[:2])
 
     def dims(heads: tuple[int, ...], length: int, size: int) -> Dims:
@@ -144,7 +146,7 @@ def every_pair(eqn: Equation, rule: Rule) -> Work:
 def _sizes(eqn: Equation, rule: Rule) -> dict[int, int]:
     """Return the sizes of all letters of operands."""
     sized = (zip(dims, x.aval.shape, strict=True) for dims, x in zip(rule.inputs, eqn.invars, strict=True))
-    return {letter: rule.sizes.get(letter, size) for of in sized for dim, size in of for letter in dim}
+    return {letter: rule.sizes.get(letter, size) for array in sized for dim, size in array for letter in dim}
 
 
 def convolution_work(eqn: Equation, rule: Rule) -> Work:
@@ -177,11 +179,12 @@ def _pairs(
     """Return the number of pairs of an output and a tap, in one dimension, that meet an image element."""
     outputs, taps = stride * np.arange(num_outputs), tap_step * np.arange(num_taps)
     few, many = sorted((outputs, taps), key=len)
-    found = 0
-    for position in few:  # not all pairs at once: in a gradient both lists may be long
-        at = many + (position - padding)
-        found += int(np.sum((at >= 0) & (at < dilation * size) & (at % dilation == 0)))
-    return found
+    count = 0
+    # Not all pairs at once: in a gradient both lists may be long.
+    for position in few:
+        positions = many + (position - padding)
+        count += int(np.sum((positions >= 0) & (positions < dilation * size) & (positions % dilation == 0)))
+    return count
 
 
 def attention_work(eqn: Equation, rule: Rule) -> Work:

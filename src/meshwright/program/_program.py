@@ -54,7 +54,7 @@ class Tie(NamedTuple):
     source: Value
     """The value that gives the array."""
     target: Value
-    """The value that gets it."""
+    """The value inside or in the next iteration, or the result, that receives `source`."""
     source_stacked: bool = False
     """True if the target is a slice of the source."""
     target_stacked: bool = False
@@ -194,8 +194,8 @@ class Operation:
 
     def _share(self, scope: re.Pattern[str]) -> float:
         """Return the quotient of the two numbers in the name of its scope; 1 without such a scope."""
-        found = scope.search(self.scope)
-        return 1.0 if found is None else int(found[1]) / int(found[2])
+        match = scope.search(self.scope)
+        return 1.0 if match is None else int(match[1]) / int(match[2])
 
     @property
     def is_fused_attention(self) -> bool:
@@ -328,14 +328,14 @@ def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: 
 
 def _needed(program: Program) -> Program:
     """Remove, in place, operations that neither a result nor an effect needs, as XLA does."""
-    needed, kept = set(program.outputs), []
+    needed, operations = set(program.outputs), []
     for operation in reversed(program.operations):
         if operation.eqn.effects or not needed.isdisjoint(operation.outputs):
             if operation.bodies:
                 _drop_results(operation, needed)
             needed.update(operation.inputs)
-            kept.append(operation)
-    program.operations = kept[::-1]
+            operations.append(operation)
+    program.operations = operations[::-1]
     return program
 
 
@@ -355,7 +355,7 @@ def _drop_results(operation: Operation, needed: set[Value]) -> None:
 
 def _drop_arguments(operation: Operation) -> None:
     """Remove inputs of bodies that nothing there reads."""
-    read = {x for body in operation.bodies for of in body.operations for x in of.inputs}
+    read = {x for body in operation.bodies for operation in body.operations for x in operation.inputs}
     read.update(tie.target for tie in operation.carried)
     read.update(x for body in operation.bodies for x in body.outputs)
     operation.entering = [tie for tie in operation.entering if tie.target in read]

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshwright.base._internal import PyTree, collector_paused
-from meshwright.parallel._internal import LOGICAL_AXES, Rule, fsdp, infer_rules, logical, stated
+from meshwright.parallel._internal import LOGICAL_AXES, Rule, explicit, fsdp, infer_rules, logical
 from meshwright.training._keys import key_of
 from meshwright.training._loss import objective
 from meshwright.training._state import Variables
@@ -19,7 +19,7 @@ def inferred_rules(
     axes: Mapping[str, Sequence[str | None]] = {},
 ) -> tuple[Rule, ...]:
     """Return rules for a model's parameters; only those of the model, if it states some on explicit axes."""
-    if (rule := stated(first.params)) is not None:
+    if (rule := explicit(first.params)) is not None:
         return (rule,)
     axes_by_name = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
     inferred = _traced(first, loss, *batch) if loss and batch else infer_rules(first.params)

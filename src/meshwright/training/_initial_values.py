@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import UsageError, did_you_mean
-from meshwright.parallel._internal import Layout, compare_given, copy_to, move_to
+from meshwright.parallel._internal import Layout, check_equal, copy_to, move_to
 from meshwright.training._state import (
     Init,
     Model,
@@ -74,7 +74,7 @@ def fill_state(
     check_given(initial, target)
     targets = tree.named_leaves(target)
     arrays = {name: x for name, x in initial.items() if not callable(x)}
-    compare_given(tree.nested(arrays), [target.step.sharding])
+    check_equal(tree.nested(arrays), [target.step.sharding])
     placed, mesh = _moved(arrays, targets), cast(Any, target.step.sharding).mesh
 
     def put(fresh: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from meshwright.base._internal import (
     values_of,
 )
 from meshwright.errors import UsageError, did_you_mean
-from meshwright.parallel._internal import Layout, beside_params, copy_to, in_mesh, place
+from meshwright.parallel._internal import Layout, copy_to, in_mesh, opt_state_shardings, place
 from meshwright.processes import _internal as processes
 from meshwright.training._ema import check_averages_are_last
 from meshwright.training._keys import key_of
@@ -246,7 +246,7 @@ def _placed(state: TrainState, optimizer: Tx, layout: Layout) -> TrainState:
     # All tables at once: a user who renames parameters may have to change several.
     judge({**layout.tables(tree.leaf_names(variables)), **tables_of(optimizer, variables, state.opt_state)})
     model = layout.shardings(variables)
-    opt_state = beside_params(state.opt_state, state.params, model["params"])
+    opt_state = opt_state_shardings(state.opt_state, state.params, model["params"])
     opt_state = in_memory(as_trainable(optimizer).opt_state_memory, state.opt_state, opt_state)
     whole: Any = layout.replicated
     return place(state, replace(state, step=whole, seed=whole, opt_state=opt_state, **model))

@@ -22,8 +22,8 @@ from meshwright.parallel._internal import (
     check_axes,
     in_mesh,
     meeting,
-    mended,
-    refused,
+    raise_error,
+    rewrite,
     splitting_sequences,
 )
 from meshwright.processes import _internal as processes
@@ -117,7 +117,7 @@ class Step:
         layout: Layout,
         *,
         microbatches: int = 1,
-        idle: Callable[[LayoutError], None] = refused,
+        idle: Callable[[LayoutError], None] = raise_error,
         optimizer: Tx | None = None,
         compiler_options: CompilerOptions = MappingProxyType({}),
     ):
@@ -253,7 +253,7 @@ class Step:
             traced = jit(partial(_checked, self._function)).trace(state, batch)
             check_axes(self._layout, state, lambda: traced, self._idle)
             refuse_stacks(traced.jaxpr)
-            jaxpr = mended(traced.jaxpr, self._layout)
+            jaxpr = rewrite(traced.jaxpr, self._layout)
             if jaxpr is not traced.jaxpr:
                 traced = jit(as_function(jaxpr, traced.out_info)).trace(state, batch)
         self._state, self._batch = tree.abstract(state), batch
@@ -288,7 +288,7 @@ def make_step(
     pipeline_schedule: PipelineSchedule = "gpipe",
     compute_dtype: ComputeDtype = None,
     norms: str | None = None,
-    idle: Callable[[LayoutError], None] = refused,
+    idle: Callable[[LayoutError], None] = raise_error,
     compiler_options: CompilerOptions = MappingProxyType({}),
 ) -> Step:
     """Return the step that minimises `loss` with `optimizer`.

@@ -20,7 +20,7 @@ from meshwright.checkpoints._formats._export_safetensors import export_safetenso
 from meshwright.checkpoints._formats._export_seqax import export_seqax
 from meshwright.checkpoints._formats._export_t5x import export_t5x
 from meshwright.checkpoints._formats._open import open_source
-from meshwright.engine._experiment._adapt import truncate
+from meshwright.engine._experiment._builders import truncate
 from meshwright.errors import CheckpointError
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.engine._experiment._adapt import replace_prefix, truncate, truncate_left
+from meshwright.engine._experiment._builders import replace_prefix, truncate, truncate_left
 from meshwright.errors import CheckpointError, UsageError
 
 LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=4"), (lambda name, x, mesh: P("fsdp"),))

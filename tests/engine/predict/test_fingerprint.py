@@ -6,7 +6,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.engine._predict._fingerprint import fingerprint
+from meshwright.engine._predict._outputs import fingerprint
 
 LAYOUT = mw.Layout(mw.make_mesh("data=2,tensor=4"))
 ARRAYS = {"w": np.arange(32, dtype=np.float32).reshape(8, 4), "b": np.array([0, 0.25], jnp.bfloat16)}

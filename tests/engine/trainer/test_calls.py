@@ -144,7 +144,7 @@ def test_a_finished_call_with_other_examples_is_told(tmp_path, monkeypatch):
 
 @pytest.fixture
 def few_kept(monkeypatch):
-    monkeypatch.setattr("meshwright.engine._trainer._calls.NUM_KEPT", 2)
+    monkeypatch.setattr("meshwright.engine._trainer._epochs.NUM_KEPT", 2)
 
 
 def test_checkpoints_tell_all_of_the_newest_calls_alone(tmp_path, few_kept):

@@ -187,10 +187,10 @@ def parts_read_by(process: int, holders: np.ndarray) -> int:
 
 def _holders(sharding: NamedSharding, num_parts: int) -> np.ndarray:
     """Return the indices of the processes that hold each part of a batch: int[parts, devices of a part]."""
-    held: list[list[int]] = [[] for _ in range(num_parts)]
+    holders: list[list[int]] = [[] for _ in range(num_parts)]
     for device, (rows,) in sharding.devices_indices_map((num_parts,)).items():
-        held[rows.indices(num_parts)[0]].append(device.process_index)
-    return np.array(held)
+        holders[rows.indices(num_parts)[0]].append(device.process_index)
+    return np.array(holders)
 
 
 def _num_steps(train_size: int, micro: int, microbatches: int, epochs: int) -> int:

@@ -1,24 +1,41 @@
-"""A deployer's checkpoints by name. `_named.py` finds their paths, `_contents.py` reads and writes them."""
+"""A deployer's checkpoints by name, saved with the stream of PRNG keys. `_named.py` finds their paths.
 
-from collections.abc import Callable
+A checkpoint has parts, which are trees of arrays, and JSON values, `info`.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from meshwright.base._internal import PyTree
-from meshwright.checkpoints._internal import Source, open_source
-from meshwright.engine._deployer._contents import info_of, part_of, parts_of, read, save
+from meshwright.base._internal import PyTree, tree
+from meshwright.checkpoints._internal import Checkpoints, Source, as_source, last, open_source, restore
+from meshwright.engine._deployer._log import plain
 from meshwright.engine._deployer._named import Names, loaded_message
 from meshwright.engine._deployer._placement import Placement
-from meshwright.engine._deployer._randomness import Randomness
+from meshwright.errors import CheckpointError, UsageError
 from meshwright.parallel._internal import Rules, as_arrays, place
 from meshwright.processes import _internal as processes
-from meshwright.training._internal import init_optimizer
+from meshwright.training._internal import init_optimizer, key_of
+
+
+class Randomness:
+    """A stream of PRNG keys, the same on all processes. Checkpoints save and restore its `key`."""
+
+    def __init__(self, seed: int):
+        self.key = key_of(seed)
+
+    def draw(self) -> jax.Array:
+        """Return a new key."""
+        self.key, new = jax.random.split(self.key)
+        return new
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,7 @@ class NamedCheckpoints:
         """
         path = self.names.path(ckpt_dir)
         parts = {"params": as_arrays(params)} | ({} if opt_state is None else {"opt_state": opt_state})
-        save(path, parts, {"rng": jax.random.key_data(self.randomness.key), **kwargs}, float_dtype)
+        _save(path, parts, {"rng": jax.random.key_data(self.randomness.key), **kwargs}, float_dtype)
         processes.on_lead(lambda: self.names.remember(path))
         self.tell(f"saved {path}")
 
@@ -67,7 +84,7 @@ class NamedCheckpoints:
         Raises:
           CheckpointError: There is no complete checkpoint.
         """
-        return part_of(open_source(self.names.existing(ckpt_dir)), "params")
+        return _part_of(open_source(self.names.existing(ckpt_dir)), "params")
 
     def load_ckpt(
         self,
@@ -103,9 +120,9 @@ class NamedCheckpoints:
         source = processes.on_all(lambda: open_source(step_dir))
         tx = optimizer if load_opt_state else None
         target = _target(self.placement, source, rules, tx, float_dtype)
-        wanted = target if load_params else {part: x for part, x in target.items() if part == "opt_state"}
-        loaded = processes.on_all(lambda: read(source, wanted))
-        info = info_of(source)
+        target = {part: x for part, x in target.items() if load_params or part == "opt_state"}
+        loaded = processes.on_all(lambda: _read(source, target))
+        info = _info_of(source)
         if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)
             self.randomness.key = jax.random.wrap_key_data(info["rng"], impl=impl)
@@ -143,15 +160,96 @@ def _target(
     float_dtype: DTypeLike | None,
 ) -> dict[str, PyTree]:
     """Return the parts of a checkpoint to read, as structs with the shardings to place them with."""
-    params, saved = part_of(source, "params", float_dtype), parts_of(source)
+    params, saved = _part_of(source, "params", float_dtype), _parts_of(source)
     rules = placement.get_sharding_rules(params) if rules is None else rules
     specs = placement.get_params_spec(params, rules)
     target = {"params": place(params, placement.shardings(specs))}
     if "model_state" in saved:
-        state = part_of(source, "model_state", float_dtype)
+        state = _part_of(source, "model_state", float_dtype)
         target["model_state"] = place(state, placement.layout().shardings(state))
     if "opt_state" in saved and optimizer is not None:
         opt_state = jax.eval_shape(partial(init_optimizer, optimizer), params)
         opt_specs = placement.get_opt_state_spec(params, specs, optimizer)
         target["opt_state"] = place(opt_state, placement.shardings(opt_specs))
     return target
+
+
+def _save(
+    path: str | Path, parts: Mapping[str, PyTree], info: Mapping[str, Any], float_dtype: DTypeLike | None
+) -> None:
+    """Save the parts and `info` to `path`. When it returns, all processes can load them. Collective."""
+    floats = _floats(tree.named_leaves(tree.abstract(dict(parts))))
+    dtypes = {name: x.dtype.name for name, x in floats.items()} if float_dtype is not None else {}
+    casts = [(".*", _floating(float_dtype))] if dtypes else []
+    with Checkpoints(path, keep=last(1), cast=casts) as checkpoints:
+        newest = processes.agree(checkpoints.latest())
+        number = 0 if newest is None else newest + 1
+        checkpoints.save(number, dict(parts), {"info": plain(info), "dtypes": dtypes})
+
+
+def _parts_of(source: Any) -> set[str]:
+    """Return the names of the parts that a checkpoint has."""
+    return {name.partition("/")[0] for name in source.arrays()}
+
+
+def _part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyTree:
+    """Return a part as nested dictionaries of `ShapeDtypeStruct`s.
+
+    Raises:
+      CheckpointError: The checkpoint has no such part.
+    """
+    arrays = {name: x for name, x in source.arrays().items() if name.partition("/")[0] == part}
+    if not arrays:
+        raise CheckpointError(f"{source} has no {part!r}; it has {', '.join(sorted(_parts_of(source)))}.")
+    original = (source.extra or {}).get("dtypes", {})
+    dtypes = original if float_dtype is None else dict.fromkeys(_floats(arrays), _floating(float_dtype))
+    structs = {
+        name.removeprefix(part).removeprefix("/"): jax.ShapeDtypeStruct(
+            x.shape, jax.dtypes.canonicalize_dtype(dtypes.get(name, x.dtype))
+        )
+        for name, x in arrays.items()
+    }
+    return structs[""] if "" in structs else tree.nested(structs)
+
+
+def _read(source: Any, target: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Return `target`, read from a checkpoint. Floating arrays are cast to the dtypes of `target`.
+
+    Raises:
+      CheckpointError: The arrays do not fit `target`.
+    """
+    arrays = dict(source.arrays())
+    for name, struct in tree.named_leaves(target).items():
+        if name in arrays and _is_castable(arrays[name].dtype, struct.dtype):
+            arrays[name] = arrays[name].astype(struct.dtype)
+    return restore(as_source(arrays, str(source)), target, ignore=".*")
+
+
+def _info_of(source: Any) -> dict[str, Any]:
+    """Return the values saved with the parts; for a checkpoint of `Trainer.fit`, its step and scores."""
+    extra = source.extra
+    info = dict(extra["info"]) if "info" in extra else {"step": source.step, **extra.get("scores", {})}
+    return info | ({"rng": jnp.asarray(info["rng"], jnp.uint32)} if "rng" in info else {})
+
+
+def _floats(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+
+
+def _is_castable(dtype: Any, target: Any) -> bool:
+    """Return True if the dtypes differ and both are floating, or JAX narrows one to the other, as int64."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtype != target and jnp.issubdtype(target, jnp.floating)
+    return dtype != target and jax.dtypes.canonicalize_dtype(dtype) == target
+
+
+def _floating(float_dtype: DTypeLike | None) -> np.dtype:
+    try:
+        dtype = jnp.dtype(float_dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise UsageError(
+            f"float_dtype={float_dtype!r} is not a floating-point dtype. Give one such as jnp.bfloat16."
+        )
+    return dtype

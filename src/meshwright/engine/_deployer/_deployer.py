@@ -5,19 +5,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
-from meshwright.base._internal import explained
+from meshwright.base._internal import explained, explained_as
 from meshwright.engine._deployer._batches import Batching
-from meshwright.engine._deployer._checkpoints import NamedCheckpoints
-from meshwright.engine._deployer._forwarded import Forwarded
+from meshwright.engine._deployer._checkpoints import NamedCheckpoints, Randomness
 from meshwright.engine._deployer._log import Log
 from meshwright.engine._deployer._named import Names
 from meshwright.engine._deployer._placement import Placement
-from meshwright.engine._deployer._randomness import Randomness
 from meshwright.engine._deployer._rounds import Loops
 from meshwright.engine._deployer._workdir import Workdir, local_workdir, not_shared_message, open_workdir
 from meshwright.errors import LayoutError, UsageError
@@ -27,8 +26,27 @@ from meshwright.processes import _internal as processes
 from meshwright.training._internal import RUN_AHEAD, as_seed
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _SMALL_NBYTES = 1024
+
+
+class Forwarded(Generic[P, T]):
+    """A method of a class that calls `method` of the attribute `part`.
+
+    It keeps that method's arguments, types and docstring. Errors about arguments that it does not have name
+    the class.
+    """
+
+    def __init__(self, part: str, method: Callable[Concatenate[Any, P], T]):
+        self._part, self._method = part, method
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._method = explained_as(f"{owner.__name__}.{name}")(self._method)
+
+    def __get__(self, instance: Any, owner: type) -> Callable[P, T]:
+        method: Any = self._method
+        return method if instance is None else MethodType(method, getattr(instance, self._part))
 
 
 @explained

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from meshwright.base._internal import FORMAT, print_line
-from meshwright.engine._deployer._plain import plain, reported
+from meshwright.errors import UsageError
 from meshwright.observe._internal import (
     Bar,
+    Histogram,
+    Image,
     TensorBoard,
     Tracker,
     Writer,
@@ -62,9 +65,9 @@ class Log:
 
     def log_info(self, info: object, title: str | None = None, step: int | None = None) -> None:
         """Write a message on the screen of process 0 and into each process's log. A title frames it."""
-        self._logger.info(framed(info, title, step))
+        self._logger.info(_framed(info, title, step))
         if title is not None and self._board is not None:
-            self._board(step or 0, {title: markdown(str(info))})
+            self._board(step or 0, {title: _markdown(str(info))})
 
     def log_detail(self, text: str) -> None:
         """Write a text of several lines into each process's log only, not on the screen."""
@@ -79,7 +82,7 @@ class Log:
           UsageError: A value is not of a kind that a report can hold.
         """
         if processes.is_lead():
-            self.write(int(step), reported({name: x for name, x in metrics.items() if name != "step"}))
+            self.write(int(step), _reported({name: x for name, x in metrics.items() if name != "step"}))
 
     def save_outputs(self, outputs: Any, desc: str, step: int) -> None:
         """Write `outputs` to `workdir/outputs_{desc}.json`, from process 0. Arrays become lists."""
@@ -90,10 +93,10 @@ class Log:
         self.log_info(f"outputs ({desc}) are in {path}")
         if self._board is not None:
             samples = outputs[:_NUM_SHOWN] if isinstance(outputs, list) else outputs
-            self._board(int(step), {"Output Samples": markdown(_as_json(samples))})
+            self._board(int(step), {"Output Samples": _markdown(_as_json(samples))})
 
 
-def framed(info: object, title: str | None, step: int | None) -> str:
+def _framed(info: object, title: str | None, step: int | None) -> str:
     """Return `info` under a title, between rules as wide as its longest line."""
     if title is None:
         return str(info)
@@ -103,7 +106,7 @@ def framed(info: object, title: str | None, step: int | None) -> str:
     return "\n".join(["", "=" * width, heading, "-" * width, *lines, "=" * width])
 
 
-def markdown(text: str) -> str:
+def _markdown(text: str) -> str:
     """Return `text` so that TensorBoard, which shows Markdown, keeps its line breaks."""
     return text.replace("\n", "\n\n")
 
@@ -159,3 +162,34 @@ def _writers(
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, indent=4, default=str)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with numbers of NumPy and JAX as Python's, arrays as lists, and keys as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return np.asarray(value).tolist() if hasattr(value, "dtype") else value
+
+
+def _reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics with numbers, and arrays of one number, as floats. Other kinds are not changed.
+
+    Raises:
+      UsageError: A value is not of a kind that a report can hold.
+    """
+    return {
+        name: value if isinstance(value, Histogram | Image | str) else _scalar(name, value)
+        for name, value in metrics.items()
+    }
+
+
+def _scalar(name: str, value: Any) -> float:
+    try:
+        return float(np.asarray(value).item())
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"the metric {name!r} must be a number; it is {type(value).__name__} of shape "
+            f"{np.shape(value)}.\n  Give its mean, say, or write it with log_info or save_outputs."
+        ) from None

@@ -36,21 +36,23 @@ class Names:
         name = os.fspath(ckpt_dir)
         if is_address(name):
             return name
-        what, directory = f"the checkpoint {name!r}", self.workdir.path
+        label, directory = f"the checkpoint {name!r}", self.workdir.path
         if "/" not in name and directory is not None:
             if not is_file_name(name):
                 raise UsageError(
-                    f"{what} cannot be a folder in {directory / _NAMED}.\n  Give a name such as 'best', or "
-                    "a path with a slash in it."
+                    f"{label} cannot be a folder in {directory / _NAMED}.\n  Give a name such as 'best', "
+                    "or a path with a slash in it."
                 )
-            return self.workdir.shared_for(what) / _NAMED / name
+            return self.workdir.shared_for(label) / _NAMED / name
         path = local_path(name).absolute()
         if directory in path.parents:
-            self.workdir.shared_for(what)
+            self.workdir.shared_for(label)
         return path
 
     def existing(self, ckpt_dir: str | Path) -> str | Path:
-        """Return the same for a checkpoint to read. A name may also be a path in the current directory.
+        """Return the path, or the address, of a checkpoint to read.
+
+        A name may also be a path in the current directory.
 
         Raises:
           CheckpointError: It is a name, and there is no checkpoint of that name.
@@ -89,7 +91,7 @@ class Names:
 
 def _unknown_name(path: Path, workdir: Path) -> CheckpointError:
     """Return the error for a name without a checkpoint. It lists the checkpoints that exist."""
-    names = sorted(each.name for each in path.parent.glob("*/"))
+    names = sorted(directory.name for directory in path.parent.glob("*/"))
     trained, message = workdir / _TRAINED, f"there is no checkpoint {path.name!r} in {path.parent}"
     message += f", which has {listed(names)}." if names else ", and none with another name."
     if trained.exists():

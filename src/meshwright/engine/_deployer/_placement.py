@@ -18,10 +18,10 @@ from meshwright.parallel._internal import (
     Rules,
     as_arrays,
     as_rules,
-    beside_params,
     copy_to,
     fsdp,
     infer_rules,
+    opt_state_shardings,
 )
 from meshwright.training._internal import init_optimizer, tables_in
 
@@ -97,7 +97,7 @@ class Placement:
         params = as_arrays(params_shape_or_params)
         opt_state = jax.eval_shape(partial(init_optimizer, optimizer), params)
         judge(dict.fromkeys(tables_in(opt_state), tree.leaf_names({"params": params})))
-        return _specs(beside_params(opt_state, params, self.shardings(params_spec)))
+        return _specs(opt_state_shardings(opt_state, params, self.shardings(params_spec)))
 
     def shard_params(self, params: PyTree, params_spec: PyTree, desc: str = "params") -> PyTree:
         """Return copies of `params` on the mesh, sharded by `params_spec`. Collective.

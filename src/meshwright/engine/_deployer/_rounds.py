@@ -27,7 +27,7 @@ from meshwright.checkpoints._internal import (
     restore_lazily,
     subtree,
 )
-from meshwright.engine._deployer._randomness import Randomness
+from meshwright.engine._deployer._checkpoints import Randomness
 from meshwright.engine._deployer._workdir import Workdir
 from meshwright.engine._open_run import OpenRunDirectory
 from meshwright.errors import CheckpointError, UsageError
@@ -119,16 +119,16 @@ class Loops:
         Only a weak reference is kept here. An error's traceback may keep the rounds, and with them their
         directory, open.
         """
-        if (before := self._newest()) is not None:
-            before.close()
+        if (previous := self._newest()) is not None:
+            previous.close()
         self._newest = ref(rounds)
         return rounds
 
-    def held(self, place: str | None) -> OpenRunDirectory | None:
+    def open_run(self, directory: str | None) -> OpenRunDirectory | None:
         """Return the object that keeps a run directory open until the loop ends; None outside of a round."""
-        if place is None or not self.is_in_round:
+        if directory is None or not self.is_in_round:
             return None
-        return self._open_runs.setdefault(place, OpenRunDirectory())
+        return self._open_runs.setdefault(directory, OpenRunDirectory())
 
     def refresh(self) -> None:
         """Write the report pages of the run directories again, if they are not recent."""
@@ -192,31 +192,31 @@ class Rounds:
         if loops.num_finished:
             loops.tell(f"rounds {first} to {last}: {self._num_rounds} more")
         if directory is None:
-            yield from self._made(first, last, lambda number: None)
+            yield from self._run(first, last, lambda number: None)
             return
         if first == 1:
             loops.first_carry = jax.tree.map(_struct, self.carry)
         with contextlib.ExitStack() as opened:
             opened.callback(loops.close_runs)
             checkpoints = opened.enter_context(Checkpoints(directory, keep=1))
-            done = processes.on_lead(checkpoints.latest)
-            if done is not None and (first == 1 or loops.was_cut_off):
-                self._resume(checkpoints, done)
-            if done is not None and done >= first:
-                loops.tell(f"↻ rounds up to {done} are finished")
-                loops.num_finished = min(done, last)
-            yield from self._made(loops.num_finished + 1, last, partial(self._commit, checkpoints))
+            newest = processes.on_lead(checkpoints.latest)
+            if newest is not None and (first == 1 or loops.was_cut_off):
+                self._resume(checkpoints, newest)
+            if newest is not None and newest >= first:
+                loops.tell(f"↻ rounds up to {newest} are finished")
+                loops.num_finished = min(newest, last)
+            yield from self._run(loops.num_finished + 1, last, partial(self._commit, checkpoints))
 
-    def _made(self, first: int, last: int, commit: Callable[[int], None]) -> Generator[Round, None, None]:
+    def _run(self, first: int, last: int, commit: Callable[[int], None]) -> Generator[Round, None, None]:
         loops = self._loops
         for number in range(first, last + 1):
-            made = Round(number, self.carry)
+            current = Round(number, self.carry)
             loops.is_in_round = loops.was_cut_off = True
             try:
-                yield made
+                yield current
             finally:
                 loops.is_in_round = False
-            self.carry = made.carry
+            self.carry = current.carry
             commit(number)
             loops.num_finished, loops.was_cut_off = number, False
 

@@ -20,31 +20,32 @@ class Workdir:
     is_shared: bool
     """True if all processes see the same directory."""
 
-    def needed_for(self, what: str) -> Path:
+    def needed_for(self, purpose: str) -> Path:
         """Return the directory.
 
         Args:
-          what: The thing that needs the directory, for the error.
+          purpose: The purpose of the directory, for the error.
 
         Raises:
           UsageError: There is no directory.
         """
         if self.path is None:
-            raise UsageError(f"{what} needs a directory to write to: Deployer(workdir=...).")
+            raise UsageError(f"{purpose} needs a directory to write to: Deployer(workdir=...).")
         return self.path
 
-    def shared_for(self, what: str) -> Path:
+    def shared_for(self, purpose: str) -> Path:
         """Return the directory that all processes share.
 
         Args:
-          what: The thing that needs the directory, for the error.
+          purpose: The purpose of the directory, for the error.
 
         Raises:
           UsageError: There is no directory, or the processes do not share it.
         """
-        path = self.needed_for(what)
+        path = self.needed_for(purpose)
         if not self.is_shared:
-            raise UsageError(f"{what} needs one directory for all processes.\n  {not_shared_message(path)}")
+            reason = not_shared_message(path)
+            raise UsageError(f"{purpose} needs one directory for all processes.\n  {reason}")
         return path
 
 

@@ -11,7 +11,7 @@ from meshwright.base._internal import PyTree
 from meshwright.engine._evaluation._batches import Scores, mean_over
 from meshwright.errors import ExamplesError
 from meshwright.observe._internal import Mean
-from meshwright.parallel._internal import Layout, adding_right, meeting
+from meshwright.parallel._internal import Layout, meeting, with_rewrites
 from meshwright.processes import _internal as processes
 from meshwright.program._internal import check_lookups, program_of
 from meshwright.training._internal import ComputeDtype, TrainState, eval_params, key_of, narrowing, of_loss
@@ -39,7 +39,7 @@ class AverageLoss:
         self._seed, self._narrow, self._params = seed, narrowing(compute_dtype), params
         # Without a sharding here, each device would compute the whole of a batch of NumPy arrays.
         shardings = (None, layout.batch_sharding, None, None, None)
-        means = adding_right(self._means, layout)
+        means = with_rewrites(self._means, layout)
         of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
         self._of_rows = processes.CheckedProgram("the program of the evaluation's loss", of_rows, layout.mesh)
         self._trace = of_rows.trace

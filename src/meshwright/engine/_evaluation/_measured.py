@@ -11,7 +11,7 @@ from meshwright.base._internal import PyTree, collector_paused, in_order
 from meshwright.engine._evaluation._batches import Scores, mean_over
 from meshwright.errors import UsageError
 from meshwright.observe._internal import Mean
-from meshwright.parallel._internal import Layout, adding_right, in_mesh
+from meshwright.parallel._internal import Layout, in_mesh, with_rewrites
 from meshwright.processes import _internal as processes
 from meshwright.program._internal import check_lookups
 from meshwright.training._internal import ComputeDtype, eval_params, narrowing
@@ -72,7 +72,7 @@ class Measured:
         self._measure = evaluating(measure, compute_dtype=compute_dtype, params=params)
         self._mesh, split = layout.mesh, layout.batch_sharding
         score = jax.jit(
-            adding_right(self._weighted_means, layout),
+            with_rewrites(self._weighted_means, layout),
             in_shardings=(None, split, split),
             out_shardings=layout.replicated,
         )

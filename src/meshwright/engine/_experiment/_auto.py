@@ -6,6 +6,7 @@ A `Planner` chooses. The package `plan`, which plans experiments and so is above
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -17,7 +18,7 @@ from meshwright.engine._experiment._parts import Parts, parts_of
 from meshwright.errors import InputError, UsageError
 from meshwright.processes import _internal as processes
 
-_BEFORE: dict[str, Any] = {"remat": None, "microbatches": 1}
+_SIMPLEST: dict[str, Any] = {"remat": None, "microbatches": 1}
 """Values that a choice starts from."""
 
 
@@ -26,10 +27,10 @@ class Planner(NamedTuple):
 
     choose: Callable[..., tuple[Experiment, Parts, str]]
     """A function of an experiment, the names of its fields to choose, a function that makes the parts of an
-    experiment, rows of a batch, and the choice of an attempt before. It returns the experiment with its
+    experiment, rows of a batch, and the choice of an earlier attempt. It returns the experiment with its
     choice, the parts, and the reason."""
     remedies: Callable[[Experiment], str]
-    """A function that says in words what would need less memory."""
+    """A function that names in words changes that need less memory."""
 
 
 class Settled(NamedTuple):
@@ -37,24 +38,24 @@ class Settled(NamedTuple):
 
     experiment: Experiment
     parts: Parts
-    told: Sequence[str] = ()
-    """A line about what was chosen."""
+    notes: Sequence[str] = ()
+    """A line about the choice."""
 
 
 def automatic(experiment: Experiment) -> list[str]:
     """Return the names of the fields that a run chooses."""
-    return [name for name in _BEFORE if getattr(experiment, name) == AUTO]
+    return [name for name in _SIMPLEST if getattr(experiment, name) == AUTO]
 
 
 def before_choice(experiment: Experiment) -> Experiment:
     """Return the experiment with the simplest values of the fields that a run chooses."""
-    return replace(experiment, **{name: _BEFORE[name] for name in automatic(experiment)})
+    return replace(experiment, **{name: _SIMPLEST[name] for name in automatic(experiment)})
 
 
 def as_chosen(experiment: Experiment) -> Experiment:
-    """Return the experiment with what an attempt before chose; without any, with the simplest values."""
+    """Return the experiment with the choice of an earlier attempt; without any, with the simplest values."""
     names = automatic(experiment)
-    return replace(before_choice(experiment), **_known(experiment, names)) if names else experiment
+    return replace(before_choice(experiment), **_earlier_choice(experiment, names)) if names else experiment
 
 
 def settled(
@@ -64,11 +65,11 @@ def settled(
     planner: Planner | None,
     other_rows: Sequence[PyTree] = (),
     *,
-    kept: bool = True,
+    reuse: bool = True,
 ) -> Settled:
-    """Return the experiment with what a run chooses, and its parts. If there was a choice, they are compiled.
+    """Return the experiment with the run's choice, and its parts. If there was a choice, they are compiled.
 
-    Collective. What an attempt before chose is taken again if it still fits.
+    Collective. With `reuse`, the choice of an earlier attempt is taken again if it still fits.
     """
     names = automatic(experiment)
     if not names:
@@ -78,24 +79,19 @@ def settled(
             f"{' and '.join(names)}='auto' needs a planner, and this run has none.\n"
             "  Start the experiment by `mw.run`, or give values."
         )
-    known = processes.agree(_known(experiment, names) if kept and processes.is_lead() else {})
+    earlier = processes.agree(_earlier_choice(experiment, names) if reuse and processes.is_lead() else {})
+    make_parts = partial(parts_of, mesh=mesh, rows=rows, other_rows=other_rows)
     with compiled_programs(experiment.compile.cache):
-        found, parts, why = planner.choose(
-            before_choice(experiment), names, lambda made: parts_of(made, mesh, rows, other_rows), rows, known
-        )
-    values = ", ".join(f"{name}={getattr(found, name)!r}" for name in names)
-    return Settled(found, parts, [f"chosen: {values} ({why})"])
+        chosen, parts, reason = planner.choose(before_choice(experiment), names, make_parts, rows, earlier)
+    values = ", ".join(f"{name}={getattr(chosen, name)!r}" for name in names)
+    return Settled(chosen, parts, [f"chosen: {values} ({reason})"])
 
 
-def _known(experiment: Experiment, names: Sequence[str]) -> dict[str, Any]:
-    """Return what the description of an attempt before says; nothing if there is none."""
+def _earlier_choice(experiment: Experiment, names: Sequence[str]) -> dict[str, Any]:
+    """Return the values in the description of an earlier attempt; nothing if there is none."""
     try:
-        text = read_text(join(experiment.workdir, "experiment.txt"))
-    except (OSError, InputError):
+        values = description.values(read_text(join(experiment.workdir, "experiment.txt")))
+        choice = {name: ast.literal_eval(values[name]) for name in names}
+    except (OSError, InputError, KeyError, ValueError, SyntaxError):
         return {}
-    values = description.values(text)
-    try:
-        found = {name: ast.literal_eval(values[name]) for name in names}
-    except (KeyError, ValueError, SyntaxError):
-        return {}
-    return {} if AUTO in found.values() else found
+    return {} if AUTO in choice.values() else choice

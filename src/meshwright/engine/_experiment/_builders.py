@@ -1,4 +1,6 @@
-"""Builders: functions that take arrays of a run's first state from a checkpoint."""
+"""Builders, which take arrays of a run's first state from a checkpoint, and the changes that they make on the
+way: other shapes (`truncate`, `replace_prefix`), and averages instead of parameters (`open_averages`).
+"""
 
 import contextlib
 import re
@@ -9,21 +11,27 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import jax
+import numpy as np
 
 from meshwright.base._internal import Table, judge, tree
 from meshwright.checkpoints._internal import (
     Assign,
     Casts,
+    LazyArray,
     Source,
+    as_source,
     cast,
     find_step,
     open_source,
     origins,
     restore,
 )
-from meshwright.engine._experiment._adapt import Adapt
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.training._internal import Builder, InitialArrays, TrainState
+
+Adapt = Callable[[np.ndarray, jax.ShapeDtypeStruct], Any]
+"""A function of a saved array, which has the target's dtype, and of the target, a struct. It returns the
+array to use, or a function of the initialised array that returns it."""
 
 _sources: ContextVar[list[str] | None] = ContextVar("sources", default=None)
 
@@ -34,10 +42,10 @@ def noted_sources() -> Iterator[list[str]]:
 
     A builder returns only arrays, and a user's own builder may call others.
     """
-    found: list[str] = []
-    token = _sources.set(found)
+    sources: list[str] = []
+    token = _sources.set(sources)
     try:
-        yield found
+        yield sources
     finally:
         _sources.reset(token)
 
@@ -66,15 +74,15 @@ def from_checkpoint(
         assigned to several.
       casts: Pairs of a pattern and a dtype, as `mw.checkpoints.cast` takes them.
       adapt: For arrays of other shapes, pairs of a pattern for names and a function of the saved array and
-        the wanted struct, such as `[("position", mw.engine.truncate())]`. The first pattern that matches
+        the target's struct, such as `[("position", mw.engine.truncate())]`. The first pattern that matches
         decides. Such arrays are read whole, on the host.
       open_with: A function that opens the path and returns a source, such as `mw.engine.open_averages`.
 
     Raises:
       UsageError: A pattern is not a regular expression, or the path is already that of one step. When the
         builder is called: a pattern matches no name.
-      CheckpointError: When the builder is called: there is no checkpoint, or it lacks wanted arrays. All
-        differences are listed.
+      CheckpointError: When the builder is called: there is no checkpoint, or it lacks arrays of the
+        target. All differences are listed.
 
     Example:
       >>> layout = mw.Layout(mw.make_mesh("data=-1"))
@@ -82,8 +90,8 @@ def from_checkpoint(
       >>> state = mw.training.init_state(lambda key: {"w": jnp.ones(2)}, optimizer, 0, layout)
       >>> with mw.Checkpoints("pretrained") as checkpoints:
       ...     checkpoints.save(1, state)
-      >>> given = mw.engine.from_checkpoint("pretrained")(state)
-      >>> print(given["params/w"])
+      >>> arrays = mw.engine.from_checkpoint("pretrained")(state)
+      >>> print(arrays["params/w"])
       [1. 1.]
     """
     chosen, adapting = Table("only", (only,)), Table.of("adapt", adapt)
@@ -93,16 +101,16 @@ def from_checkpoint(
     def build(target: TrainState) -> InitialArrays:
         leaves = tree.named_leaves(target)
         judge({chosen: leaves})
-        wanted = {name: x for name, x in leaves.items() if chosen.first(name)}
-        judge({adapting: wanted})
+        targets = {name: x for name, x in leaves.items() if chosen.first(name)}
+        judge({adapting: targets})
         source = cast(open_with(path if step is None else str(find_step(path, step))), casts)
-        adapts = {name: adapt[number][1] for name, (number, _) in adapting.decisions(wanted).items()}
-        as_found = wanted | _as_saved(source, wanted, assign, adapts)
-        found = tree.named_leaves(restore(source, tree.nested(as_found), assign=assign, ignore=".*"))
-        given = found | _adapted(adapts, found, wanted, source)
+        adapts = {name: adapt[number][1] for name, (number, _) in adapting.decisions(targets).items()}
+        structs = targets | _as_saved(source, targets, assign, adapts)
+        restored = tree.named_leaves(restore(source, tree.nested(structs), assign=assign, ignore=".*"))
+        arrays = restored | _adapted(adapts, restored, targets, source)
         if (sources := _sources.get()) is not None:
-            sources.append(f"{source} ({len(given)} of {len(leaves)} arrays)")
-        return given
+            sources.append(f"{source} ({len(arrays)} of {len(leaves)} arrays)")
+        return arrays
 
     return build
 
@@ -132,27 +140,175 @@ class Chain:
 
 
 def _as_saved(
-    source: Source, wanted: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
+    source: Source, targets: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return structs of the saved shapes, by name. They have no sharding, so the arrays go to the host."""
-    saved, from_where = source.arrays(), origins(source, wanted, assign)
-    pairs = ((name, saved.get(from_where[name] or "")) for name in names)
-    return {name: jax.ShapeDtypeStruct(x.shape, wanted[name].dtype) for name, x in pairs if x is not None}
+    saved, saved_names = source.arrays(), origins(source, targets, assign)
+    pairs = ((name, saved.get(saved_names[name] or "")) for name in names)
+    return {name: jax.ShapeDtypeStruct(x.shape, targets[name].dtype) for name, x in pairs if x is not None}
 
 
 def _adapted(
     adapts: Mapping[str, Adapt],
-    found: Mapping[str, Any],
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    restored: Mapping[str, Any],
+    targets: Mapping[str, jax.ShapeDtypeStruct],
     source: Source,
 ) -> dict[str, Any]:
     """Return the arrays of other shapes, adapted."""
     adapted, problems = {}, []
     for name, adapt in adapts.items():
         try:
-            adapted[name] = adapt(found[name], wanted[name])
+            adapted[name] = adapt(restored[name], targets[name])
         except CheckpointError as error:
             problems.append(f"{name}: {error}")
     if problems:
         raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
     return adapted
+
+
+def truncate(dim: int = 0) -> Adapt:
+    """Return a function that keeps the first rows of a dimension, as many as the target has.
+
+    The function raises a `CheckpointError` if there are fewer rows, or if another dimension differs.
+
+    Args:
+      dim: The dimension.
+
+    Example:
+      >>> cut = mw.engine.truncate()
+      >>> cut(np.arange(5), jax.ShapeDtypeStruct((3,), int)).tolist()
+      [0, 1, 2]
+    """
+    return Truncate(dim, from_left=False)
+
+
+def truncate_left(dim: int = 0) -> Adapt:
+    """Return a function that keeps the last rows of a dimension, as many as the target has.
+
+    It raises the errors of `truncate`.
+
+    Args:
+      dim: The dimension.
+
+    Example:
+      >>> mw.engine.truncate_left()(np.arange(5), jax.ShapeDtypeStruct((3,), int)).tolist()
+      [2, 3, 4]
+    """
+    return Truncate(dim, from_left=True)
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """The function that `truncate` and `truncate_left` return."""
+
+    dim: int
+    from_left: bool
+
+    def __call__(self, saved: np.ndarray, target: jax.ShapeDtypeStruct) -> np.ndarray:
+        saved_size, size = _sizes(saved, target, self.dim)
+        if saved_size < size:
+            raise CheckpointError(
+                f"expected at least {size} rows in dimension {self.dim}; found {saved_size}. "
+                "Use `replace_prefix`."
+            )
+        return np.take(saved, range(-size, 0) if self.from_left else range(size), self.dim)
+
+
+def replace_prefix(dim: int = 0) -> Adapt:
+    """Return a function that puts the saved rows first in a dimension. The other rows stay as initialised.
+
+    The function raises a `CheckpointError` if the target has fewer rows, or if another dimension
+    differs.
+
+    Args:
+      dim: The dimension.
+
+    Example:
+      >>> rows = mw.engine.replace_prefix()(np.ones(2), jax.ShapeDtypeStruct((3,), float))
+      >>> rows(jnp.zeros(3)).tolist()
+      [1.0, 1.0, 0.0]
+    """
+    return ReplacePrefix(dim)
+
+
+@dataclass(frozen=True)
+class ReplacePrefix:
+    """The function that `replace_prefix` returns."""
+
+    dim: int
+
+    def __call__(self, saved: np.ndarray, target: jax.ShapeDtypeStruct) -> Callable[[jax.Array], jax.Array]:
+        saved_size, size = _sizes(saved, target, self.dim)
+        if saved_size > size:
+            raise CheckpointError(
+                f"expected at most {size} rows in dimension {self.dim}; found {saved_size}. Use `truncate`."
+            )
+        return lambda fresh: jax.lax.dynamic_update_slice(fresh, saved, [0] * saved.ndim)
+
+
+def _sizes(saved: np.ndarray, target: jax.ShapeDtypeStruct, dim: int) -> tuple[int, int]:
+    """Return the size of a dimension in a saved array and in its target. All other dimensions are equal."""
+    pairs = zip(saved.shape, target.shape, strict=False)
+    differing = [d for d, (saved_size, size) in enumerate(pairs) if saved_size != size]
+    has_dim = saved.ndim == len(target.shape) and -saved.ndim <= dim < saved.ndim
+    if not has_dim or differing not in ([], [dim % saved.ndim]):
+        raise CheckpointError(
+            f"expected shape {target.shape}; found {saved.shape}. Only dimension {dim} may differ."
+        )
+    return saved.shape[dim], target.shape[dim]
+
+
+def open_averages(path: str | Source) -> Source:
+    """Open a checkpoint with the averages of `mw.training.keep_ema` in the place of the parameters.
+
+    The averages may be anywhere in the optimizer's state. They have the dtypes of the parameters. All other
+    arrays are those of the checkpoint.
+
+    Args:
+      path: A path or URL, as `open_source` takes it; or an open checkpoint, such as
+        `mw.checkpoints.open_best` returns.
+
+    Raises:
+      CheckpointError: The checkpoint has no averages, or it cannot be opened.
+
+    Example:
+      >>> optimizer = optax.chain(optax.sgd(0.1), mw.training.keep_ema(0.9))
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, mw.training.state_from({"w": jnp.ones(2)}, optimizer, 0, layout))
+      >>> np.asarray(mw.engine.open_averages("run").arrays()["params/w"])
+      array([1., 1.], dtype=float32)
+    """
+    source = open_source(path) if isinstance(path, str) else path
+    arrays = source.arrays()
+    averages = _averages(arrays)
+    if not averages:
+        raise CheckpointError(
+            f"{source} has no averages of its parameters.\n  A run keeps them with `keep_ema(0.999)` "
+            "last in its optimizer. Open the parameters themselves with `open_source`."
+        )
+    return as_source({**arrays, **averages}, f"the averages of {source}")
+
+
+def has_averages(source: Source) -> bool:
+    """Return whether a checkpoint has averages of its parameters, which `mw.training.keep_ema` kept.
+
+    Example:
+      >>> mw.engine._internal.has_averages(mw.checkpoints.as_source({"params/w": np.ones(2)}, "mine"))
+      False
+    """
+    return bool(_averages(source.arrays()))
+
+
+def _averages(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Return the averages of each `EmaState`, by the names of the parameters."""
+    # The averages of an `EmaState` lie under `opt_state/1/ema/`, beside their weight, `opt_state/1/mass`.
+    states = [name.removesuffix("/mass") for name in arrays if name.endswith("/mass")]
+    prefixes = [f"{state}/ema/" for state in states if state.split("/")[0] == "opt_state"]
+    averages = {
+        f"params/{name.removeprefix(prefix)}": x
+        for prefix in prefixes
+        for name, x in arrays.items()
+        if name.startswith(prefix)
+    }
+    return {name: averages[name].astype(x.dtype) for name, x in arrays.items() if name in averages}

@@ -56,31 +56,14 @@ def compile_ahead(
     """Compile the step of a run; `mw.plan.compile_ahead` is this function with the planner of `plan`."""
     experiment = on_hardware(experiment, devices)
     mesh, rows = mesh_of(experiment, devices), some_rows(experiment)
-    return compile_parts(settled(experiment, mesh, rows, planner, kept=False).parts)
+    return compile_parts(settled(experiment, mesh, rows, planner, reuse=False).parts)
 
 
 def compile_parts(parts: Parts) -> AheadOfTime:
     """Compile the step of a run's parts."""
     started = time.perf_counter()
     compiled = parts.step.compile(parts.target, parts.batch)
-    return _told(compiled, parts, time.perf_counter() - started)
-
-
-def some_rows(experiment: Experiment) -> PyTree:
-    """Return some examples of a batch, of the largest shape. They are read for one device of this process."""
-    here = Layout(make_mesh("data=1", jax.local_devices()[:1]))
-    data = data_of(experiment, here.batch_sharding)
-    try:
-        return max([data.peek(), *data.shapes()], key=_example_bytes)
-    finally:
-        data.close()
-
-
-def _example_bytes(rows: PyTree) -> int:
-    return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(tree.abstract(rows)))
-
-
-def _told(compiled: jax.stages.Compiled, parts: Parts, seconds: float) -> AheadOfTime:
+    seconds = time.perf_counter() - started
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
     if memory is None:
         raise MeshwrightError("the compiler of these devices does not say what memory a program takes.")
@@ -91,6 +74,7 @@ def _told(compiled: jax.stages.Compiled, parts: Parts, seconds: float) -> AheadO
         state_bytes=sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(parts.target)),
         batch_bytes=tree.nbytes(parts.batch) // parts.layout.batch_ways,
         temporary_bytes=memory.temp_size_in_bytes,
+        # XLA counts a buffer that it writes over as an argument and as an output, so it is subtracted once.
         peak_bytes=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
@@ -98,3 +82,17 @@ def _told(compiled: jax.stages.Compiled, parts: Parts, seconds: float) -> AheadO
         flops=count_flops(parts.step.jaxpr).hardware / parts.layout.mesh.size,
         bytes_accessed=cost.get("bytes accessed"),
     )
+
+
+def some_rows(experiment: Experiment) -> PyTree:
+    """Return some examples of a batch, of the largest shape. They are read for one device of this process."""
+    layout = Layout(make_mesh("data=1", jax.local_devices()[:1]))
+    data = data_of(experiment, layout.batch_sharding)
+    try:
+        return max([data.peek(), *data.shapes()], key=_example_bytes)
+    finally:
+        data.close()
+
+
+def _example_bytes(rows: PyTree) -> int:
+    return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(tree.abstract(rows)))

@@ -72,15 +72,15 @@ def batch_sharding(experiment: Experiment, mesh: Mesh) -> NamedSharding:
 
 def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
     """Return the batches to train on."""
-    given = experiment.input
+    options = experiment.input
     with errors_naming("input"):
         return batches(
-            given.examples,
-            given.batch_size,
+            options.examples,
+            options.batch_size,
             sharding,
-            seed=experiment.seed if given.shuffle else None,
-            epochs=given.epochs,
-            num_threads=given.num_threads,
+            seed=experiment.seed if options.shuffle else None,
+            epochs=options.epochs,
+            num_threads=options.num_threads,
             map_seed=(experiment.seed, 0),
         )
 
@@ -108,7 +108,8 @@ def parts_of(
         loss,
         experiment.optimizer,
         layout,
-        microbatches=int(experiment.microbatches),  # no longer "auto": see `settled`
+        # No longer "auto": see `settled`.
+        microbatches=int(experiment.microbatches),
         pipeline_rounds=experiment.pipeline_rounds,
         pipeline_schedule=experiment.pipeline_schedule,
         compute_dtype=experiment.compute_dtype,
@@ -116,7 +117,7 @@ def parts_of(
         compiler_options=compiler.options,
     )
     step.compiles_late = experiment.compile.late == "tell"
-    others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
+    others = [global_batch(other, experiment.input.batch_size) for other in other_rows]
     return Parts(layout, target, batch, step, compiler, others)
 
 
@@ -154,11 +155,14 @@ def _of_parameters(loss: Callable[..., Any]) -> Callable[..., Any]:
 def _rules(experiment: Experiment, mesh: Mesh, init: Init, loss: Loss, batch: PyTree) -> tuple[Any, ...]:
     if experiment.rules is not None:
         return tuple(experiment.rules)
+    # If no axis splits parameters, the loss need not be traced.
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
-        return ()  # no axis splits parameters, so the loss need not be traced
+        return ()
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
     key = key_of(0)
-    with in_mesh(mesh):  # sharding constraints of the model may need the mesh
-        made = jax.eval_shape(init, key)
-        first = made if isinstance(made, Variables) else Variables(made, None)
-        return inferred_rules(first, loss, batch, axes=axes)
+    # Sharding constraints of the model may need the mesh.
+    with in_mesh(mesh):
+        variables = jax.eval_shape(init, key)
+        if not isinstance(variables, Variables):
+            variables = Variables(variables, None)
+        return inferred_rules(variables, loss, batch, axes=axes)

@@ -3,17 +3,26 @@
 preds.jsonl         all predictions; the file gets this name when the last one is written
 preds.jsonl.part    the predictions so far
 preds.jsonl.about   the parameters, the seed and the number of examples; a later call compares them
+
+The parameters are compared by a fingerprint. It is computed on the devices, in integers modulo 2^32. The sum
+of such integers does not depend on the order of the terms, so the same values have the same fingerprint on
+every mesh.
 """
 
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from meshwright.base._internal import PyTree, tree
 from meshwright.errors import UsageError
+from meshwright.parallel._internal import Layout
 
 
 class Outputs:
@@ -21,7 +30,8 @@ class Outputs:
 
     def __init__(self, path: Path, about: Mapping[str, Any]):
         self._path, self._about = path, dict(about)
-        self._part_path, self._about_path = _with_suffix(path, ".part"), _with_suffix(path, ".about")
+        self._part_path = path.with_name(f"{path.name}.part")
+        self._about_path = path.with_name(f"{path.name}.about")
 
     def begin(self, batch_size: int) -> int | None:
         """Return how many predictions of an earlier call are kept, in whole batches; None if all are
@@ -62,10 +72,6 @@ class Outputs:
             )
 
 
-def _with_suffix(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
 def _read_about(about: Path) -> dict[str, Any]:
     """Return the values that an earlier call wrote; empty if the file is missing or was left half written."""
     try:
@@ -80,7 +86,7 @@ def _truncate(path: Path, batch_size: int) -> int:
     The batches then hold the same examples as in a call that was never killed, so rounding and randomness
     are the same.
     """
-    kept = size = end = 0
+    count = size = end = 0
     with path.open("r+b") as file:
         for number, line in enumerate(file, start=1):
             # After a crash of the machine, bytes that were not on disk yet may be zeros.
@@ -88,9 +94,9 @@ def _truncate(path: Path, batch_size: int) -> int:
                 break
             end += len(line)
             if number % batch_size == 0:
-                kept, size = number, end
+                count, size = number, end
         file.truncate(size)
-    return kept
+    return count
 
 
 def _as_json(value: Any) -> Any:
@@ -100,3 +106,35 @@ def _as_json(value: Any) -> Any:
         f"JSON cannot hold an output that contains a value of type {type(value).__name__}: {value!r:.60}.\n"
         "  Return numbers, strings, arrays, or lists and dictionaries of them; or leave out `to`."
     )
+
+
+def fingerprint(arrays: PyTree, layout: Layout) -> str:
+    """Return a hash of the names, shapes and values of `arrays`, as eight hexadecimal digits. Collective.
+
+    Values are hashed as float32: values that are equal in float32 count as equal.
+    """
+    descriptions = [f"{name}{list(x.shape)}{x.dtype}" for name, x in tree.named_leaves(arrays).items()]
+    sums = jax.jit(_hashes, out_shardings=layout.replicated)(arrays)
+    return f"{zlib.crc32(np.asarray(sums).tobytes(), zlib.crc32('/'.join(descriptions).encode())):08x}"
+
+
+def _hashes(arrays: PyTree) -> jax.Array:
+    return jnp.asarray([_hash(x) for x in jax.tree.leaves(arrays)], jnp.uint32)
+
+
+def _hash(x: jax.Array) -> jax.Array:
+    """Return a uint32 that depends on each element and on its index."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    indices = jnp.zeros(x.shape, jnp.uint32)
+    for dim, size in enumerate(x.shape):
+        indices = indices * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim)
+    values = jax.lax.bitcast_convert_type(jnp.real(x).astype(jnp.float32), jnp.uint32)
+    return jnp.sum(_murmur(values ^ _murmur(indices)), dtype=jnp.uint32)
+
+
+def _murmur(x: jax.Array) -> jax.Array:
+    """Return the finaliser of MurmurHash3 (Appleby, 2011): each bit depends on every bit of `x`."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

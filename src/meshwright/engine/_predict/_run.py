@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.base._internal import PyTree, tree
 from meshwright.errors import LayoutError, UsageError
-from meshwright.parallel._internal import Layout, adding_right, check_axes, in_mesh
+from meshwright.parallel._internal import Layout, check_axes, in_mesh, with_rewrites
 from meshwright.processes import _internal as processes
 from meshwright.training._internal import RUN_AHEAD, key_of
 
@@ -50,7 +50,7 @@ class BatchedPredict:
             return prediction
 
         compute = jax.jit(
-            adding_right(prediction_of, layout),
+            with_rewrites(prediction_of, layout),
             # Without a sharding here, each device would compute the whole of a batch of NumPy arrays.
             in_shardings=(None, None, layout.batch_sharding, None, None),
             out_shardings=layout.replicated,

@@ -91,14 +91,14 @@ class Fit:
             )
 
     def check_in_round(self) -> None:
-        """Check that nothing is asked for that the loop over rounds does."""
-        asked = {
+        """Check that no argument asks for work that the loop over rounds does."""
+        options = {
             "save": self.asks_for_checkpoints,
             "strict": self.strict,
             "from_step": self.from_step is not None,
             "logging.trackers": bool(self.logging.trackers),
         }
-        names = [name for name, is_asked in asked.items() if is_asked]
+        names = [name for name, is_given in options.items() if is_given]
         if names:
             raise UsageError(
                 f"in deployer.rounds(...) leave out {listed(names)}. The end of each round saves, a "

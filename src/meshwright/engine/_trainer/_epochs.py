@@ -1,15 +1,20 @@
-"""The batches of one call of `fit`. Examples at the end of an epoch that do not fill a batch are left out.
+"""The batches of one call of `fit`, and the position in them, which a checkpoint contains.
 
-The position in them, which a checkpoint contains, names the call that saved it:
+Examples at the end of an epoch that do not fill a batch are left out. The position names the call that saved
+it, and has the record of the finished calls. For the newest of these it has everything that `fit` logs and
+returns; for all calls before them only their number and a digest of their examples:
 
-    {"call": 2, "first_step": 400, "finished": [{…}], "epoch": 1, "drawn_from": 400, "in_epoch": {…}}
+    {"call": 2, "first_step": 400, "finished": [{…}], "older": {"count": 900, "digest": "5d41402abc4b"},
+     "epoch": 1, "drawn_from": 400, "in_epoch": {…}}
 
 Calls are numbered from 1 in each process. A restarted process finds in the saved position which of its calls
 are finished and which one it must continue.
 """
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -25,10 +30,68 @@ from meshwright.data._internal import (
     of_epoch,
     readable_again,
 )
-from meshwright.engine._trainer._calls import Finished, Position
 from meshwright.errors import ExamplesError, InputError
 
-_NONE_FINISHED = Finished()
+Position = Mapping[str, Any]
+
+NUM_KEPT = 100
+"""The largest number of finished calls that a position describes in full, to keep checkpoints small."""
+
+
+@dataclass(frozen=True)
+class FinishedCalls:
+    """The record of the finished calls of `fit`."""
+
+    newest: tuple[Mapping[str, Any], ...] = ()
+    """The newest calls, in order. Each has its fingerprint, its length as asked for, its step and scores."""
+    num_older: int = 0
+    """The number of calls before these."""
+    digest: str = ""
+    """The digest of the fingerprints of the older calls."""
+
+    @classmethod
+    def saved_in(cls, state: Position) -> Self:
+        """Return the record that a position contains."""
+        older = state.get("older", {})
+        return cls(tuple(state.get("finished", ())), older.get("count", 0), older.get("digest", ""))
+
+    def to_save(self) -> dict[str, Any]:
+        """Return the record as a part of a position."""
+        older = {"older": {"count": self.num_older, "digest": self.digest}} if self.num_older else {}
+        return {"finished": list(self.newest), **older}
+
+    def answer(self, number: int, record: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
+        """Return the message for a finished call that is made again, and the scores of the call."""
+        message = f"call {number} of fit was finished before"
+        if number <= self.num_older:
+            if number == self.num_older and digest != self.digest:
+                message += "; it or an earlier call had other examples, and is not trained again"
+            return f"{message}; its scores are no longer recorded", {}
+        call = self.newest[number - self.num_older - 1]
+        message += f", at step {call['step']}"
+        if call["fingerprint"] != record["fingerprint"]:
+            message += ", on other examples or with another batch size: it is not trained again"
+        elif call["asked"] != record["asked"]:
+            message += (
+                f", with {call['asked']}; {record['asked']} is ignored: only the last call trains further"
+            )
+        return message, dict(call["scores"])
+
+    def with_call(self, number: int, record: Mapping[str, Any]) -> "FinishedCalls":
+        """Return the record after the call with this number, too, is finished."""
+        newest = (*self.newest[: number - self.num_older - 1], record)
+        num_left_out, digest = max(len(newest) - NUM_KEPT, 0), self.digest
+        for older in newest[:num_left_out]:
+            digest = digest_of(digest, older["fingerprint"])
+        return FinishedCalls(newest[num_left_out:], self.num_older + num_left_out, digest)
+
+
+def digest_of(digest: str, fingerprint: str) -> str:
+    """Return the digest of all calls so far, from the digest before the last call and its fingerprint."""
+    return hashlib.sha256(f"{digest} {fingerprint}".encode()).hexdigest()[:12]
+
+
+_NONE_FINISHED = FinishedCalls()
 EPOCH = "epoch"
 """The name of the number of finished epochs, in the scores of a checkpoint saved at the end of an epoch."""
 
@@ -51,7 +114,7 @@ class Epochs:
         shuffle: bool = True,
         call: int = 1,
         first_step: int = 0,
-        finished: Finished = _NONE_FINISHED,
+        finished: FinishedCalls = _NONE_FINISHED,
     ):
         self.call, self.first_step, self.finished = call, first_step, finished
         self.saved: Position | None = None
@@ -148,7 +211,7 @@ class Epochs:
 
         The state of a later call ends this call at once.
         """
-        self.finished, call = Finished.saved_in(state), int(state.get("call", 1))
+        self.finished, call = FinishedCalls.saved_in(state), int(state.get("call", 1))
         self.saved = state if call > self.call else None
         if call != self.call:
             return

@@ -16,8 +16,7 @@ from meshwright.engine._outcome import Outcome
 from meshwright.engine._run import run_engine
 from meshwright.engine._settings import Settings
 from meshwright.engine._trainer._arguments import Fit
-from meshwright.engine._trainer._calls import Finished, Position, digest_of
-from meshwright.engine._trainer._epochs import EPOCH, Epochs
+from meshwright.engine._trainer._epochs import EPOCH, Epochs, FinishedCalls, Position, digest_of
 from meshwright.engine._trainer._recipe import Recipe
 from meshwright.engine._trainer._start import check_schedule
 from meshwright.engine._training import Training, global_batch
@@ -39,7 +38,7 @@ class Progress:
     """The state after the last step; None before there is one."""
     position: Position | None = None
     """The position in the data from which the next call continues; None means the beginning."""
-    finished: Finished = field(default_factory=Finished)
+    finished: FinishedCalls = field(default_factory=FinishedCalls)
     """The record of the finished calls, including those of earlier processes."""
     num_calls: int = 0
     """The number of calls that this process has finished."""
@@ -78,7 +77,7 @@ class Call:
     def run(self, directory: str | None, described: Callable[[], str]) -> Scores:
         """Train, and return the last scores. Collective."""
         recipe, settings = self._recipe, self._settings(directory, described)
-        kept_open = recipe.deployer.loops.held(directory)
+        kept_open = recipe.deployer.loops.open_run(directory)
         with contextlib.closing(self._data):
             outcome = run_engine(settings, lambda _, watch: self._training(watch), kept_open)
         self._progress.state = outcome.state
@@ -158,12 +157,12 @@ class Call:
         max_steps = self._arguments.max_steps
         return None if max_steps is None else self._data.first_step + max_steps
 
-    def _num_steps(self, done: int) -> int | None:
+    def _num_steps(self, num_done: int) -> int | None:
         """Return the number of updates of all calls, or None if it depends on the data."""
-        left, last = self._data.num_left(), self._last_step()
-        whole = last if left is None else min(done + left, last or done + left)
-        check_num_steps("the number of updates of all calls", whole or 0)
-        return whole
+        num_left, last = self._data.num_left(), self._last_step()
+        total = last if num_left is None else min(num_done + num_left, last or num_done + num_left)
+        check_num_steps("the number of updates of all calls", total or 0)
+        return total
 
     def _evaluations(self) -> list[EvaluationPart]:
         recipe, arguments = self._recipe, self._arguments
@@ -224,7 +223,7 @@ class Call:
         progress.digest = digest_of(progress.digest, record["fingerprint"])
         progress.position = data.saved
         if data.saved is None:
-            progress.finished = data.finished.then(data.call, {**record, "scores": scores})
+            progress.finished = data.finished.with_call(data.call, {**record, "scores": scores})
         else:
             progress.finished = data.finished
             message, scores = data.finished.answer(data.call, record, progress.digest)

@@ -48,7 +48,7 @@ class Recipe:
     accumulate: int
     lr_schedule: optax.Schedule | None
     compiler: StepOptions
-    """The options of the compiler for the step, each of which it knows."""
+    """The options of the compiler for the step. The compiler knows each of them."""
     _layout: Layout | None = None
     _steps: dict[str | None, Step] = field(default_factory=dict)
     _average_losses: dict[Any, AverageLoss] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Recipe:
                 outline = self.start.outline()
                 rules = as_rules(self.rules, outline.params)
                 named, mesh = tree.named_leaves({"params": outline.params}), self.deployer.mesh
-                if not all(any(rule(*of, mesh) is not None for rule in rules) for of in named.items()):
+                if not all(any(rule(*leaf, mesh) is not None for rule in rules) for leaf in named.items()):
                     rules += inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
             self._layout = self.deployer.layout(*rules)
         return self._layout
@@ -102,7 +102,7 @@ class Recipe:
         return lambda updates: np.asarray(schedule(updates)).item()
 
     def context(self, batch_size: int | None = None, when: When | None = None) -> EvaluationContext:
-        """Return what evaluations share, with a batch size and a policy for those that have none."""
+        """Return the context of evaluations. It has the default batch size and policy."""
         return EvaluationContext(
             self.layout,
             self.deployer.seed,
@@ -115,11 +115,11 @@ class Recipe:
 
     def _average_loss(self, dtype: ComputeDtype, params: Callable[[Any], PyTree]) -> AverageLoss:
         """Return the function that averages the loss over examples. It is compiled once for all calls."""
-        chosen = repr(dtype), params
-        if chosen not in self._average_losses:
+        key = repr(dtype), params
+        if key not in self._average_losses:
             loss = _advising(self.losses[False])
-            self._average_losses[chosen] = AverageLoss(loss, self.layout, self.deployer.seed, dtype, params)
-        return self._average_losses[chosen]
+            self._average_losses[key] = AverageLoss(loss, self.layout, self.deployer.seed, dtype, params)
+        return self._average_losses[key]
 
 
 def both_losses(

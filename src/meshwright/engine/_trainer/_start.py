@@ -43,32 +43,32 @@ class Start:
         last_epoch = (last_ckpt_info or {}).get("epoch_idx")
         self.position = None if last_epoch is None else start_of(int(last_epoch) + 1)
         """The position in the data to start from; None means the beginning."""
-        self._given = _given(model, params, model_state)
+        self._values = _initial_values(model, params, model_state)
         self._opt_state, self._is_used = opt_state, False
-        beside = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}
-        self._arguments = [name for name, x in {"params": params, **beside}.items() if x is not None]
-        self.init: Init = _like(self._given) if model is None or self._given is not None else model.init
+        others = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}
+        self._arguments = [name for name, x in {"params": params, **others}.items() if x is not None]
+        self.init: Init = _zeros(self._values) if model is None or self._values is not None else model.init
         """Makes arrays with the right shapes and dtypes. They have initial values if none were given."""
         self.has_state = model.stateful if model else model_state is not None
 
     def outline(self) -> Variables:
         """Return the parameters and the model state as structs."""
-        made = jax.eval_shape(self.init, key_of(0))
-        return made if isinstance(made, Variables) else Variables(made, None)
+        variables = jax.eval_shape(self.init, key_of(0))
+        return variables if isinstance(variables, Variables) else Variables(variables, None)
 
     def state(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
         """Return the first state, on the mesh. Call it once: the given arrays are copied and released."""
         if self._is_used:
             raise lost()
-        state = self._made(tx, seed, layout)
-        self._given, self._opt_state, self._is_used = None, None, True
+        state = self._new_state(tx, seed, layout)
+        self._values, self._opt_state, self._is_used = None, None, True
         return state
 
     def origin(self) -> list[str]:
         """Return the given arrays that the first state is made from, and their step, in at most one text."""
         names = [name for name in self._arguments if name != "last_ckpt_info"]
-        after = f", after step {self._step}" if self._step else ""
-        return [f"the given {' and '.join(names)}{after}"] if names else []
+        suffix = f", after step {self._step}" if self._step else ""
+        return [f"the given {' and '.join(names)}{suffix}"] if names else []
 
     def give_way(self, newest: int) -> str | None:
         """Return a message that the given arrays are not used, or None if none were given."""
@@ -81,10 +81,10 @@ class Start:
             )
         return f"! not used: {names}. The workdir's run is continued after step {newest}" if names else None
 
-    def _made(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
-        if self._given is None:
+    def _new_state(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
+        if self._values is None:
             return init_state(self.init, tx, seed, layout)
-        state = state_from(self._given, tx, seed, layout)
+        state = state_from(self._values, tx, seed, layout)
         state = dataclasses.replace(state, step=copy_to(np.int32(self._step), state.step.sharding))
         return state if self._opt_state is None else self._with_opt_state(state)
 
@@ -95,8 +95,8 @@ class Start:
                 f"opt_state does not belong to this optimizer with these parameters: {changes}.\n"
                 "  Leave it out to start with a new optimizer state."
             )
-        given = tree.named_leaves(self._opt_state)
-        opt_state = tree.map_named(lambda name, x: copy_to(given[name], x.sharding), state.opt_state)
+        leaves = tree.named_leaves(self._opt_state)
+        opt_state = tree.map_named(lambda name, x: copy_to(leaves[name], x.sharding), state.opt_state)
         return dataclasses.replace(state, opt_state=opt_state)
 
 
@@ -116,10 +116,9 @@ def check_schedule(lr_schedule: Any, microbatches: int, target: TrainState) -> N
     """Check that a schedule from the deployer was made for the trainer's number of microbatches."""
     if not isinstance(lr_schedule, LrSchedule) or has_multi_steps(target.opt_state):
         return  # with `optax.MultiSteps` one step of the schedule is several steps of the trainer
-    counted = lr_schedule.microbatches
-    if counted != microbatches:
+    if lr_schedule.microbatches != microbatches:
         raise UsageError(
-            f"lr_schedule was made for microbatches={counted}, but the trainer has "
+            f"lr_schedule was made for microbatches={lr_schedule.microbatches}, but the trainer has "
             f"microbatches={microbatches}: the schedule would end too early or too late.\n"
             f"  Call get_lr_schedule_fn with microbatches={microbatches}."
         )
@@ -135,9 +134,9 @@ def check_same(target: TrainState, state: TrainState) -> None:
     changes = tree.differences(target, state)
     if changes:
         raise UsageError(f"the state does not fit this trainer: {changes}.")
-    wanted, given = tree.named_leaves(target), tree.named_leaves(state)
-    for name, x in given.items():
-        if getattr(x, "sharding", None) != wanted[name].sharding:
+    structs = tree.named_leaves(target)
+    for name, x in tree.named_leaves(state).items():
+        if getattr(x, "sharding", None) != structs[name].sharding:
             raise UsageError(
                 f"{name} of the state has another sharding than in this trainer.\n  Copy the state first: "
                 "`mw.parallel.copy_to(state, trainer.layout.shardings(state))`."
@@ -153,29 +152,29 @@ def lost() -> MeshwrightError:
     )
 
 
-def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Variables | None:
+def _initial_values(model: Functional | None, params: PyTree, model_state: PyTree) -> Variables | None:
     """Return the values that exist already: the given ones, or those of a module; None if there are none."""
     if params is not None:
         return Variables(as_arrays(params), as_arrays(model_state, "model_state"))
     if model is None or not model.has_values:
         return None
-    made = model.init(key_of(0))
-    return made if isinstance(made, Variables) else Variables(made, None)
+    variables = model.init(key_of(0))
+    return variables if isinstance(variables, Variables) else Variables(variables, None)
 
 
-def _like(variables: Variables | None) -> Init:
+def _zeros(variables: Variables | None) -> Init:
     """Return a function that makes zeros with the shapes and dtypes of `variables`."""
     structs = tree.abstract(variables)
 
-    def one(x: jax.ShapeDtypeStruct) -> jax.Array:
+    def zeros_of(x: jax.ShapeDtypeStruct) -> jax.Array:
         # typed keys have an extended dtype
         dtype: Any = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
         return jnp.zeros(x.shape, dtype)
 
-    def zeros(key: jax.Array) -> Variables:
-        return jax.tree.map(one, structs)
+    def init(key: jax.Array) -> Variables:
+        return jax.tree.map(zeros_of, structs)
 
-    return zeros
+    return init
 
 
 def _check(
@@ -187,9 +186,9 @@ def _check(
 ) -> None:
     if params is None and model is None:
         raise UsageError("Trainer has no parameters to train: give it a model, params or both.")
-    beside = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}
-    if params is None and (given := [name for name, value in beside.items() if value is not None]):
-        raise UsageError(f"{' and '.join(given)} is given without params: give params, too.")
+    others = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}
+    if params is None and (names := [name for name, value in others.items() if value is not None]):
+        raise UsageError(f"{' and '.join(names)} is given without params: give params, too.")
     if params is not None and model is not None and model.stateful != (model_state is not None):
         has, give = ("a", "give model_state, too") if model.stateful else ("no", "leave out model_state")
         raise UsageError(f"the model has {has} state besides its parameters: {give}.")

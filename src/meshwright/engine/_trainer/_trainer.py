@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, Literal
+from weakref import ref
 
 import jax
 import optax
 
-from meshwright.base._internal import PyTree, explained
+from meshwright.base._internal import PyTree, explained, is_file_name
 from meshwright.checkpoints._internal import open_best, restore
 from meshwright.data._internal import Collate
 from meshwright.engine._adapters._functional import functional
@@ -22,7 +24,6 @@ from meshwright.engine._settings import Compile, Logging, Profile, Save, Watchdo
 from meshwright.engine._stopping import Stop
 from meshwright.engine._trainer._arguments import USUAL_SAVE, Fit
 from meshwright.engine._trainer._fit import Call, Progress
-from meshwright.engine._trainer._place import Place
 from meshwright.engine._trainer._recipe import Recipe, both_losses
 from meshwright.engine._trainer._start import Start, check_same, check_step, lost
 from meshwright.errors import UsageError
@@ -43,6 +44,45 @@ from meshwright.training._internal import (
 _LOGGING, _STOP, _NO_PROFILE, _WATCHDOG, _COMPILE = Logging(), Stop(), Profile(), Watchdog(), Compile()
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """The arguments that are not settings. Settings are compared between processes and written to a file."""
+
+
+_RESERVED = ("checkpoints", "rounds")
+
+
+class RunDirectory:
+    """The run directory of a trainer."""
+
+    def __init__(self, deployer: Deployer, name: str | None):
+        if name is not None and (not is_file_name(name) or name in _RESERVED):
+            raise UsageError(
+                f"Trainer(name={name!r}): it cannot be a folder's name. Give a name of printable characters "
+                'without "/", such as "actor".'
+            )
+        self._deployer, self._name = deployer, name
+
+    @property
+    def path(self) -> Path | None:
+        """The run directory, or None if there is no workdir."""
+        workdir = self._deployer.workdir
+        return None if workdir is None else workdir / (self._name or "")
+
+    def open(self, is_needed: bool) -> str | None:
+        """Return the run directory, and reserve it for this trainer. Return None if there is no workdir."""
+        if self.path is None and not is_needed:
+            return None
+        directory = self.shared_path("saving checkpoints")
+        owner = self._deployer.trained_in.get(directory)
+        if owner is not None and owner() not in (None, self):
+            raise UsageError(
+                f"another Trainer of this Deployer trains in {directory} already.\n"
+                "  Give each trainer a different name: Trainer(..., name='actor')."
+            )
+        self._deployer.trained_in[directory] = ref(self)
+        return str(directory)
+
+    def shared_path(self, purpose: str) -> Path:
+        """Return the run directory, which all processes must share for this purpose."""
+        return self._deployer.shared_workdir(purpose) / (self._name or "")
 
 
 @explained
@@ -125,9 +165,9 @@ class Trainer(Generic[Params]):
         settings = {name: value for name, value in locals().items() if name not in _ARRAYS}
         check_step(loss, train_step, microbatches)
         narrowing(compute_dtype)  # raises an error for an invalid dtype
-        self.deployer, self._place = deployer, Place(deployer, name)
+        self.deployer, self._run_directory = deployer, RunDirectory(deployer, name)
         # Now, because a function may count its calls in a variable, which is a part of what it is made from.
-        self._described = describe(settings) if self._place.directory else ""
+        self._described = describe(settings) if self._run_directory.path else ""
         self._compared = comparable_settings(settings) if jax.process_count() > 1 else {}
         self.name = "trainer" if name is None else name
         """The name of this trainer among the trainers of its deployer."""
@@ -267,14 +307,14 @@ class Trainer(Generic[Params]):
           Interrupted: The process received a signal to stop. With a workdir the state was saved.
         """
         arguments = Fit(**{name: value for name, value in locals().items() if name != "self"})
-        if self._place.directory is None:
+        if self._run_directory.path is None:
             arguments.check_without_workdir()
         if self.deployer.loops.is_in_round:
             arguments.check_in_round()
         compared = lambda: self._compared | comparable_settings(arguments.settings)  # noqa: E731
         with processes.broadcasting_errors():
             processes.compare("the trainer's settings", compared)
-            directory = self._place.open(arguments.asks_for_checkpoints)
+            directory = self._run_directory.open(arguments.asks_for_checkpoints)
             call = Call(self._recipe, self._progress, arguments, lambda: self.state)
             return call.run(directory, lambda: self._described + describe(arguments.settings))
 
@@ -315,5 +355,6 @@ class Trainer(Generic[Params]):
         """
         target = self._recipe.target
         averaged = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
-        state = restore(open_best(self._place.shared("best"), score, mode), averaged, ignore=".*")
+        source = open_best(self._run_directory.shared_path("best"), score, mode)
+        state = restore(source, averaged, ignore=".*")
         return Variables(eval_params(state), state.model_state)

@@ -3,8 +3,7 @@
 The files repeat in outline the work of XLA on a program (see the package `program`):
 
     _propagation.py               the mesh axes that split each value
-    _traffic.py                   the collectives; _shares.py splits each operation's work over devices,
-                                  _sums.py delays sums over devices
+    _traffic.py                   the collectives; _sums.py delays sums over devices
     _schedule.py                  the order of operations
     _buffers.py, _liveness.py     the values that are stored in memory, and when
     _traced.py                    all of it together

@@ -17,7 +17,7 @@ class Buffers:
     def __init__(
         self,
         program: Program,
-        kept: list[Value],
+        results: list[Value],
         exchanged: Iterable[Value],
         carried: Container[Value] = (),
     ) -> None:
@@ -28,15 +28,15 @@ class Buffers:
         for operation in program.operations:
             if _is_view(operation, exchanged) and len(operation.outputs) == 1:
                 self._roots[operation.outputs[0]] = self.root(operation.inputs[0])
-        self._held = set(map(self.root, (*program.inputs, *kept, *exchanged)))
+        self._stored = set(map(self.root, (*program.inputs, *results, *exchanged)))
         for operation in program.operations:
             memory = operation.primitive.memory
             if memory.is_whole:
-                self._held.update(map(self.root, operation.values))
-            elif memory in (Memory.WRITTEN, Memory.REDUCED):
-                self._held.update(operation.outputs)
-        self._held |= _costly(program)
-        self._held -= _added(program, carried)
+                self._stored.update(map(self.root, operation.values))
+            elif memory in (Memory.STORED, Memory.REDUCED):
+                self._stored.update(operation.outputs)
+        self._stored |= _costly(program)
+        self._stored -= _added(program, carried)
         self._read: dict[Value, set[Value]] = {}
         self._reduced: set[Value] = set()
         for operation in program.operations:
@@ -44,19 +44,19 @@ class Buffers:
             if operation.primitive.memory is Memory.REDUCED:
                 self._reduced |= read
             for value in operation.outputs:
-                if self.root(value) not in self._held:
+                if self.root(value) not in self._stored:
                     self._read[value] = read
 
     def sources(self, operation: Operation) -> set[Value]:
         """Return the stored values that an operation reads, directly or through fused operations."""
-        found: set[Value] = set()
+        values: set[Value] = set()
         for value in operation.inputs:
             root = self._roots.get(value, value)
-            if root in self._held:
-                found.add(root)
+            if root in self._stored:
+                values.add(root)
             elif value in self._read:
-                found |= self._read[value]
-        return found
+                values |= self._read[value]
+        return values
 
     def replaceable(self, operation: Operation) -> set[Value]:
         """Return the stored values that an operation's results may overwrite, if nothing reads them later.
@@ -68,15 +68,15 @@ class Buffers:
 
     def makes(self, operation: Operation) -> list[Value]:
         """Return the results of an operation that get memory of their own."""
-        return [x for x in operation.outputs if x in self._held and self.root(x) is x]
+        return [x for x in operation.outputs if x in self._stored and self.root(x) is x]
 
-    def last_reads(self, kept: Iterable[Value]) -> dict[Value, int]:
+    def last_reads(self, results: Iterable[Value]) -> dict[Value, int]:
         """Return for each stored value the index of the last operation that reads it."""
         last = {}
         for i, operation in enumerate(self._program.operations):
             if is_whole(operation) or self.makes(operation):
                 last.update(dict.fromkeys(self.sources(operation), i))
-        return last | dict.fromkeys(map(self.root, kept), len(self._program.operations))
+        return last | dict.fromkeys(map(self.root, results), len(self._program.operations))
 
     def root(self, value: Value) -> Value:
         """Return the value whose memory a value shares."""
@@ -85,7 +85,8 @@ class Buffers:
 
 def _is_view(operation: Operation, exchanged: Container[Value]) -> bool:
     """Return whether the result of an operation is in the memory of its operand."""
-    if operation.is_constraint:  # which changes nothing where the operand is split like that
+    # A constraint changes nothing where the operand is split like that already.
+    if operation.is_constraint:
         return operation.outputs[0] not in exchanged
     return operation.primitive.memory is Memory.VIEW
 
@@ -95,21 +96,18 @@ def _added(program: Program, carried: Container[Value]) -> set[Value]:
 
     They are not stored: the product writes the sum.
     """
-    uses = Counter(x for of in program.operations for x in of.inputs)
+    uses = Counter(x for operation in program.operations for x in operation.inputs)
     uses.update(program.outputs)
-    made = {x for of in program.operations if of.primitive.work for x in of.outputs if uses[x] == 1}
-    return {
-        x
-        for of in program.operations
-        if of.primitive.algebra is Algebra.ADDED and any(other in carried for other in of.inputs)
-        for x in of.inputs
-        if x in made
-    }
+    makers = (x for x in program.operations if x.primitive.work)
+    products = {value for maker in makers for value in maker.outputs if uses[value] == 1}
+    sums = (x for x in program.operations if x.primitive.algebra is Algebra.ADDED)
+    to_carry = (x for x in sums if any(value in carried for value in x.inputs))
+    return products.intersection(value for operation in to_carry for value in operation.inputs)
 
 
 def _costly(program: Program) -> set[Value]:
     """Return the results of the forward pass that the backward pass reads and that take long to compute."""
-    read_again = {value for of in program.operations if of.is_backward for value in of.inputs}
+    read_again = {value for x in program.operations if x.is_backward for value in x.inputs}
     return {
         value
         for operation in program.operations

@@ -31,7 +31,7 @@ class Splits(NamedTuple):
     """Letters of each result."""
     summed: frozenset[int]
     """Letters that are reduced over: if such a dimension is split, each device has a partial sum."""
-    known: bool
+    is_known: bool
     """False if the rule of the operation is not known."""
     alike: bool
     """True if all operands and results have the same letters, but for scalars."""
@@ -57,13 +57,13 @@ class Crossing(NamedTuple):
 
 
 Link = Operation | Tie | Crossing
-"""What axes spread through."""
+"""Axes spread through links."""
 
 
 def splits_of(operation: Operation) -> Splits:
     """Return how an operation without bodies may be split. Of merged dimensions, only the slowest can be."""
     rule = operation.rule
-    return _splits(tuple(rule.inputs), tuple(rule.outputs), rule.summed, rule.whole, rule.known)
+    return _splits(tuple(rule.inputs), tuple(rule.outputs), rule.summed, rule.whole, rule.is_known)
 
 
 @lru_cache(4096)
@@ -72,7 +72,7 @@ def _splits(
     outputs: tuple[Dims, ...],
     summed: frozenset[int],
     whole: frozenset[int],
-    known: bool,
+    is_known: bool,
 ) -> Splits:
     """Return the splits of a rule from a cache, as layers and meshes repeat it."""
     whole = whole.union(*(dim[1:] for dims in (*inputs, *outputs) for dim in dims))
@@ -82,7 +82,7 @@ def _splits(
 
     of_inputs, of_outputs = letters(inputs), letters(outputs)
     alike = len({*filter(None, (*of_inputs, *of_outputs))}) <= 1
-    return Splits(of_inputs, of_outputs, summed, known, alike)
+    return Splits(of_inputs, of_outputs, summed, is_known, alike)
 
 
 def _broadcasts(operation: Operation) -> bool:
@@ -101,17 +101,17 @@ def _wishes(
 
     Letters that have the same axes everywhere are left out.
     """
-    given = [specs.get(value) for value, _ in sides]
-    if not any(given) or (alike and given.count(given[0]) == len(given)):
+    side_specs = [specs.get(value) for value, _ in sides]
+    if not any(side_specs) or (alike and side_specs.count(side_specs[0]) == len(side_specs)):
         return []
-    found, first, differing = [], dict[int | None, tuple[str, ...]](), set[int | None]()
-    for (value, letters), spec in zip(sides, given, strict=True):
+    entries, first, differing = [], dict[int | None, tuple[str, ...]](), set[int | None]()
+    for (value, letters), spec in zip(sides, side_specs, strict=True):
         for letter, axes in zip(letters, spec or ((),) * len(letters), strict=True):
             if first.setdefault(letter, axes) != axes:
                 differing.add(letter)
             if axes:
-                found.append((value, letter, axes))
-    wishes = [wish for wish in found if wish[1] in differing and wish[1] is not None]
+                entries.append((value, letter, axes))
+    wishes = [wish for wish in entries if wish[1] in differing and wish[1] is not None]
     wishes.sort(key=lambda wish: -wish[0].nbytes)
     return list(dict.fromkeys((letter, axes) for _, letter, axes in wishes))
 
@@ -264,10 +264,10 @@ class Propagation:
         spec = self.spec(value)
         if axes == spec[d] or d in self._fixed.get(value, ()) or axes[: len(spec[d])] != spec[d]:
             return
-        taken = {axis for other, dim in enumerate(spec) for axis in dim if other != d}
+        used = {axis for other, dim in enumerate(spec) for axis in dim if other != d}
         new = spec[d]
         for axis in axes[len(new) :]:
-            if axis in taken or value.shape[d] % self.ways((*new, axis)):
+            if axis in used or value.shape[d] % self.ways((*new, axis)):
                 break
             new = (*new, axis)
         if new != spec[d]:

@@ -38,27 +38,27 @@ def scheduled(program: Program) -> Program:
 
 def _constant(program: Program, makers: Mapping[Value, Operation]) -> set[Operation]:
     """Return the operations whose results depend on no input."""
-    found, given = set[Operation](), set(program.inputs)
+    constant, inputs = set[Operation](), set(program.inputs)
     for operation in program.operations:
-        is_alone = all(makers[x] in found if x in makers else x not in given for x in operation.inputs)
+        is_alone = all(makers[x] in constant if x in makers else x not in inputs for x in operation.inputs)
         if is_alone and not is_whole(operation) and not operation.eqn.effects:
-            found.add(operation)
-    return found
+            constant.add(operation)
+    return constant
 
 
 def _when_read(order: Iterable[Operation], needed: Needed) -> list[Operation]:
     """Insert the operations that are missing in `order`, each just before the first that needs it."""
-    done: dict[Operation, None] = {}
+    complete: dict[Operation, None] = {}
 
     def add(operation: Operation) -> None:
         for x in needed[operation]:
-            if x not in done:
+            if x not in complete:
                 add(x)
-        done[operation] = None
+        complete[operation] = None
 
     for operation in order:
         add(operation)
-    return list(done)
+    return list(complete)
 
 
 def _depth_first(results: Iterable[Operation], needed: Needed) -> list[Operation]:
@@ -70,17 +70,17 @@ def _depth_first(results: Iterable[Operation], needed: Needed) -> list[Operation
         operands = needed[operation]
         return iter(operands if len(operands) < 2 else sorted(operands, key=lambda x: -lengths[x]))
 
-    done: dict[Operation, None] = {}
+    order: dict[Operation, None] = {}
     for result in results:
         path = [(result, longest_first(result))]
         while path:
             operation, operands = path[-1]
-            if following := next((x for x in operands if x not in done), None):
+            if following := next((x for x in operands if x not in order), None):
                 path.append((following, longest_first(following)))
             else:
-                done[operation] = None
+                order[operation] = None
                 path.pop()
-    return list(done)
+    return list(order)
 
 
 def _at_once(order: list[Operation], needed: Needed) -> list[Operation]:
@@ -90,14 +90,14 @@ def _at_once(order: list[Operation], needed: Needed) -> list[Operation]:
         for x in operands:
             readers[x].append(operation)
     missing = {operation: len(operands) for operation, operands in needed.items()}
-    done: list[Operation] = []
+    fused: list[Operation] = []
     fused_at_start = [x for x in order if not needed[x] and not is_whole(x)]
     for start in (*fused_at_start, *filter(is_whole, order)):
         ready = [start]
         while ready:
-            done.append(ready.pop())
-            for x in readers[done[-1]]:
+            fused.append(ready.pop())
+            for x in readers[fused[-1]]:
                 missing[x] -= 1
                 if not missing[x] and not is_whole(x):
                     ready.append(x)
-    return done
+    return fused

@@ -63,7 +63,7 @@ class PendingSums:
             return False
         result = operation.outputs[0]
         pending = {x: self._pending[x] for x in operation.inputs if x in self._pending}
-        is_alike = len({(each.axes, each.nbytes) for each in pending.values()}) == 1
+        is_alike = len({(term.axes, term.nbytes) for term in pending.values()}) == 1
         is_alone = all(x in pending or self._carried.get(result) is x for x in operation.inputs)
         split = {_axes(self._specs.spec(x)) for x in (*pending, result)}
         if not (is_alike and is_alone and len(split) == 1):
@@ -71,16 +71,16 @@ class PendingSums:
         self._pending[result] = max(self._pending.pop(x) for x in pending)
         return True
 
-    def is_scattered(self, value: Value, axes: tuple[str, ...], wanted: Spec) -> bool:
+    def is_scattered(self, value: Value, axes: tuple[str, ...], target: Spec) -> bool:
         """Return whether every reader of a sum over `axes` wants it split over those axes."""
-        return _axes(wanted) == _axes(self._specs.spec(value)).union(axes) and self._uses[value] == 1
+        return _axes(target) == _axes(self._specs.spec(value)).union(axes) and self._uses[value] == 1
 
 
 def _is_passed(operation: Operation) -> bool:
     """Return whether a sum may follow an operation as well as precede it."""
-    known = operation.primitive
-    is_view = known.algebra is Algebra.MOVED and known.memory is Memory.VIEW
-    return is_view or operation.is_constraint or known.algebra in (Algebra.ADDED, Algebra.CAST)
+    primitive = operation.primitive
+    is_view = primitive.algebra is Algebra.MOVED and primitive.memory is Memory.VIEW
+    return is_view or operation.is_constraint or primitive.algebra in (Algebra.ADDED, Algebra.CAST)
 
 
 def _axes(spec: Spec) -> frozenset[str]:

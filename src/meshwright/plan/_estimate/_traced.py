@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from meshwright.base._internal import PyTree, leaf_names
 from meshwright.parallel._internal import Layout
-from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness, Masked
+from meshwright.plan._estimate._liveness import ACTIVATIONS, GATHERED, GRADIENTS, WORKSPACE, Liveness, Masked
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic, exchange_of
 from meshwright.program._internal import (
@@ -46,25 +46,25 @@ def products_of(
     program: Program, specs: Propagation, traffic: Traffic, *, ragged_kernel: bool, times: int = 1
 ) -> list[Work]:
     """Return the products of a program, including those in bodies of loops."""
-    found = []
+    products = []
     for operation in program.operations:
         for body in operation.bodies:
             turns = times * operation.turns
-            found += products_of(body, specs, traffic, ragged_kernel=ragged_kernel, times=turns)
+            products += products_of(body, specs, traffic, ragged_kernel=ragged_kernel, times=turns)
         if flops := operation.work:
             work = _work(operation, sum(flops), specs, traffic, times)
             if ragged_kernel:
                 work = replace(work, flops=work.flops * operation.used_share)
             elif operation.num_groups:
                 work = _masked(work, operation, specs)
-            found.append(work)
-    return found
+            products.append(work)
+    return products
 
 
 def _masked(work: Work, operation: Operation, specs: Propagation) -> Work:
     """Return the work of a ragged product without a kernel: all rows with each expert."""
-    written = 2 * operation.num_groups * specs.nbytes(operation.inputs[0])
-    return replace(work, flops=work.flops * operation.num_groups, nbytes=work.nbytes + written)
+    written_nbytes = 2 * operation.num_groups * specs.nbytes(operation.inputs[0])
+    return replace(work, flops=work.flops * operation.num_groups, nbytes=work.nbytes + written_nbytes)
 
 
 def _work(operation: Operation, flops: int, specs: Propagation, traffic: Traffic, times: int) -> Work:
@@ -84,7 +84,7 @@ class TracedMemory:
     """The state and the batch. The new state replaces the old one in the same memory."""
     gradients: int
     """Gradients."""
-    kept: int
+    activations: int
     """Activations that the forward pass keeps for the backward pass."""
     gathered: int
     """Gathered copies of weights and other operands that an operation needs split in another way."""
@@ -94,7 +94,7 @@ class TracedMemory:
     @property
     def temporary(self) -> int:
         """Bytes besides the arguments."""
-        return self.gradients + self.kept + self.gathered + self.workspace
+        return self.gradients + self.activations + self.gathered + self.workspace
 
     @property
     def peak(self) -> int:
@@ -149,7 +149,7 @@ def traced_costs(
     if num_masked and most > ample_nbytes:
         least = Liveness(specs, traffic, Masked.AT_EACH_USE).peak(program, [])
         fullest = least + Counter({WORKSPACE: max(0, int(ample_nbytes) - arguments - least.total())})
-    uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
+    uses = (fullest[use] for use in (GRADIENTS, ACTIVATIONS, GATHERED, WORKSPACE))
     return TracedCosts(
         flops=program_flops(program),
         collectives=traffic.collectives,
@@ -182,15 +182,15 @@ def _num_masked(program: Program) -> int:
 def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:
     """Return a propagation in which state, batch and metrics have fixed specs; metrics are not split."""
     specs = Propagation(dict(layout.mesh.shape))
-    held = [x.sharding.spec for x in jax.tree.leaves(state)]
-    batch = [layout.batch_sharding.spec] * (len(program.inputs) - len(held))
-    metrics = [PartitionSpec()] * (len(program.outputs) - len(held))
-    for values, places in ((program.inputs, held + batch), (program.outputs, held + metrics)):
-        for value, spec in zip(values, places, strict=True):
+    state_specs = [x.sharding.spec for x in jax.tree.leaves(state)]
+    batch = [layout.batch_sharding.spec] * (len(program.inputs) - len(state_specs))
+    metrics = [PartitionSpec()] * (len(program.outputs) - len(state_specs))
+    for values, fixed in ((program.inputs, state_specs + batch), (program.outputs, state_specs + metrics)):
+        for value, spec in zip(values, fixed, strict=True):
             specs.fix(value, spec)
     return specs
 
 
 def _not_understood(program: Program, specs: Propagation) -> tuple[str, ...]:
-    names = {x.kind for x in walk(program) if not x.bodies and not exchange_of(x) and not specs.rule(x).known}
-    return tuple(sorted(names))
+    operations = (x for x in walk(program) if not x.bodies and not exchange_of(x))
+    return tuple(sorted({x.kind for x in operations if not specs.rule(x).is_known}))

@@ -13,10 +13,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from meshwright.program._hlo._executions import Execution, executions
-from meshwright.program._hlo._groups import Groups, device_groups, groups_written, places_of
+from meshwright.program._hlo._groups import Groups, device_groups, groups_written, positions_of
 from meshwright.program._hlo._program import Computation, Instruction, Program, collective_of, nbytes, parse
 
-MAX_SOURCE = 80  # letters
+# Letters of a source.
+MAX_SOURCE = 80
 PASSED_ON = ("collective-permute", "collective-broadcast", "send")
 """Kinds in which a device sends all of its data."""
 
@@ -60,7 +61,7 @@ def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) ->
       hlo: HLO text, such as `compiled.as_text()`.
       mesh: The mesh that the program was compiled for.
       devices_per_host: Number of consecutive device ids that belong to one process, for meshes of virtual
-        devices. By default the devices themselves tell their process.
+        devices. By default the devices have their process.
 
     Raises:
       UsageError: The program is for another number of devices than the mesh has.
@@ -70,20 +71,20 @@ def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) ->
       >>> mesh = mw.make_mesh("data=8")
       >>> x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=mw.Layout(mesh).batch_sharding)
       >>> compiled = jax.jit(lambda x: x.sum()).lower(x).compile()
-      >>> [(found.kind, found.axes) for found in mw.observe.collectives(compiled.as_text(), mesh)]
+      >>> [(x.kind, x.axes) for x in mw.observe.collectives(compiled.as_text(), mesh)]
       [('all-reduce', ('data',))]
     """
     program = parse(hlo)
-    places, hosts = places_of(program, mesh), _hosts(mesh, devices_per_host)
-    found = [
-        _collective(each, device_groups(each.op, places), mesh, hosts)
+    positions, hosts = positions_of(program, mesh), _hosts(mesh, devices_per_host)
+    candidates = [
+        _collective(exchange, device_groups(exchange.op, positions), mesh, hosts)
         for run in executions(program)
-        for each in exchanging(program, run)
+        for exchange in exchanging(program, run)
     ]
-    return [each for each in found if each.group_size > 1]
+    return [collective for collective in candidates if collective.group_size > 1]
 
 
-def axes_written(written: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def axes_written(attributes: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the mesh axes along which the devices of a collective differ.
 
     Example:
@@ -91,10 +92,10 @@ def axes_written(written: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
       ('fsdp',)
     """
     shape = tuple(sizes.values())
-    groups = groups_written(written, math.prod(shape))
+    groups = groups_written(attributes, math.prod(shape))
     members = np.array([device for group in groups for device in group], int)
     firsts = np.array([group[0] for group in groups for _ in group], int)
-    return _axes_between(members, firsts, tuple(sizes), shape)
+    return _axes(members, firsts, tuple(sizes), shape)
 
 
 class Exchange(NamedTuple):
@@ -111,10 +112,7 @@ class Exchange(NamedTuple):
 
 
 def exchanging(program: Program, run: Execution) -> Iterator[Exchange]:
-    """Yield the collectives of a computation and of its fusions.
-
-    One shared by several counts in the first.
-    """
+    """Yield the collectives of a computation and of its fusions; a shared one comes with the first."""
     spread: set[str | None] = set()
     for op in run.computation.values():
         if kind_of(op):
@@ -141,24 +139,25 @@ def _kind_of_send(op: Instruction) -> str | None:
     return None if "is_host_transfer=true" in op.attributes else "send"
 
 
-def _collective(found: Exchange, groups: Groups, mesh: Mesh, hosts: np.ndarray) -> Collective:
-    op, run = found.op, found.run
+def _collective(exchange: Exchange, groups: Groups, mesh: Mesh, hosts: np.ndarray) -> Collective:
+    op, run = exchange.op, exchange.run
     size = max(map(len, groups), default=1)
     members = np.array([device for group in groups for device in group], int)
     firsts = np.array([group[0] for group in groups for _ in group], int)
-    is_scattered = (found.caller.attribute("calls") or "").startswith("all-reduce-scatter")  # on TPUs
+    # XLA for TPUs names the fusion of an all-reduce that leaves each device its part so.
+    is_scattered = (exchange.caller.attribute("calls") or "").startswith("all-reduce-scatter")
     kind = "reduce-scatter" if is_scattered else kind_of(op) or ""
-    given = sum(nbytes(found.within[name].type) for name in op.operands)
-    whole = given * size if kind == "all-gather" else given
+    operand_nbytes = sum(nbytes(exchange.within[name].type) for name in op.operands)
+    whole = operand_nbytes * size if kind == "all-gather" else operand_nbytes
     return Collective(
         kind=kind,
-        axes=_axes(members, firsts, mesh),
+        axes=_axes(members, firsts, mesh.axis_names, mesh.devices.shape),
         group_size=size,
         times=run.times,
         nbytes=whole,
         sent_nbytes=_sent(kind, whole, size),
         crosses_processes=bool(np.any(hosts[members] != hosts[firsts])),
-        source=_shortened(op.source or found.caller.source),
+        source=_shortened(op.source or exchange.caller.source),
         in_open_loop=run.in_open_loop,
     )
 
@@ -183,13 +182,9 @@ def _hosts(mesh: Mesh, devices_per_host: int | None) -> np.ndarray:
     return np.argsort(np.argsort(ids)) // devices_per_host
 
 
-def _axes(members: np.ndarray, firsts: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes along which devices differ from the first ones of their groups."""
-    return _axes_between(members, firsts, mesh.axis_names, mesh.devices.shape)
-
-
-def _axes_between(
+def _axes(
     members: np.ndarray, firsts: np.ndarray, names: Sequence[str], shape: tuple[int, ...]
 ) -> tuple[str, ...]:
-    places = zip(*(np.unravel_index(each, shape) for each in (members, firsts)), strict=True)
-    return tuple(axis for axis, (x, y) in zip(names, places, strict=True) if np.any(x != y))
+    """Return the axes along which devices differ from the first ones of their groups."""
+    positions = zip(*(np.unravel_index(devices, shape) for devices in (members, firsts)), strict=True)
+    return tuple(axis for axis, (x, y) in zip(names, positions, strict=True) if np.any(x != y))

@@ -75,16 +75,13 @@ def _branches(op: Instruction) -> list[str]:
 
 def _bytes_made(program: Program, name: str) -> int:
     inner = _called(program, Execution(program.computations[name], 1, False))
-    return sum(each.times * sum(nbytes(op.type) for op in each.computation.values()) for each in inner)
+    return sum(x.times * sum(nbytes(op.type) for op in x.computation.values()) for x in inner)
 
 
 def trip_count(program: Program, caller: Computation, loop: Instruction) -> int | None:
-    """Return the number of iterations of `loop`, an instruction of `caller`.
-
-    None if it has no constant limit.
-    """
-    if known := KNOWN_TRIPS.search(loop.attributes):
-        return int(known[1])
+    """Return the iterations of `loop`, an instruction of `caller`; None without a constant limit."""
+    if match := KNOWN_TRIPS.search(loop.attributes):
+        return int(match[1])
     condition, body = (program.computations[loop.attribute(name) or ""] for name in ("condition", "body"))
     test = root_of(condition)
     if test.opcode != "compare" or test.attribute("direction") not in ("LT", "GT"):
@@ -101,10 +98,7 @@ class _Loop(NamedTuple):
     body: Computation
 
     def turns(self, counter: Instruction, limit: int | None) -> int | None:
-        """Return the number of iterations in which a counter is below `limit`.
-
-        An unknown start counts as 0.
-        """
+        """Return the number of iterations in which a counter, from 0 if unknown, is below `limit`."""
         step = self.step(counter) if counter.opcode == "get-tuple-element" else None
         if step is None or step < 1 or limit is None:
             return None
@@ -113,20 +107,20 @@ class _Loop(NamedTuple):
     def constant(self, op: Instruction, within: Computation) -> int | None:
         """Return the value of an instruction of the loop, if it is the same constant in every iteration."""
         op = _original(op, within)
-        is_kept = op.opcode == "get-tuple-element" and _is_element(self.after(op), op)
+        is_kept = op.opcode == "get-tuple-element" and _is_element(self.next_value(op), op)
         return self.start(op) if is_kept else _literal(op)
 
     def start(self, element: Instruction) -> int | None:
         """Return the value of a carried element before the first iteration."""
-        return _literal(_original(_at(element, self.carried, self.caller), self.caller))
+        return _literal(_original(_element(element, self.carried, self.caller), self.caller))
 
-    def after(self, element: Instruction) -> Instruction:
+    def next_value(self, element: Instruction) -> Instruction:
         """Return the instruction that makes a carried element for the next iteration."""
-        return _original(_at(element, root_of(self.body), self.body), self.body)
+        return _original(_element(element, root_of(self.body), self.body), self.body)
 
     def step(self, element: Instruction) -> int | None:
-        """Return the constant that an iteration adds to a carried element; None if it does anything else."""
-        op, step = self.after(element), 0
+        """Return the constant that an iteration adds to a carried element; None if it does something else."""
+        op, step = self.next_value(element), 0
         while op.opcode == "add":
             terms = [(self.constant(self.body[name], self.body), name) for name in op.operands]
             (constant, _), (unknown, other) = sorted(terms, key=lambda term: term[0] is None)
@@ -147,7 +141,7 @@ def _literal(op: Instruction) -> int | None:
     return int(op.literal) if is_integer else None
 
 
-def _at(element: Instruction, tuple_: Instruction, within: Computation) -> Instruction:
+def _element(element: Instruction, tuple_: Instruction, within: Computation) -> Instruction:
     return within[tuple_.operands[_index(element)]] if tuple_.opcode == "tuple" else tuple_
 
 

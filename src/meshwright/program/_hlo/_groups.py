@@ -26,13 +26,14 @@ from meshwright.errors import UsageError
 from meshwright.program._hlo._program import Instruction, Program
 
 SLICE = 100_000
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\((\S*)\))? \{([^}]*)\}")
 
 Groups = Sequence[Sequence[int]]
 """Numbers of devices; each row is a group that takes part together."""
 
 
-def places_of(program: Program, mesh: Mesh) -> np.ndarray:
-    """Return int[slices, partitions]: the place of each device of a program in the flattened mesh."""
+def positions_of(program: Program, mesh: Mesh) -> np.ndarray:
+    """Return int[slices, partitions]: the index of each device of a program in the flattened mesh."""
     size = program.num_partitions
     if mesh.size == size:
         return np.arange(size)[None]
@@ -45,35 +46,34 @@ def places_of(program: Program, mesh: Mesh) -> np.ndarray:
     return np.argsort(slices, kind="stable").reshape(-1, size)
 
 
-def device_groups(op: Instruction, places: np.ndarray) -> Groups:
-    """Return the groups of devices of a collective, as places in the mesh."""
+def device_groups(op: Instruction, positions: np.ndarray) -> Groups:
+    """Return the groups of devices of a collective, as indices in the flattened mesh."""
     if target := re.search(r'_xla_megascale_target=(\{\{.*?\}\}|"[^"]*")', op.attributes):
-        return [[int(places[n // SLICE - 1, n % SLICE]) for n in group] for group in _over_slices(target[1])]
+        groups = _over_slices(target[1])
+        return [[int(positions[n // SLICE - 1, n % SLICE]) for n in group] for group in groups]
     return [
-        places[0, list(group)].tolist()
-        for group in groups_written(op.attributes, places.shape[1], f"{op.opcode} {op.name}")
+        positions[0, list(group)].tolist()
+        for group in groups_written(op.attributes, positions.shape[1], f"{op.opcode} {op.name}")
     ]
 
 
-def groups_written(written: str, num_devices: int, of: str = "a collective") -> Groups:
-    """Return the groups of devices in the attributes of a collective, as the program of a slice numbers
-    them.
-    """
-    if pairs := re.search(r'source_target_pairs="?\{([\d,{}]*)\}', written):
+def groups_written(attributes: str, num_devices: int, name: str = "a collective") -> Groups:
+    """Return the groups of devices in the attributes of a collective, by their numbers in its slice."""
+    if pairs := re.search(r'source_target_pairs="?\{([\d,{}]*)\}', attributes):
         return _connected(_listed(pairs[1]))
-    if listed := re.search(r"replica_groups=\{([\d,{}]*)\}", written):
+    if listed := re.search(r"replica_groups=\{([\d,{}]*)\}", attributes):
         return _listed(listed[1]) or [list(range(num_devices))]
-    if rows := re.search(r"replica_groups=\[([\d,]+)\]<=([\d,\[\]T()]+)", written):
+    if rows := re.search(r"replica_groups=\[([\d,]+)\]<=([\d,\[\]T()]+)", attributes):
         return _order(rows[2]).reshape(_ints(rows[1])).tolist()
-    if named := re.search(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\((\S*)\))? \{([^}]*)\}", written):
+    if named := _MESH_GROUPS.search(attributes):
         return _along_axes(*named.groups(default=""))
-    raise ValueError(f"cannot read the devices of {of}: {written[:300]}")
+    raise ValueError(f"cannot read the devices of {name}: {attributes[:300]}")
 
 
 def _over_slices(target: str) -> Groups:
     if product := re.match(r'"\{([\d,]+)\}x\{(\d+):(\d+)\}"', target):
         slices, first, last = _ints(product[1]), int(product[2]), int(product[3])
-        return [[SLICE * each + place for each in slices] for place in range(first, last + 1)]
+        return [[SLICE * number + position for number in slices] for position in range(first, last + 1)]
     return _connected(_listed(target)) if "->" in target else _listed(target)
 
 
@@ -102,9 +102,9 @@ def _along_axes(mesh: str, device_ids: str, axes: str) -> Groups:
     `'a':(2)2` is a part of an axis of 4 or more: the part of size 2 that is inside of one of size 2.
     """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
-    taken = re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)
+    used = re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)
     parts = [
-        part for name, size in sizes.items() for part in _parts(size, [t[1:] for t in taken if t[0] == name])
+        part for name, size in sizes.items() for part in _parts(size, [t[1:] for t in used if t[0] == name])
     ]
     devices = _order(device_ids) if device_ids else np.arange(math.prod(sizes.values()))
     last = [number for number, (_, is_taken) in enumerate(parts) if is_taken]
@@ -113,14 +113,14 @@ def _along_axes(mesh: str, device_ids: str, axes: str) -> Groups:
     return split.reshape(-1, math.prod(parts[number][0] for number in last)).tolist()
 
 
-def _parts(size: int, taken: Sequence[tuple[str, str]]) -> list[tuple[int, bool]]:
-    """Return the sizes that an axis is split into, and whether each is taken: `[("", "")]` takes it all."""
-    if len(taken) == 0 or not taken[0][0]:
-        return [(size, len(taken) > 0)]
+def _parts(size: int, used: Sequence[tuple[str, str]]) -> list[tuple[int, bool]]:
+    """Return the sizes that an axis is split into, each with True if used: `[("", "")]` uses the whole."""
+    if len(used) == 0 or not used[0][0]:
+        return [(size, len(used) > 0)]
     parts, outer = [], 1
-    for before, part in sorted((int(before), int(part)) for before, part in taken):
-        parts += [(before // outer, False), (part, True)]
-        outer = before * part
+    for outer_size, part in sorted((int(outer_size), int(part)) for outer_size, part in used):
+        parts += [(outer_size // outer, False), (part, True)]
+        outer = outer_size * part
     return [*parts, (size // outer, False)]
 
 

@@ -50,8 +50,8 @@ class Instruction(NamedTuple):
     @property
     def source(self) -> str:
         """Operation of the traced function that it comes from; "" if the text does not say."""
-        found = re.search(r'op_name="(.*?)"', self.attributes)
-        return found[1].replace("\\'", "'") if found else ""
+        match = re.search(r'op_name="(.*?)"', self.attributes)
+        return match[1].replace("\\'", "'") if match else ""
 
     @property
     def mentions(self) -> list[str]:
@@ -60,8 +60,8 @@ class Instruction(NamedTuple):
 
     def attribute(self, name: str) -> str | None:
         """Return an attribute that is one word: the name of a computation, or a number."""
-        found = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
-        return found and found[1]
+        match = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
+        return match and match[1]
 
 
 Computation = Mapping[str, Instruction]
@@ -85,8 +85,8 @@ def parse(hlo: str) -> Program:
     computations: dict[str, dict[str, Instruction]] = {}
     entry, inside = "", {}
     for line in hlo.splitlines():
-        if found := INSTRUCTION.match(line):
-            inside[found["name"]] = _instruction(found)
+        if match := INSTRUCTION.match(line):
+            inside[match["name"]] = _instruction(match)
         elif header := HEADER.match(line):
             inside = computations[header["name"]] = {}
             entry = header["name"] if header["entry"] else entry
@@ -128,23 +128,21 @@ def _is_in_memory(layout: str) -> bool:
     return space is None or (space[1] != "5" and "T(" not in layout)
 
 
-def _instruction(found: re.Match[str]) -> Instruction:
-    rest = found["rest"]
+def _instruction(match: re.Match[str]) -> Instruction:
+    rest = match["rest"]
     end = END_OF_OPERANDS.search(rest)
     literal, attributes = (rest[: end.start()], rest[end.end() :]) if end else (rest, "")
     operands = tuple(NAME.findall(literal))
-    root = found["root"] is not None
-    return Instruction(found["name"], found["type"], found["opcode"], operands, literal, attributes, root)
+    root = match["root"] is not None
+    return Instruction(match["name"], match["type"], match["opcode"], operands, literal, attributes, root)
 
 
 def collective_of(name: str) -> str | None:
-    """Return the kind of collective that an operation's name denotes, such as `all-reduce`.
-
-    None if it is none.
+    """Return the kind of collective that an operation's name denotes, such as `all-reduce`, or None.
 
     Example:
       >>> mw.program._internal.collective_of("all-reduce.12")
       'all-reduce'
     """
-    found = _COLLECTIVE.match(name)
-    return found and re.sub(r"(?<=[a-z])(?=[A-Z])", "-", found[1]).lower()
+    match = _COLLECTIVE.match(name)
+    return match and re.sub(r"(?<=[a-z])(?=[A-Z])", "-", match[1]).lower()

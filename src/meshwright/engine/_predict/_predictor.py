@@ -1,7 +1,7 @@
 """`Predictor`: a predict function, compiled once and called for any number of examples."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,8 +17,7 @@ from meshwright.engine._deployer._deployer import Deployer
 from meshwright.engine._describe import comparable_settings
 from meshwright.engine._evaluation._batches import BeforeBatch, calling_before_each
 from meshwright.engine._functions import prediction_of
-from meshwright.engine._predict._fingerprint import fingerprint
-from meshwright.engine._predict._outputs import Outputs
+from meshwright.engine._predict._outputs import Outputs, fingerprint
 from meshwright.engine._predict._run import BatchedPredict, rows_of
 from meshwright.errors import UsageError
 from meshwright.parallel._internal import Rules, as_arrays, as_rules, copy_to, fsdp, in_mesh, infer_rules
@@ -146,12 +145,13 @@ class Predictor:
         file = None if to is None else local_path(to)
         size = self._deployer.get_local_global_micro_batch_size(per_device_batch_size)[1]
         examples = _iterable_as_function(examples)
-        processes.compare("what is predicted", lambda: self._facts(examples, per_device_batch_size, to, seed))
+        facts = partial(self._facts, examples, per_device_batch_size, file, seed)
+        processes.compare("what is predicted", facts)
         variables = self._on_mesh(params, model_state)
         if file is not None:
             return self._to_file(examples, variables, size, seed, file, desc)
-        each = self._each(examples, variables, size, seed, desc)
-        return [output for outputs in each for output in outputs]
+        batches = self._output_batches(examples, variables, size, seed, desc)
+        return [output for outputs in batches for output in outputs]
 
     def of_state(
         self, state: TrainState, examples: Any, batch_size: int, before_batch: BeforeBatch = nothing
@@ -167,18 +167,18 @@ class Predictor:
           before_batch: A function that is called before each batch.
         """
         variables = Variables(eval_params(state), state.model_state)
-        each = self._each(examples, variables, batch_size, self._deployer.seed, None)
-        return [output for outputs in calling_before_each(each, before_batch) for output in outputs]
+        batches = self._output_batches(examples, variables, batch_size, self._deployer.seed, None)
+        return [output for outputs in calling_before_each(batches, before_batch) for output in outputs]
 
     def _facts(
-        self, examples: Any, per_device_batch_size: int, to: str | Path | None, seed: int
+        self, examples: Any, per_device_batch_size: int, path: Path | None, seed: int
     ) -> dict[str, str]:
         """Return facts that all processes must share. `numbered_batches` compares those of an iterable."""
-        call = {"per_device_batch_size": per_device_batch_size, "to a file": to is not None, "seed": seed}
+        call = {"per_device_batch_size": per_device_batch_size, "to a file": path is not None, "seed": seed}
         facts = facts_of(examples) if is_indexed(examples) else {}
         return {**facts, **comparable_settings({**call, **self._settings})}
 
-    def _each(
+    def _output_batches(
         self, examples: Any, variables: Variables, size: int, seed: int, desc: str | None, start: int = 0
     ) -> Iterator[list[Any]]:
         """Yield the outputs of each batch, from the example of index `start` on."""
@@ -186,8 +186,8 @@ class Predictor:
             options: dict[str, Any] = {"slots": size, "seed": seed, "start": start}
             outputs = self._of_all.predictions(variables.params, examples, **options)
             number = num_examples(examples)
-            left = None if number is None else number - start
-            yield from outputs if desc is None else self._deployer.progress(outputs, left, desc)
+            num_left = None if number is None else number - start
+            yield from outputs if desc is None else self._deployer.progress(outputs, num_left, desc)
             return
         sharding, number = self._deployer.layout().batch_sharding, num_examples(examples)
         data = numbered_batches(examples, size, sharding, collate=self._collate, start=start)
@@ -217,7 +217,7 @@ class Predictor:
             return path
         if start:
             self._deployer.log_info(f"{path}: {start} predictions are there; the rest follow")
-        for outputs in self._each(examples, variables, size, seed, desc, start):
+        for outputs in self._output_batches(examples, variables, size, seed, desc, start):
             if processes.is_lead():
                 file.append(outputs)
         processes.on_lead(file.finish)
@@ -251,8 +251,8 @@ def _iterable_as_function(examples: Any) -> Any:
 
 
 def _check_unused(arguments: dict[str, Any]) -> None:
-    if given := [name for name, value in arguments.items() if value is not None]:
-        raise UsageError(f"a Predictor that generates has no use for {', '.join(given)}.")
+    if names := [name for name, value in arguments.items() if value is not None]:
+        raise UsageError(f"a Predictor that generates has no use for {', '.join(names)}.")
 
 
 def _check_size(per_device_batch_size: Any) -> None:
