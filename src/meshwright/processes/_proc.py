@@ -7,17 +7,14 @@ import contextlib
 import json
 import os
 import re
-import secrets
-import socket
 import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 
 def process_identity() -> tuple[str, int, str, str]:
     """Return the host, number, birth and namespace of this process."""
-    return socket.gethostname(), os.getpid(), birth_of(os.getpid()) or "", namespace()
+    return os.uname().nodename, os.getpid(), birth_of(os.getpid()) or "", namespace()
 
 
 def namespace() -> str:
@@ -75,7 +72,7 @@ class LockOwner:
     """The time at which the process locked the directory, for messages."""
     locked: bool
     """True if the process has a lock of the file system, which the system releases when the process ends."""
-    token: str = field(default_factory=lambda: secrets.token_hex(4))
+    token: str = field(default_factory=lambda: os.urandom(4).hex())
     """A random text that identifies this lock."""
 
     def __str__(self) -> str:
@@ -116,10 +113,10 @@ def this_machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     except OSError:
         boot = ""
-    return f"{boot} {namespace()}" if boot and namespace() else socket.gethostname()
+    return f"{boot} {namespace()}" if boot and namespace() else os.uname().nodename
 
 
 def this_process(has_lock: bool) -> LockOwner:
     """Return this process as an owner."""
-    pid, locked_since = os.getpid(), datetime.now().isoformat(timespec="seconds")
-    return LockOwner(pid, socket.gethostname(), this_machine(), _began(pid), locked_since, has_lock)
+    pid, locked_since = os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S")
+    return LockOwner(pid, os.uname().nodename, this_machine(), _began(pid), locked_since, has_lock)
