@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = process_start_time() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
-        grammar().top.print_help(sys.stderr)
+        grammar("").top.print_help(sys.stderr)
         return EXIT_USAGE
     as_json = "--json" in _before_dashes(words)
     if arguments is None and words[0] in ("train", "resume", "demo", "eval"):
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(words: list[str], started: float) -> argparse.Namespace:
     settings: dict[str, str] = {}
-    commands = grammar()
-    command = command_in(_before_dashes(words), commands)
+    command = command_in(_before_dashes(words))
+    commands = grammar(command or "")  # the files of other commands are not loaded
     parser = commands.top if command is None else commands.parsers[command]
     flags = flags_of(parser)
     if takes_settings(parser):

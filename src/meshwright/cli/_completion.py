@@ -54,7 +54,6 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "completion",
         completion,
-        "Print a script by which a shell completes commands, options and runs.",
         epilog='Put into ~/.bashrc: eval "$(meshwright completion bash)"; into ~/.zshrc: eval "$(meshwright '
         'completion zsh)"; for fish: meshwright completion fish > ~/.config/fish/completions/meshwright.fish',
     )
@@ -63,7 +62,10 @@ def add(commands: Commands) -> None:
 
 def completion(options: argparse.Namespace) -> Result:
     """Return the script for a shell."""
-    parsers = options.commands.parsers
+    from meshwright.cli._commands import grammar  # which loads this file
+
+    commands = grammar()
+    parsers = commands.parsers
     names = [name for name in parsers if " " not in name]
     words = {
         name: _words(*(parser for other, parser in parsers.items() if f"{other} ".startswith(f"{name} ")))
@@ -78,7 +80,7 @@ def completion(options: argparse.Namespace) -> Result:
         "NAMES": " ".join(names),
         "OF_RUNS": " ".join(name for name in names if any(x.dest in _RUN for x in parsers[name]._actions)),
         "CASES": "\n".join(f'    {name}) words="{" ".join(words[name])}" ;;' for name in names),
-        "TOP": " ".join(_words(options.commands.top)),
+        "TOP": " ".join(_words(commands.top)),
         "LINES": "\n".join(lines),
     }
     script = _FISH if options.shell == "fish" else _BASH

@@ -21,9 +21,7 @@ _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.add(
-        "convert", convert, "Write a checkpoint in another format, dtype or naming, or only part of it."
-    )
+    command = commands.add("convert", convert)
     command.add_argument("source", metavar="SRC", help="a run, or a checkpoint of any format")
     command.add_argument(
         "destination", metavar="DST", help="the directory to create; with --to npz, the file"

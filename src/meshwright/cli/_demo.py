@@ -22,7 +22,7 @@ KILLED_AFTER = {"digits": 350, "text": 60}
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.with_settings("demo", demo, "Train a small real model on virtual devices, offline.")
+    command = commands.with_settings("demo", demo)
     command.add_argument(
         "name", nargs="?", choices=("digits", "text"), default="digits", help="default: digits"
     )

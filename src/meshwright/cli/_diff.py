@@ -15,9 +15,7 @@ EXIT_DIFFERENT = 1
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.add(
-        "diff", diff, "Compare two checkpoints array by array; exit code 1 if they differ."
-    )
+    command = commands.add("diff", diff)
     command.add_argument("a", metavar="A", help="a run, or a checkpoint of any format")
     command.add_argument("b", metavar="B", help="the run or checkpoint to compare it with")
     add_step(command, "compare")

@@ -39,7 +39,6 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "doctor",
         doctor,
-        "Check this machine, or all of a launch together: versions, devices, processes, compiling, writing.",
         epilog="Exit code 1 if a check fails. On several machines: srun meshwright doctor",
     )
     command.add_argument(

@@ -30,7 +30,6 @@ def add(commands: Commands) -> None:
     command = commands.with_settings(
         "eval",
         eval,
-        "Print the scores of a run's checkpoint: the newest, of a step, or the best. Nothing is written.",
     )
     command.add_argument("path", metavar="RUN", help="the directory or URL of the run, also while it trains")
     command.add_argument("target", nargs="?", **STARTED_FROM)

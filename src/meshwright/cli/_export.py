@@ -33,7 +33,6 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "export",
         export,
-        "Write the model of a run as a program that JAX alone runs, or as GGUF.",
         calls_user=True,
     )
     command.add_argument("path", metavar="RUN", help="the directory or URL of the run")

@@ -4,21 +4,21 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshwright.cli._commands import COMMANDS, grammar
 from meshwright.cli._parser import Commands, shown_options, takes_settings
 from meshwright.errors import UsageError, did_you_mean
 
 _OF_A_RUN = ("experiment.txt", "experiment.json", "metrics.jsonl")
 
 
-def command_in(words: Sequence[str], commands: Commands) -> str | None:
+def command_in(words: Sequence[str]) -> str | None:
     """Return the first word that is not an option, after the check that it is a command."""
     word = _first_word(words)
-    if word is None or word in commands.parsers:
+    if word is None or word in COMMANDS:
         return word
-    names = [name for name in commands.parsers if " " not in name]  # without subcommands
     raise UsageError(
-        f"there is no command {word!r}.{_guess(word, names)}\n"
-        f"  Commands: {', '.join(names)}. `meshwright --help` describes each."
+        f"there is no command {word!r}.{_guess(word, [*COMMANDS])}\n"
+        f"  Commands: {', '.join(COMMANDS)}. `meshwright --help` describes each."
     )
 
 
@@ -35,7 +35,7 @@ def check_rest(rest: Sequence[str], command: str, commands: Commands) -> None:
             f"meshwright {command} has no option {name}.{hint}\n  Its options: {', '.join(options)}."
         )
     if equals:
-        takers = [name for name, parser in commands.parsers.items() if takes_settings(parser)]
+        takers = [name for name, parser in grammar().parsers.items() if takes_settings(parser)]
         raise UsageError(
             f"meshwright {command} takes no settings, and {word!r} is one. "
             f"These commands do: {', '.join(takers)}."

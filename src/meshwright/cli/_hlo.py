@@ -13,9 +13,7 @@ from meshwright.program import _internal as program
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.with_settings(
-        "hlo", hlo, "Compile an experiment's step and write the optimised program (HLO)."
-    )
+    command = commands.with_settings("hlo", hlo)
     add_target(command)
     command.add_argument(
         "--to",

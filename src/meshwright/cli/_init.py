@@ -122,7 +122,7 @@ def make(features, width):
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.add("init", init, "Write a first program, ready to run on a file of your own.")
+    command = commands.add("init", init)
     command.add_argument(
         "kind",
         nargs="?",

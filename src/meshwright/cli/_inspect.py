@@ -21,7 +21,7 @@ BEGAN_FROM = "began_from.txt"
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.add("inspect", inspect, "Show the contents of a run or a checkpoint.")
+    command = commands.add("inspect", inspect)
     command.add_argument("path", metavar="PATH", help="a run, or a checkpoint of any format")
     add_which(command, "show")
 

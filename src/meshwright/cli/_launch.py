@@ -24,7 +24,6 @@ def add(commands: Commands) -> None:
     """Add `launch` with its places."""
     places = commands.group(
         "launch",
-        "Start one program as several processes: on this machine, or as a job of a scheduler.",
         epilog="Example: meshwright launch local -n 2 -- python train.py. The same program runs in all "
         "places. A failed run starts again and continues from its newest checkpoint (--restarts), except "
         "after exit codes 2, 3, 4 and 130.",

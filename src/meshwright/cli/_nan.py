@@ -25,8 +25,6 @@ def add(commands: Commands) -> None:
     command = commands.with_settings(
         "nan",
         nan,
-        "Find the first value of a run that is not finite: step, operation, line, layer, examples, device. "
-        "Exit code 4 if there is one.",
     )
     command.add_argument("path", metavar="RUN", help="the directory or URL of the run, which is not changed")
     command.add_argument("target", nargs="?", **STARTED_FROM)

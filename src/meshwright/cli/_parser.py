@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from textwrap import indent
 from typing import Any, NoReturn
 
@@ -39,18 +39,24 @@ class Parser(argparse.ArgumentParser):
 class Commands:
     """The parser of the whole command line, to which commands are added with the options that all have."""
 
-    def __init__(self, top: argparse.ArgumentParser, within: str = ""):
+    def __init__(self, top: argparse.ArgumentParser, summaries: Mapping[str, str], within: str = ""):
         """Begin with no commands."""
+        self._summaries = summaries
         self.top, self._shared, self._within = top, _shared(top), f"{within} " if within else ""
         title, metavar = ("places", "PLACE") if within else ("commands", "COMMAND")
         self._commands = top.add_subparsers(title=title, metavar=metavar, required=True)
         self.parsers: dict[str, argparse.ArgumentParser] = {}
         """The parser of each command by name; that of a subcommand by both names, such as `launch local`."""
 
+    def add_name(self, name: str) -> None:
+        """Add a command without its options, for help and for errors that list the commands."""
+        self.parsers[name] = self._commands.add_parser(name, help=self._summaries[name])
+
     def add(
-        self, name: str, run: Run, summary: str, *, calls_user: bool = False, **more: Any
+        self, name: str, run: Run, summary: str | None = None, *, calls_user: bool = False, **more: Any
     ) -> argparse.ArgumentParser:
         """Add a command and return its parser. With `calls_user` it calls functions of the user."""
+        summary = summary or self._summaries[name]
         parser = self._commands.add_parser(
             name, help=summary, description=summary, parents=[self._shared], **more
         )
@@ -61,19 +67,20 @@ class Commands:
         self.parsers[f"{self._within}{name}"] = parser
         return parser
 
-    def group(self, name: str, summary: str, **more: Any) -> "Commands":
+    def group(self, name: str, **more: Any) -> "Commands":
         """Add a command that has subcommands, and return them, to be added to."""
+        summary = self._summaries[name]
         parser = self._commands.add_parser(name, help=summary, description=summary, **more)
         parser.set_defaults(command=name)
-        inner = Commands(parser, name)
+        inner = Commands(parser, self._summaries, name)
         inner.parsers = self.parsers
         self.parsers[name] = parser
         return inner
 
-    def with_settings(self, name: str, run: Run, summary: str) -> argparse.ArgumentParser:
+    def with_settings(self, name: str, run: Run) -> argparse.ArgumentParser:
         """Add a command that takes settings: `--key value`, unless `--key` is an option of the command."""
         raw = argparse.RawDescriptionHelpFormatter
-        parser = self.add(name, run, summary, calls_user=True, epilog=SETTINGS, formatter_class=raw)
+        parser = self.add(name, run, calls_user=True, epilog=SETTINGS, formatter_class=raw)
         parser.add_argument(
             "--settings",
             dest="settings_files",

@@ -9,8 +9,8 @@ from meshwright.errors import InputError
 
 def add(commands: Commands) -> None:
     """Add the two commands."""
-    pins = commands.add("pin", pin, "Keep the checkpoint of a step, so that the run never deletes it.")
-    unpins = commands.add("unpin", unpin, "Undo `pin`, so that the run may delete the checkpoint again.")
+    pins = commands.add("pin", pin)
+    unpins = commands.add("unpin", unpin)
     for command in (pins, unpins):
         command.add_argument(
             "directory", metavar="DIRECTORY", help="a run, or the directory of its checkpoints"

@@ -24,7 +24,6 @@ def add(commands: Commands) -> None:
     command = commands.with_settings(
         "plan",
         plan,
-        "Estimate a step's memory, communication and time on hardware you do not have.",
     )
     add_target(command)
     command.add_argument(

@@ -15,7 +15,6 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "report",
         report,
-        "Write an HTML page about a run, or a page that compares several, and print a summary.",
     )
     command.add_argument("runs", nargs="+", metavar="RUN", help="the directory or URL of a run")
     command.add_argument(

@@ -19,9 +19,7 @@ PURPOSE = Purpose(
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.with_settings(
-        "resume", resume, "Continue a run with the function and settings it was started with."
-    )
+    command = commands.with_settings("resume", resume)
     command.add_argument("path", metavar="RUN", help="the directory or URL of the run")
     command.add_argument("target", nargs="?", **STARTED_FROM)
     command.add_argument(

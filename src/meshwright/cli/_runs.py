@@ -14,7 +14,7 @@ _SMALL = (".json", ".jsonl", ".log", ".txt")
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.add("runs", runs, "List the runs under a directory or URL: state, step, loss, score.")
+    command = commands.add("runs", runs)
     command.add_argument(
         "directory",
         nargs="?",

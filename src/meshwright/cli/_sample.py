@@ -39,7 +39,6 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "sample",
         sample,
-        "Print what the model of a run writes after a prompt, as it comes.",
         calls_user=True,
     )
     command.add_argument("path", metavar="RUN", help="the directory or URL of the run, also while it trains")

@@ -30,7 +30,6 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "serve",
         serve,
-        "Serve the model of a run to a browser, curl and OpenAI's clients, to try it.",
         calls_user=True,
     )
     command.add_argument("path", metavar="RUN", help="the directory or URL of the run, also while it trains")

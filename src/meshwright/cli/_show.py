@@ -16,7 +16,7 @@ EXIT_DIFFERENT = 1
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.with_settings("show", show, "Print all settings of an experiment, without running it.")
+    command = commands.with_settings("show", show)
     add_target(command)
     command.add_argument(
         "--against",

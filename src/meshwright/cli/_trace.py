@@ -11,7 +11,7 @@ from meshwright.observe import _internal as observe
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.add("trace", trace, "Show how the time of profiled steps was spent.")
+    command = commands.add("trace", trace)
     command.add_argument("path", metavar="RUN", help="a run, a directory of profiles, or an .xplane.pb file")
     command.add_argument(
         "--step", type=int, metavar="N", help="show the profile that begins at step N (default: the newest)"

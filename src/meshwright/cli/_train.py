@@ -19,7 +19,7 @@ from meshwright.report import _internal as report
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    command = commands.with_settings("train", train, "Train an experiment, or continue its run.")
+    command = commands.with_settings("train", train)
     add_target(command)
     add_strict(command)
     add_verbose(command)

@@ -17,9 +17,6 @@ def add(commands: Commands) -> None:
     command = commands.with_settings(
         "tune",
         tune,
-        "Tune a model of Hugging Face's on a file of chats or texts, and write an adapter or a model. "
-        "More settings: lora=16 (the rank), base=int8 or nf4, epochs, batch_size, length, learning_rate, "
-        "held_out, mesh.",
     )
     command.add_argument(
         "model", metavar="FOLDER", help="the folder of the model, as `hf download` fetches it"

@@ -14,7 +14,6 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "verify",
         verify,
-        "Check every byte of checkpoints against their checksums; exit code 3 if one is damaged.",
     )
     command.add_argument(
         "path", metavar="PATH", help="a checkpoint, or a run or directory to check all its checkpoints"

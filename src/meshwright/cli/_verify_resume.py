@@ -18,8 +18,6 @@ def add(commands: Commands) -> None:
     command = commands.with_settings(
         "verify-resume",
         verify_resume,
-        "Run an experiment for some steps, kill it by SIGKILL, continue it, and compare all to the bit with "
-        "a run that was not killed. Exit code 1 if they differ; the cause is named.",
     )
     add_target(command)
     command.add_argument("--steps", type=int, default=12, metavar="N", help="the steps to run (default: 12)")
