@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?!\w+:|#|<)([^)#\s]+)(#[^)\s]*)?", re.MULTILINE)
-TABLE, UNPROVEN_TABLE = "<!-- names -->", "<!-- unproven -->"
+TABLE, UNPROVEN_TABLE, TOP = "<!-- names -->", "<!-- unproven -->", "<!-- top -->"
 UNPROVEN = re.compile(r"^ *Unproven: (never run .+\.)$", re.MULTILINE)
 """The line of a docstring that says on which hardware or cluster a name never ran."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "sh"}
@@ -47,6 +47,8 @@ def on_page_markdown(markdown, page, config, files):
         return f"{found[1]}{relative(target, uri)}{found[3] or ''}" if target else found[0]
 
     markdown = LINK.sub(link, markdown)
+    if TOP in markdown:
+        return markdown.replace(TOP, f"::: meshwright\n    options:\n      members: {top_names(loaded())}")
     if TABLE in markdown:
         return markdown.replace(TABLE, names_table()).replace(UNPROVEN_TABLE, unproven_table(docstrings()))
     return markdown
@@ -95,6 +97,13 @@ def names_table():
         said = target.docstring.value.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
         rows.append(f"| [`{name}`][{address(package, str(name))}] | {said} |")
     return "\n".join(rows)
+
+
+def top_names(package):
+    """Return the functions and classes at the top of the package that have no page of their package."""
+    names = [str(name) for name in package.exports if package[str(name)].is_alias]
+    targets = {name: package[name].final_target for name in names}
+    return [name for name, target in targets.items() if target.parent.path != "meshwright.errors"]
 
 
 def docstrings():
