@@ -141,6 +141,13 @@ def test_an_adapter_of_one_layer_leaves_the_others_as_they_are(layer, tmp_path):
         np.testing.assert_array_equal(x[1 - layer], base["layers"][name][1 - layer])
 
 
+@pytest.mark.parametrize("layers", [[0], 0])
+def test_a_file_with_a_layer_that_the_config_leaves_out_is_refused(layers, tmp_path):
+    place = changed(tmp_path / "both", {"layers_to_transform": layers})
+    with pytest.raises(CheckpointError, match=r"is of layer 1, but layers_to_transform is \[0\]"):
+        read_adapter(place, MODELS / "llama")
+
+
 def test_an_adapter_of_a_lower_rank_in_one_layer_is_computed(tmp_path):
     q = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
     rng = np.random.default_rng(0)

@@ -138,15 +138,19 @@ def on_all_layers(
 ) -> Source:
     """Return the arrays of an adapter, with PEFT's names, for all layers and with one rank."""
     arrays, wrong = {name: np.asarray(x) for name, x in source.arrays().items()}, []
+    layers_named = settings.get("layers_to_transform")
+    layers_named = [layers_named] if isinstance(layers_named, int) else layers_named
     for module, ours in modules_of(names).items():
         numbers = range(num_layers[ours] if "{}" in module else 1)
         layers = [module.replace("{}", str(number)) for number in numbers]
         a_names, b_names = (
             [f"{PREFIX}{layer}.{part}.weight" for layer in layers] for part in ("lora_A", "lora_B")
         )
-        for layer, a, b in zip(layers, a_names, b_names, strict=True):
+        for number, layer, a, b in zip(numbers, layers, a_names, b_names, strict=True):
             has_a, has_b, rank = a in arrays, b in arrays, rank_of(settings, layer)
-            if has_a != has_b:
+            if has_a and "{}" in module and layers_named is not None and number not in layers_named:
+                wrong.append(f"{a} is of layer {number}, but layers_to_transform is {layers_named}")
+            elif has_a != has_b:
                 wrong.append(f"{b if has_a else a} is missing")
             elif has_a and arrays[a].shape[:1] != (rank,):
                 wrong.append(f"{a} has shape {arrays[a].shape}, but its rank is {rank}")
